@@ -5,8 +5,10 @@ The libraries go into the package folder, beside the Python that loads them:
     virtualgpu/lib/libcuda.so.1          from virtualgpu/store and virtualgpu/driver
     virtualgpu/lib/libnvidia-ml.so.1     from virtualgpu/store and virtualgpu/nvml
     virtualgpu/lib/libcudart.so.12, .13  from virtualgpu/runtime, once for each version of CUDA
+    virtualgpu/lib/libcupti.so.12, .13   from virtualgpu/cupti, likewise
     host/local/lib/libvramscan.so        from procscan
     guard/lib/libvrambuffer.so           from buffer
+    trace/lib/libvramtracer.so           from tracer: the recorder, loaded into traced programs
 
 The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
 built again only when its sources, the command line or this file changed. Standard library
@@ -40,17 +42,22 @@ ZIGLANG = "ziglang>=0.13"
 
 
 class Library(NamedTuple):
-    """One shared library: its place in the package, the folders its sources lie in, flags of its own."""
+    """One shared library: its place in the package, the folders its sources lie in, flags of its own.
+
+    *headers* are further folders whose headers it includes.
+    """
 
     path: str
     folders: tuple[str, ...]
     flags: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
 
     def sources(self) -> list[Path]:
         return sorted(source for folder in self.folders for source in (NATIVE / folder).glob("*.c"))
 
     def inputs(self) -> list[Path]:
-        headers = [header for folder in self.folders for header in (NATIVE / folder).glob("*.h")]
+        read = (*self.folders, *self.headers)
+        headers = [header for folder in read for header in (NATIVE / folder).glob("*.h")]
         maps = [version for folder in self.folders for version in (NATIVE / folder).glob("*.map")]
         return [*self.sources(), *sorted(headers), *sorted(maps), Path(__file__).resolve()]
 
@@ -60,7 +67,14 @@ def _cuda_runtime(major: int) -> Library:
     versions = NATIVE / "virtualgpu" / "runtime" / f"exports-{major}.map"
     # A program may have another runtime linked in, whose names must not take the place of this one's.
     flags = (f"-DRUNTIME_MAJOR={major}", f"-Wl,--version-script={versions}", "-Wl,-Bsymbolic")
-    return Library(f"virtualgpu/lib/{name}", ("virtualgpu/runtime",), flags)
+    return Library(f"virtualgpu/lib/{name}", ("virtualgpu/runtime",), flags, ("virtualgpu/driver",))
+
+
+def _cupti(major: int) -> Library:
+    name = f"libcupti.so.{major}"
+    versions = NATIVE / "virtualgpu" / "cupti" / f"exports-{major}.map"
+    flags = (f"-DCUPTI_MAJOR={major}", f"-Wl,--version-script={versions}", "-Wl,-Bsymbolic")
+    return Library(f"virtualgpu/lib/{name}", ("virtualgpu/cupti",), flags, ("virtualgpu/driver",))
 
 
 LIBRARIES = (
@@ -68,8 +82,11 @@ LIBRARIES = (
     Library("virtualgpu/lib/libnvidia-ml.so.1", ("virtualgpu/store", "virtualgpu/nvml")),
     _cuda_runtime(12),
     _cuda_runtime(13),
+    _cupti(12),
+    _cupti(13),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
     Library("guard/lib/libvrambuffer.so", ("buffer",)),
+    Library("trace/lib/libvramtracer.so", ("tracer",)),
 )
 
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")

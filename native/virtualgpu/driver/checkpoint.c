@@ -120,7 +120,7 @@ static result wait_until_quiet(struct target *target, int pid, unsigned timeout_
     return OK;
 }
 
-API result cuCheckpointProcessLock(int pid, const struct lock_args *args) {
+result cuCheckpointProcessLock(int pid, const struct lock_args *args) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
     if (!in_state(&target, STORE_RUNNING)) return ILLEGAL_STATE;
@@ -130,7 +130,7 @@ API result cuCheckpointProcessLock(int pid, const struct lock_args *args) {
     return failed;
 }
 
-API result cuCheckpointProcessUnlock(int pid, const void *args) {
+result cuCheckpointProcessUnlock(int pid, const void *args) {
     GATE_AS(-1, GATE_FREE);
     (void)args;
     TARGET(pid);
@@ -163,7 +163,7 @@ static result break_halfway(struct target *target, int code) {
     return (result)code;
 }
 
-API result cuCheckpointProcessCheckpoint(int pid, const void *args) {
+result cuCheckpointProcessCheckpoint(int pid, const void *args) {
     GATE_AS(-1, GATE_FREE);
     (void)args;
     TARGET(pid);
@@ -200,7 +200,7 @@ static result restore(struct target *target) {
     return failed;
 }
 
-API result cuCheckpointProcessRestore(int pid, const struct restore_args *args) {
+result cuCheckpointProcessRestore(int pid, const struct restore_args *args) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
     if (!in_state(&target, STORE_CHECKPOINTED)) return ILLEGAL_STATE;
@@ -209,7 +209,7 @@ API result cuCheckpointProcessRestore(int pid, const struct restore_args *args) 
     return restore(&target);
 }
 
-API result cuCheckpointProcessGetState(int pid, int *state) {
+result cuCheckpointProcessGetState(int pid, int *state) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
     if (!state) return INVALID_VALUE;
@@ -217,7 +217,7 @@ API result cuCheckpointProcessGetState(int pid, int *state) {
     return OK;
 }
 
-API result cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
+result cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
     if (!thread) return INVALID_VALUE;

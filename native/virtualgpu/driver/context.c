@@ -70,6 +70,7 @@ result context_need(struct context **context) {
 }
 
 static result activate(struct context *context) {
+    static uint64_t last_context;
     /* Once broken, a process gets no further context there, whatever it destroys or resets. */
     if (broken[context->device]) return (result)broken[context->device];
     result failed = client_add_context(context->device, &context->footprint);
@@ -81,7 +82,8 @@ static result activate(struct context *context) {
     }
     context->legacy->is_legacy = true;
     context->alive = true;
-    context->id = next_id();
+    context->ending = false;
+    context->id = ++last_context; /* 1, 2, 3 as on real drivers, where it is also the number that CUPTI knows */
     context->slabs = NULL;
     context->peers = 0;
     for (int i = 0; i < LIMITS; i++) context->limits[i] = default_limits[i];
@@ -128,23 +130,41 @@ static result ensure_primary(int device) {
     return OK;
 }
 
-result primary_retain(struct context **context, int device) {
+static result retain(struct context **context, int device, bool *made) {
     LOCKED();
     if (!context) return INVALID_VALUE;
     result failed = ensure_primary(device);
-    if (!failed && !primary[device]->alive) failed = activate(primary[device]);
+    *made = !failed && !primary[device]->alive;
+    if (*made) failed = activate(primary[device]);
     if (failed) return failed;
     primary[device]->retained++;
     *context = primary[device];
     return OK;
 }
 
-API result cuDevicePrimaryCtxRetain(struct context **context, int device) {
+result primary_retain(struct context **context, int device) {
+    bool made = false;
+    result failed = retain(context, device, &made);
+    if (!failed && made) callback_resource(CONTEXT_CREATED, *context, NULL);
+    return failed;
+}
+
+result cuDevicePrimaryCtxRetain(struct context **context, int device) {
     GATE_ON(device);
     return primary_retain(context, device);
 }
 
+/* Once for each life of a context, however many threads end it. */
+static void announce_end(struct context *context) {
+    state_lock();
+    bool first = context->alive && !context->ending;
+    context->ending = true;
+    state_unlock();
+    if (first) callback_resource(CONTEXT_DESTROY_STARTING, context, NULL);
+}
+
 static void end_primary(int device) {
+    announce_end(primary[device]);
     contexts_wait_idle(primary[device]);
     LOCKED();
     if (primary[device]->alive) deactivate(primary[device]);
@@ -166,12 +186,12 @@ result primary_release(int device) {
     return failed;
 }
 
-API result cuDevicePrimaryCtxRelease_v2(int device) {
+result cuDevicePrimaryCtxRelease_v2(int device) {
     GATE_ON(device);
     return primary_release(device);
 }
 
-API result cuDevicePrimaryCtxReset_v2(int device) {
+result cuDevicePrimaryCtxReset_v2(int device) {
     GATE_ON(device);
     state_lock();
     result failed = ensure_primary(device);
@@ -182,7 +202,7 @@ API result cuDevicePrimaryCtxReset_v2(int device) {
     return failed;
 }
 
-API result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     GATE_ON(device);
     LOCKED();
     result failed = ensure_primary(device);
@@ -192,7 +212,7 @@ API result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) 
     return OK;
 }
 
-API result cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) {
+result cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) {
     GATE_ON(device);
     LOCKED();
     result failed = ensure_primary(device);
@@ -206,7 +226,7 @@ static result push(struct context *context) {
     return OK;
 }
 
-static result context_create(struct context **created, unsigned flags, int device, unsigned api_version) {
+static result create_and_push(struct context **created, unsigned flags, int device, unsigned api_version) {
     LOCKED();
     if (!created) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -222,18 +242,24 @@ static result context_create(struct context **created, unsigned flags, int devic
     return push(context);
 }
 
-API result cuCtxCreate_v2(struct context **context, unsigned flags, int device) {
+static result context_create(struct context **created, unsigned flags, int device, unsigned api_version) {
+    result failed = create_and_push(created, flags, device, api_version);
+    if (!failed) callback_resource(CONTEXT_CREATED, *created, NULL);
+    return failed;
+}
+
+result cuCtxCreate_v2(struct context **context, unsigned flags, int device) {
     GATE_ON(device);
     return context_create(context, flags, device, 3020);
 }
 
-API result cuCtxCreate_v3(struct context **context, void *affinity, int count, unsigned flags, int device) {
+result cuCtxCreate_v3(struct context **context, void *affinity, int count, unsigned flags, int device) {
     GATE_ON(device);
     if (affinity || count) return NOT_SUPPORTED; /* that is for MPS clients */
     return context_create(context, flags, device, 3020);
 }
 
-API result cuCtxCreate_v4(struct context **context, void *parameters, unsigned flags, int device) {
+result cuCtxCreate_v4(struct context **context, void *parameters, unsigned flags, int device) {
     GATE_ON(device);
     const struct {
         void *affinity;
@@ -244,13 +270,14 @@ API result cuCtxCreate_v4(struct context **context, void *parameters, unsigned f
     return context_create(context, flags, device, 3020);
 }
 
-API result cuCtxDestroy_v2(struct context *context) {
+result cuCtxDestroy_v2(struct context *context) {
     GATE();
     state_lock();
     result failed = context_check(context);
     if (!failed && context->primary) failed = INVALID_CONTEXT;
     state_unlock();
     if (failed) return failed;
+    announce_end(context);
     contexts_wait_idle(context);
     LOCKED();
     if (!context->alive) return CONTEXT_IS_DESTROYED;
@@ -260,14 +287,14 @@ API result cuCtxDestroy_v2(struct context *context) {
     return OK;
 }
 
-API result cuCtxPushCurrent_v2(struct context *context) {
+result cuCtxPushCurrent_v2(struct context *context) {
     GATE();
     LOCKED();
     result failed = context_check(context);
     return failed ? failed : push(context);
 }
 
-API result cuCtxPopCurrent_v2(struct context **context) {
+result cuCtxPopCurrent_v2(struct context **context) {
     GATE();
     if (!depth) return INVALID_CONTEXT;
     depth--;
@@ -275,7 +302,7 @@ API result cuCtxPopCurrent_v2(struct context **context) {
     return OK;
 }
 
-API result cuCtxSetCurrent(struct context *context) {
+result cuCtxSetCurrent(struct context *context) {
     GATE();
     LOCKED();
     if (!context) {
@@ -288,14 +315,14 @@ API result cuCtxSetCurrent(struct context *context) {
     return push(context);
 }
 
-API result cuCtxGetCurrent(struct context **context) {
+result cuCtxGetCurrent(struct context **context) {
     GATE();
     if (!context) return INVALID_VALUE;
     *context = context_current();
     return OK;
 }
 
-API result cuCtxGetDevice_v2(int *device, struct context *context) {
+result cuCtxGetDevice_v2(int *device, struct context *context) {
     GATE();
     LOCKED();
     struct context *asked = context;
@@ -305,7 +332,7 @@ API result cuCtxGetDevice_v2(int *device, struct context *context) {
     return failed;
 }
 
-API result cuCtxGetDevice(int *device) {
+result cuCtxGetDevice(int *device) {
     return cuCtxGetDevice_v2(device, NULL);
 }
 
@@ -320,19 +347,19 @@ static result synchronize(struct context *context) {
     return OK;
 }
 
-API result cuCtxSynchronize(void) {
+result cuCtxSynchronize(void) {
     GATE();
     return synchronize(NULL);
 }
 
-API result cuCtxSynchronize_v2(struct context *context) {
+result cuCtxSynchronize_v2(struct context *context) {
     GATE();
     return synchronize(context);
 }
 
 /* ---- settings: stored and returned; nothing here depends on them ---- */
 
-API result cuCtxGetId(struct context *context, unsigned long long *id) {
+result cuCtxGetId(struct context *context, unsigned long long *id) {
     GATE();
     LOCKED();
     result failed = context ? context_check(context) : context_need(&context);
@@ -341,7 +368,7 @@ API result cuCtxGetId(struct context *context, unsigned long long *id) {
     return failed;
 }
 
-API result cuCtxGetApiVersion(struct context *context, unsigned *version) {
+result cuCtxGetApiVersion(struct context *context, unsigned *version) {
     GATE();
     LOCKED();
     result failed = context ? context_check(context) : context_need(&context);
@@ -350,7 +377,7 @@ API result cuCtxGetApiVersion(struct context *context, unsigned *version) {
     return failed;
 }
 
-API result cuCtxGetFlags(unsigned *flags) {
+result cuCtxGetFlags(unsigned *flags) {
     GATE();
     LOCKED();
     struct context *context;
@@ -360,7 +387,7 @@ API result cuCtxGetFlags(unsigned *flags) {
     return failed;
 }
 
-API result cuCtxSetFlags(unsigned flags) {
+result cuCtxSetFlags(unsigned flags) {
     GATE();
     LOCKED();
     struct context *context;
@@ -374,7 +401,7 @@ static result check_limit(int limit) {
     return limit < 0 || limit >= LIMITS ? INVALID_VALUE : limit == SYNC_DEPTH ? UNSUPPORTED_LIMIT : OK;
 }
 
-API result cuCtxSetLimit(int limit, size_t value) {
+result cuCtxSetLimit(int limit, size_t value) {
     GATE();
     LOCKED();
     struct context *context;
@@ -384,7 +411,7 @@ API result cuCtxSetLimit(int limit, size_t value) {
     return failed;
 }
 
-API result cuCtxGetLimit(size_t *value, int limit) {
+result cuCtxGetLimit(size_t *value, int limit) {
     GATE();
     LOCKED();
     struct context *context;
@@ -410,27 +437,27 @@ static result recall(size_t field, int *value) {
     return failed;
 }
 
-API result cuCtxGetCacheConfig(int *config) {
+result cuCtxGetCacheConfig(int *config) {
     GATE();
     return recall(offsetof(struct context, cache_config), config);
 }
 
-API result cuCtxSetCacheConfig(int config) {
+result cuCtxSetCacheConfig(int config) {
     GATE();
     return remember(offsetof(struct context, cache_config), config);
 }
 
-API result cuCtxGetSharedMemConfig(int *config) {
+result cuCtxGetSharedMemConfig(int *config) {
     GATE();
     return recall(offsetof(struct context, shared_config), config);
 }
 
-API result cuCtxSetSharedMemConfig(int config) {
+result cuCtxSetSharedMemConfig(int config) {
     GATE();
     return remember(offsetof(struct context, shared_config), config);
 }
 
-API result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     GATE();
     LOCKED();
     struct context *context;
@@ -441,7 +468,7 @@ API result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return OK;
 }
 
-API result cuCtxResetPersistingL2Cache(void) {
+result cuCtxResetPersistingL2Cache(void) {
     GATE();
     LOCKED();
     struct context *context;

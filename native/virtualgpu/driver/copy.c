@@ -48,63 +48,63 @@ static result copy_on(struct copy copy, int what, void *stream) {
     return failed ? failed : stream_submit_on(stream, run_copy, &copy, sizeof copy);
 }
 
-API result cuMemcpy(deviceptr target, deviceptr source, size_t nbytes) {
+result cuMemcpy(deviceptr target, deviceptr source, size_t nbytes) {
     GATE();
     return copy_now((struct copy){target, source, nbytes}, 0);
 }
 
-API result cuMemcpyHtoD_v2(deviceptr target, const void *source, size_t nbytes) {
+result cuMemcpyHtoD_v2(deviceptr target, const void *source, size_t nbytes) {
     GATE();
     return copy_now((struct copy){target, (deviceptr)source, nbytes}, CHECK_TARGET);
 }
 
-API result cuMemcpyDtoH_v2(void *target, deviceptr source, size_t nbytes) {
+result cuMemcpyDtoH_v2(void *target, deviceptr source, size_t nbytes) {
     GATE();
     return copy_now((struct copy){(deviceptr)target, source, nbytes}, CHECK_SOURCE);
 }
 
-API result cuMemcpyDtoD_v2(deviceptr target, deviceptr source, size_t nbytes) {
+result cuMemcpyDtoD_v2(deviceptr target, deviceptr source, size_t nbytes) {
     GATE();
     return copy_now((struct copy){target, source, nbytes}, CHECK_TARGET | CHECK_SOURCE);
 }
 
-API result cuMemcpyPeer(deviceptr target, struct context *to, deviceptr source, struct context *from, size_t nbytes) {
+result cuMemcpyPeer(deviceptr target, struct context *to, deviceptr source, struct context *from, size_t nbytes) {
     GATE();
     (void)to;
     (void)from;
     return copy_now((struct copy){target, source, nbytes}, CHECK_TARGET | CHECK_SOURCE);
 }
 
-API result cuMemcpyAsync(deviceptr target, deviceptr source, size_t nbytes, void *stream) {
+result cuMemcpyAsync(deviceptr target, deviceptr source, size_t nbytes, void *stream) {
     GATE();
     return copy_on((struct copy){target, source, nbytes}, 0, stream);
 }
 
-API result cuMemcpyHtoDAsync_v2(deviceptr target, const void *source, size_t nbytes, void *stream) {
+result cuMemcpyHtoDAsync_v2(deviceptr target, const void *source, size_t nbytes, void *stream) {
     GATE();
     return copy_on((struct copy){target, (deviceptr)source, nbytes}, CHECK_TARGET, stream);
 }
 
-API result cuMemcpyDtoHAsync_v2(void *target, deviceptr source, size_t nbytes, void *stream) {
+result cuMemcpyDtoHAsync_v2(void *target, deviceptr source, size_t nbytes, void *stream) {
     GATE();
     return copy_on((struct copy){(deviceptr)target, source, nbytes}, CHECK_SOURCE, stream);
 }
 
-API result cuMemcpyDtoDAsync_v2(deviceptr target, deviceptr source, size_t nbytes, void *stream) {
+result cuMemcpyDtoDAsync_v2(deviceptr target, deviceptr source, size_t nbytes, void *stream) {
     GATE();
     return copy_on((struct copy){target, source, nbytes}, CHECK_TARGET | CHECK_SOURCE, stream);
 }
 
-API result cuMemcpyPeerAsync(deviceptr target, struct context *to, deviceptr source, struct context *from,
-                             size_t nbytes, void *stream) {
+result cuMemcpyPeerAsync(deviceptr target, struct context *to, deviceptr source, struct context *from, size_t nbytes,
+                         void *stream) {
     GATE();
     (void)to;
     (void)from;
     return copy_on((struct copy){target, source, nbytes}, CHECK_TARGET | CHECK_SOURCE, stream);
 }
 
-API result cuMemcpyBatchAsync_v2(deviceptr *targets, deviceptr *sources, size_t *sizes, size_t count, void *attributes,
-                                 size_t *attribute_indices, size_t attribute_count, void *stream) {
+result cuMemcpyBatchAsync_v2(deviceptr *targets, deviceptr *sources, size_t *sizes, size_t count, void *attributes,
+                             size_t *attribute_indices, size_t attribute_count, void *stream) {
     GATE();
     (void)attributes;
     (void)attribute_indices;
@@ -116,8 +116,8 @@ API result cuMemcpyBatchAsync_v2(deviceptr *targets, deviceptr *sources, size_t 
     return failed;
 }
 
-API result cuMemcpyBatchAsync(deviceptr *targets, deviceptr *sources, size_t *sizes, size_t count, void *attributes,
-                              size_t *attribute_indices, size_t attribute_count, size_t *failed_at, void *stream) {
+result cuMemcpyBatchAsync(deviceptr *targets, deviceptr *sources, size_t *sizes, size_t count, void *attributes,
+                          size_t *attribute_indices, size_t attribute_count, size_t *failed_at, void *stream) {
     if (failed_at) *failed_at = SIZE_MAX;
     return cuMemcpyBatchAsync_v2(targets, sources, sizes, count, attributes, attribute_indices, attribute_count,
                                  stream);
@@ -214,40 +214,40 @@ static result copy_shape_on(const struct copy3d *copy, void *stream) {
     return failed ? failed : stream_submit_on(stream, run_shape, &shape, sizeof shape);
 }
 
-API result cuMemcpy2D_v2(const struct copy2d *copy) {
+result cuMemcpy2D_v2(const struct copy2d *copy) {
     GATE();
     if (!copy) return INVALID_VALUE;
     struct copy3d box = from2d(copy);
     return copy_shape_now(&box);
 }
 
-API result cuMemcpy2DUnaligned_v2(const struct copy2d *copy) {
+result cuMemcpy2DUnaligned_v2(const struct copy2d *copy) {
     return cuMemcpy2D_v2(copy);
 }
 
-API result cuMemcpy2DAsync_v2(const struct copy2d *copy, void *stream) {
+result cuMemcpy2DAsync_v2(const struct copy2d *copy, void *stream) {
     GATE();
     if (!copy) return INVALID_VALUE;
     struct copy3d box = from2d(copy);
     return copy_shape_on(&box, stream);
 }
 
-API result cuMemcpy3D_v2(const struct copy3d *copy) {
+result cuMemcpy3D_v2(const struct copy3d *copy) {
     GATE();
     return copy_shape_now(copy);
 }
 
-API result cuMemcpy3DAsync_v2(const struct copy3d *copy, void *stream) {
+result cuMemcpy3DAsync_v2(const struct copy3d *copy, void *stream) {
     GATE();
     return copy_shape_on(copy, stream);
 }
 
-API result cuMemcpy3DPeer(const struct copy3d *copy) {
+result cuMemcpy3DPeer(const struct copy3d *copy) {
     GATE();
     return copy_shape_now(copy);
 }
 
-API result cuMemcpy3DPeerAsync(const struct copy3d *copy, void *stream) {
+result cuMemcpy3DPeerAsync(const struct copy3d *copy, void *stream) {
     GATE();
     return copy_shape_on(copy, stream);
 }
@@ -299,20 +299,20 @@ static result fill_on(struct fill fill, void *stream) {
 
 /* Six shapes times two: the same lines for each element type. */
 #define FAMILY(bits, type) \
-    API result cuMemsetD##bits##_v2(deviceptr begin, type value, size_t count) { \
+    result cuMemsetD##bits##_v2(deviceptr begin, type value, size_t count) { \
         GATE(); \
         return fill_now((struct fill){begin, 0, count, 1, bits / 8, value}); \
     } \
-    API result cuMemsetD##bits##Async(deviceptr begin, type value, size_t count, void *stream) { \
+    result cuMemsetD##bits##Async(deviceptr begin, type value, size_t count, void *stream) { \
         GATE(); \
         return fill_on((struct fill){begin, 0, count, 1, bits / 8, value}, stream); \
     } \
-    API result cuMemsetD2D##bits##_v2(deviceptr begin, size_t pitch, type value, size_t width, size_t height) { \
+    result cuMemsetD2D##bits##_v2(deviceptr begin, size_t pitch, type value, size_t width, size_t height) { \
         GATE(); \
         return fill_now((struct fill){begin, pitch, width, height, bits / 8, value}); \
     } \
-    API result cuMemsetD2D##bits##Async(deviceptr begin, size_t pitch, type value, size_t width, size_t height, \
-                                        void *stream) { \
+    result cuMemsetD2D##bits##Async(deviceptr begin, size_t pitch, type value, size_t width, size_t height, \
+                                    void *stream) { \
         GATE(); \
         return fill_on((struct fill){begin, pitch, width, height, bits / 8, value}, stream); \
     }

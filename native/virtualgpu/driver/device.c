@@ -120,14 +120,14 @@ const struct store_gpu *device_config(int device) {
     return &store_config()->gpu[visible[device].gpu];
 }
 
-API result cuDeviceGetCount(int *count) {
+result cuDeviceGetCount(int *count) {
     GATE();
     if (!count) return INVALID_VALUE;
     *count = device_count();
     return OK;
 }
 
-API result cuDeviceGet(int *device, int ordinal) {
+result cuDeviceGet(int *device, int ordinal) {
     GATE_ON(ordinal);
     if (!device) return INVALID_VALUE;
     if (device_gpu(ordinal) < 0) return INVALID_DEVICE;
@@ -135,7 +135,7 @@ API result cuDeviceGet(int *device, int ordinal) {
     return OK;
 }
 
-API result cuDeviceGetName(char *name, int size, int device) {
+result cuDeviceGetName(char *name, int size, int device) {
     GATE_ON(device);
     if (!name || size <= 0) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -156,7 +156,7 @@ static void parse_uuid(const char *text, struct uuid *uuid) {
     }
 }
 
-API result cuDeviceGetUuid(struct uuid *uuid, int device) {
+result cuDeviceGetUuid(struct uuid *uuid, int device) {
     GATE_ON(device);
     if (!uuid) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -165,7 +165,7 @@ API result cuDeviceGetUuid(struct uuid *uuid, int device) {
 }
 
 /* Version 1 names the GPU, version 2 the MIG device where there is one. */
-API result cuDeviceGetUuid_v2(struct uuid *uuid, int device) {
+result cuDeviceGetUuid_v2(struct uuid *uuid, int device) {
     GATE_ON(device);
     if (!uuid) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -173,7 +173,7 @@ API result cuDeviceGetUuid_v2(struct uuid *uuid, int device) {
     return OK;
 }
 
-API result cuDeviceTotalMem_v2(size_t *nbytes, int device) {
+result cuDeviceTotalMem_v2(size_t *nbytes, int device) {
     GATE_ON(device);
     if (!nbytes) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -181,7 +181,7 @@ API result cuDeviceTotalMem_v2(size_t *nbytes, int device) {
     return OK;
 }
 
-API result cuDeviceComputeCapability(int *major, int *minor, int device) {
+result cuDeviceComputeCapability(int *major, int *minor, int device) {
     GATE_ON(device);
     if (!major || !minor) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -190,7 +190,7 @@ API result cuDeviceComputeCapability(int *major, int *minor, int device) {
     return OK;
 }
 
-API result cuDeviceGetPCIBusId(char *text, int size, int device) {
+result cuDeviceGetPCIBusId(char *text, int size, int device) {
     GATE_ON(device);
     if (!text || size < 13) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -198,7 +198,7 @@ API result cuDeviceGetPCIBusId(char *text, int size, int device) {
     return OK;
 }
 
-API result cuDeviceGetByPCIBusId(int *device, const char *text) {
+result cuDeviceGetByPCIBusId(int *device, const char *text) {
     GATE();
     unsigned domain = 0, bus, slot;
     if (!device || !text) return INVALID_VALUE;
@@ -212,14 +212,14 @@ API result cuDeviceGetByPCIBusId(int *device, const char *text) {
     return INVALID_DEVICE;
 }
 
-API result cuDeviceGetLuid(char *luid, unsigned *mask, int device) {
+result cuDeviceGetLuid(char *luid, unsigned *mask, int device) {
     GATE_ON(device);
     (void)luid;
     (void)mask;
     return NOT_SUPPORTED; /* a Windows notion */
 }
 
-API result cuDeviceGetExecAffinitySupport(int *supported, int type, int device) {
+result cuDeviceGetExecAffinitySupport(int *supported, int type, int device) {
     GATE_ON(device);
     (void)type;
     if (!supported) return INVALID_VALUE;
@@ -263,7 +263,7 @@ int device_multiprocessors(int device) {
     return device_mig(device) ? multiprocessors[device_mig(device)->compute_slices & 7] : fixed[MULTIPROCESSORS];
 }
 
-API result cuDeviceGetAttribute(int *value, int attribute, int device) {
+result cuDeviceGetAttribute(int *value, int attribute, int device) {
     GATE_ON(device);
     if (!value || attribute < 1 || attribute >= (int)(sizeof fixed / sizeof *fixed)) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -284,7 +284,7 @@ static bool are_peers(int device, int other) {
     return device != other && device_gpu(device) >= 0 && device_gpu(other) >= 0;
 }
 
-API result cuDeviceCanAccessPeer(int *can, int device, int other) {
+result cuDeviceCanAccessPeer(int *can, int device, int other) {
     GATE_ON(device);
     if (!can) return INVALID_VALUE;
     if (device_gpu(device) < 0 || device_gpu(other) < 0) return INVALID_DEVICE;
@@ -292,7 +292,7 @@ API result cuDeviceCanAccessPeer(int *can, int device, int other) {
     return OK;
 }
 
-API result cuDeviceGetP2PAttribute(int *value, int attribute, int device, int other) {
+result cuDeviceGetP2PAttribute(int *value, int attribute, int device, int other) {
     GATE_ON(device);
     if (!value || attribute < 1 || attribute > 5 || !are_peers(device, other)) return INVALID_VALUE;
     *value = attribute == 2 || attribute == 3; /* access and native atomics; no arrays, rank 0 */
@@ -306,7 +306,7 @@ static result both(struct context **current, struct context *other) {
     return are_peers((*current)->device, other->device) ? OK : PEER_ACCESS_UNSUPPORTED;
 }
 
-API result cuCtxEnablePeerAccess(struct context *other, unsigned flags) {
+result cuCtxEnablePeerAccess(struct context *other, unsigned flags) {
     GATE();
     LOCKED();
     struct context *current;
@@ -318,7 +318,7 @@ API result cuCtxEnablePeerAccess(struct context *other, unsigned flags) {
     return OK;
 }
 
-API result cuCtxDisablePeerAccess(struct context *other) {
+result cuCtxDisablePeerAccess(struct context *other) {
     GATE();
     LOCKED();
     struct context *current;

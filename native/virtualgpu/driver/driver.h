@@ -9,7 +9,11 @@
 
 #include "../store/client.h"
 #include "api.h"
+#include "callbacks.h"
+#include "functions.h"
+#include "signature.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #define PAGE (2ull << 20) /* device memory is allocated in multiples of 2 MiB */
@@ -23,6 +27,49 @@ static inline uint64_t round_up(uint64_t value, uint64_t step) {
 static inline void *new_record(size_t size) {
     return store_step_fails("step.memory") ? NULL : calloc(1, size);
 }
+
+/* ---- the functions of the API, as the driver's files define and call them ---- */
+
+struct context;
+struct stream;
+struct event;
+struct pool;
+struct green;
+struct dev_resource;
+typedef void (*host_function)(void *data);
+typedef void (*stream_callback)(void *stream, result code, void *data);
+
+/* Their symbols are not those that programs find: entry.c exports these, and reports calls to CUPTI. */
+#define DECLARE_CALL(name, version, symbol, id, ...) result symbol(PARAMETERS(__VA_ARGS__)) __asm__("call_" #symbol);
+FUNCTIONS(DECLARE_CALL)
+#undef DECLARE_CALL
+
+/* ---- callbacks.c: what a CUPTI subscriber is told ---- */
+
+struct call {
+    struct subscriber *reported_to; /* NULL: not reported */
+    uint32_t id;
+    result code;
+    uint64_t correlation;
+    struct callback_data data;
+};
+
+extern _Atomic(struct subscriber *) callback_subscriber;
+
+static inline bool callback_anybody(void) {
+    return __builtin_expect(atomic_load_explicit(&callback_subscriber, memory_order_relaxed) != NULL, 0);
+}
+
+void call_begin(struct call *call, uint32_t id, const char *symbol, void *parameters);
+result call_end(struct call *call, result code); /* returns what the caller gets */
+/* Not locked: the subscriber may call any function. */
+void callback_resource(enum resource_id id, struct context *context, struct stream *stream);
+/* Whether this thread is in a callback that was made inside a call, which has passed the gate. */
+bool callback_inside_call(void);
+
+/* ---- injection.c ---- */
+
+void injection_load(void); /* once in a process, for cuInit. Not locked */
 
 /* ---- gate.c: every call passes it ---- */
 
@@ -38,6 +85,7 @@ enum { GATE_COUNTED = 1, GATE_FREE = 0 };
  * calls, waits while a checkpoint has the process locked. */
 struct gate gate_enter(const char *function, int device, int counted);
 void gate_leave(struct gate *gate);
+bool gate_initialised(void); /* by this process */
 
 #define GATE_AS(device, counted) \
     struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter(__func__, device, counted); \
@@ -70,7 +118,6 @@ enum handle_kind {
     HANDLE_KINDS
 };
 
-struct context;
 struct handle {
     enum handle_kind kind;
     struct context *owner; /* ends with it; NULL for what belongs to the process */
@@ -191,11 +238,10 @@ struct slab {
 
 enum { LIMITS = 10 };
 
-struct stream;
 struct context {
     struct handle handle;
     int device;
-    bool primary, alive;
+    bool primary, alive, ending;
     unsigned retained, flags, api_version;
     int cache_config, shared_config;
     uint64_t id, peers;
@@ -264,12 +310,10 @@ result stream_run_now(void (*run)(void *), const void *argument, size_t nbytes);
 
 /* ---- event.c ---- */
 
-struct event;
 void event_free(struct event *event);
 
 /* ---- pool.c ---- */
 
-struct pool;
 result pool_default(int device, struct pool **pool);
 result pool_current(int device, struct pool **pool);
 void pool_set_current(int device, struct pool *pool);

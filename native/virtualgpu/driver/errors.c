@@ -68,14 +68,14 @@ static const struct error *find(int code) {
     return NULL;
 }
 
-API result cuGetErrorName(result code, const char **name) {
+result cuGetErrorName(result code, const char **name) {
     const struct error *error = find((int)code);
     if (!name) return INVALID_VALUE;
     *name = error ? error->name : NULL;
     return error ? OK : INVALID_VALUE;
 }
 
-API result cuGetErrorString(result code, const char **sentence) {
+result cuGetErrorString(result code, const char **sentence) {
     const struct error *error = find((int)code);
     if (!sentence) return INVALID_VALUE;
     *sentence = error ? error->sentence : NULL;

@@ -66,7 +66,7 @@ static struct event *event_take(struct context *context, unsigned flags) {
     return event;
 }
 
-API result cuEventCreate(struct event **event, unsigned flags) {
+result cuEventCreate(struct event **event, unsigned flags) {
     GATE();
     LOCKED();
     struct context *context;
@@ -78,7 +78,7 @@ API result cuEventCreate(struct event **event, unsigned flags) {
     return *event ? OK : OUT_OF_MEMORY;
 }
 
-API result cuEventDestroy_v2(struct event *event) {
+result cuEventDestroy_v2(struct event *event) {
     GATE();
     LOCKED();
     if (!handle_is(event, HANDLE_EVENT)) return INVALID_HANDLE;
@@ -138,17 +138,17 @@ static result record(struct event *event, void *handle) {
     return failed;
 }
 
-API result cuEventRecord(struct event *event, void *handle) {
+result cuEventRecord(struct event *event, void *handle) {
     GATE();
     return record(event, handle);
 }
 
-API result cuEventRecordWithFlags(struct event *event, void *handle, unsigned flags) {
+result cuEventRecordWithFlags(struct event *event, void *handle, unsigned flags) {
     GATE();
     return flags > 1 ? INVALID_VALUE : record(event, handle);
 }
 
-API result cuEventQuery(struct event *event) {
+result cuEventQuery(struct event *event) {
     GATE();
     struct mark mark;
     result failed = mark_of(event, &mark);
@@ -156,7 +156,7 @@ API result cuEventQuery(struct event *event) {
     return is_done(&mark) ? OK : NOT_READY;
 }
 
-API result cuEventSynchronize(struct event *event) {
+result cuEventSynchronize(struct event *event) {
     GATE();
     struct mark mark;
     result failed = mark_of(event, &mark);
@@ -169,7 +169,7 @@ API result cuEventSynchronize(struct event *event) {
     return OK;
 }
 
-API result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) {
+result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) {
     GATE();
     struct mark mark;
     struct stream *stream;
@@ -185,7 +185,7 @@ API result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) 
     return failed;
 }
 
-API result cuEventElapsedTime_v2(float *milliseconds, struct event *start, struct event *end) {
+result cuEventElapsedTime_v2(float *milliseconds, struct event *start, struct event *end) {
     GATE();
     struct mark first, second;
     result failed = mark_of(start, &first);
@@ -198,7 +198,7 @@ API result cuEventElapsedTime_v2(float *milliseconds, struct event *start, struc
     return OK;
 }
 
-API result cuEventElapsedTime(float *milliseconds, struct event *start, struct event *end) {
+result cuEventElapsedTime(float *milliseconds, struct event *start, struct event *end) {
     return cuEventElapsedTime_v2(milliseconds, start, end);
 }
 
@@ -236,7 +236,7 @@ static result share(struct event *event) {
     return OK;
 }
 
-API result cuIpcGetEventHandle(struct opaque64 *handle, struct event *event) {
+result cuIpcGetEventHandle(struct opaque64 *handle, struct event *event) {
     GATE();
     LOCKED();
     if (!handle || !handle_is(event, HANDLE_EVENT)) return handle ? INVALID_HANDLE : INVALID_VALUE;
@@ -249,7 +249,7 @@ API result cuIpcGetEventHandle(struct opaque64 *handle, struct event *event) {
     return OK;
 }
 
-API result cuIpcOpenEventHandle(struct event **event, struct opaque64 handle) {
+result cuIpcOpenEventHandle(struct event **event, struct opaque64 handle) {
     GATE();
     LOCKED();
     struct context *context;

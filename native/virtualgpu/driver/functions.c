@@ -1,5 +1,4 @@
-/* Lookup by cuGetProcAddress, older names of functions, and functions that are not supported. */
-#include "functions.h"
+/* Lookup by cuGetProcAddress, older names of functions, and functions that have little to do. */
 #include "driver.h"
 
 #include <stdbool.h>
@@ -13,12 +12,12 @@ struct function {
     void (*address)(void);
 };
 
-/* Only addresses are needed here. Declared under other C names, since the signatures differ. */
-#define DECLARE(name, version, symbol) extern void address_of_##symbol(void) __asm__(#symbol);
+/* Only the addresses of the exported functions (entry.c) are needed here, and no signatures. */
+#define DECLARE(name, version, symbol, ...) extern void address_of_##symbol(void) __asm__(#symbol);
 FUNCTIONS(DECLARE)
 UNSUPPORTED(DECLARE)
 
-#define ENTRY(name, version, symbol) {#name, #symbol, version, address_of_##symbol},
+#define ENTRY(name, version, symbol, ...) {#name, #symbol, version, address_of_##symbol},
 static const struct function function_table[] = {FUNCTIONS(ENTRY) UNSUPPORTED(ENTRY)};
 static const size_t function_count = sizeof function_table / sizeof *function_table;
 
@@ -40,7 +39,7 @@ static const struct function *find(const char *name, int version, bool *name_kno
     return best;
 }
 
-API result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
     bool name_known = false;
     (void)flags; /* work is done when its call returns, so both default streams act alike */
     if (!name || !function) return INVALID_VALUE;
@@ -50,101 +49,78 @@ API result cuGetProcAddress_v2(const char *name, void **function, int version, u
     return known || status ? OK : NOT_FOUND;
 }
 
-API result cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
+result cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
 /* ---- first versions of calls whose arguments never changed: programs that link them by name still run ---- */
 
-result cuCtxCreate_v2(struct context **context, unsigned flags, int device);
-result cuCtxDestroy_v2(struct context *context);
-result cuCtxPushCurrent_v2(struct context *context);
-result cuCtxPopCurrent_v2(struct context **context);
-result cuStreamDestroy_v2(struct stream *stream);
-result cuEventDestroy_v2(struct event *event);
-result cuDevicePrimaryCtxRelease_v2(int device);
-result cuDevicePrimaryCtxReset_v2(int device);
-result cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags);
-result cuIpcOpenMemHandle_v2(deviceptr *address, struct opaque64 handle, unsigned flags);
-result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags);
-result cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, void **graph, void *nodes, size_t *count);
-
-API result cuCtxCreate(struct context **context, unsigned flags, int device) {
+result cuCtxCreate(struct context **context, unsigned flags, int device) {
     return cuCtxCreate_v2(context, flags, device);
 }
 
-API result cuCtxDestroy(struct context *context) {
+result cuCtxDestroy(struct context *context) {
     return cuCtxDestroy_v2(context);
 }
 
-API result cuCtxPushCurrent(struct context *context) {
+result cuCtxPushCurrent(struct context *context) {
     return cuCtxPushCurrent_v2(context);
 }
 
-API result cuCtxPopCurrent(struct context **context) {
+result cuCtxPopCurrent(struct context **context) {
     return cuCtxPopCurrent_v2(context);
 }
 
 /* Usage counts of contexts are long deprecated. */
-API result cuCtxAttach(struct context **context, unsigned flags) {
+result cuCtxAttach(struct context **context, unsigned flags) {
     GATE();
     (void)context;
     (void)flags;
     return NOT_SUPPORTED;
 }
 
-API result cuCtxDetach(struct context *context) {
+result cuCtxDetach(struct context *context) {
     return cuCtxDestroy_v2(context);
 }
 
-API result cuStreamDestroy(struct stream *stream) {
+result cuStreamDestroy(struct stream *stream) {
     return cuStreamDestroy_v2(stream);
 }
 
-API result cuEventDestroy(struct event *event) {
+result cuEventDestroy(struct event *event) {
     return cuEventDestroy_v2(event);
 }
 
-API result cuDevicePrimaryCtxRelease(int device) {
+result cuDevicePrimaryCtxRelease(int device) {
     return cuDevicePrimaryCtxRelease_v2(device);
 }
 
-API result cuDevicePrimaryCtxReset(int device) {
+result cuDevicePrimaryCtxReset(int device) {
     return cuDevicePrimaryCtxReset_v2(device);
 }
 
-API result cuDevicePrimaryCtxSetFlags(int device, unsigned flags) {
+result cuDevicePrimaryCtxSetFlags(int device, unsigned flags) {
     return cuDevicePrimaryCtxSetFlags_v2(device, flags);
 }
 
-API result cuIpcOpenMemHandle(deviceptr *address, struct opaque64 handle, unsigned flags) {
+result cuIpcOpenMemHandle(deviceptr *address, struct opaque64 handle, unsigned flags) {
     return cuIpcOpenMemHandle_v2(address, handle, flags);
 }
 
-API result cuMemHostRegister(void *address, size_t nbytes, unsigned flags) {
+result cuMemHostRegister(void *address, size_t nbytes, unsigned flags) {
     return cuMemHostRegister_v2(address, nbytes, flags);
 }
 
-API result cuStreamGetCaptureInfo(void *handle, int *status, uint64_t *id) {
+result cuStreamGetCaptureInfo(void *handle, int *status, uint64_t *id) {
     return cuStreamGetCaptureInfo_v2(handle, status, id, NULL, NULL, NULL);
 }
 
-/* ---- functions that answer NOT_SUPPORTED, and a few that have nothing to do ---- */
-
-/* Arguments are left alone, so one empty parameter list serves every signature. */
-#define REFUSE(name, version, symbol) \
-    API result symbol(void); \
-    API result symbol(void) { \
-        GATE(); \
-        return NOT_SUPPORTED; \
-    }
-
-UNSUPPORTED(REFUSE)
+/* ---- functions that have little to do ---- */
 
 enum jit_option { JIT_INFO_LOG_SIZE = 4, JIT_ERROR_LOG_SIZE = 6 };
 
 /* Callers read both logs after a failure, so their sizes are answered: nothing was written. */
-API result cuModuleLoadDataEx(void **module, const void *image, unsigned count, const int *options, void **values) {
+result cuModuleLoadDataEx(void **module, const void *image, unsigned count, const int *options, void **values) {
     GATE();
     (void)module;
     (void)image;
@@ -154,24 +130,24 @@ API result cuModuleLoadDataEx(void **module, const void *image, unsigned count, 
     return NOT_SUPPORTED;
 }
 
-API result cuModuleGetLoadingMode(int *mode) {
+result cuModuleGetLoadingMode(int *mode) {
     GATE();
     if (!mode) return INVALID_VALUE;
     *mode = 2; /* lazy */
     return OK;
 }
 
-API result cuProfilerStart(void) {
+result cuProfilerStart(void) {
     GATE();
     return OK;
 }
 
-API result cuProfilerStop(void) {
+result cuProfilerStop(void) {
     GATE();
     return OK;
 }
 
-API result cuFlushGPUDirectRDMAWrites(int target, int scope) {
+result cuFlushGPUDirectRDMAWrites(int target, int scope) {
     GATE();
     (void)target;
     (void)scope;

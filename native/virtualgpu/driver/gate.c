@@ -93,10 +93,16 @@ static int gpu_for_faults(int device) {
     return device_gpu(current ? current->device : device);
 }
 
+bool gate_initialised(void) {
+    return initialised_by == getpid();
+}
+
 struct gate gate_enter(const char *function, int device, int counted) {
     char plain[96];
     struct gate gate = {0};
-    if (initialised_by != getpid()) return (struct gate){.refused = NOT_INITIALIZED};
+    if (!gate_initialised()) return (struct gate){.refused = NOT_INITIALIZED};
+    /* A call from inside a call that was counted must not wait for it. */
+    if (callback_inside_call()) counted = GATE_FREE;
     if (counted) gate.refused = pass();
     if (gate.refused) return gate;
     gate.counted = counted;
@@ -132,20 +138,31 @@ static result open_files(void) {
     return failed;
 }
 
-API result cuInit(unsigned flags) {
-    if (flags) return INVALID_VALUE;
-    if (!store_config() || device_count() == 0) return NO_DEVICE;
-    struct store_fault fault = store_fault("cuInit", -1);
-    if (fault.kind == FAULT_ERROR) return (result)fault.code;
+static result initialise(bool *first) {
     LOCKED();
     if (initialised_by) return initialised_by == getpid() ? OK : NOT_INITIALIZED;
     result failed = watch_forks();
     if (!failed) failed = open_files();
-    if (!failed) initialised_by = getpid();
-    return failed;
+    if (failed) return failed;
+    initialised_by = getpid();
+    *first = true;
+    return OK;
 }
 
-API result cuDriverGetVersion(int *version) {
+result cuInit(unsigned flags) {
+    bool first = false;
+    if (flags) return INVALID_VALUE;
+    if (!store_config() || device_count() == 0) return NO_DEVICE;
+    struct store_fault fault = store_fault("cuInit", -1);
+    if (fault.kind == FAULT_ERROR) return (result)fault.code;
+    result failed = initialise(&first);
+    if (failed) return failed;
+    injection_load(); /* also where another thread was first: it may not be ready yet */
+    if (first) callback_resource(INIT_FINISHED, NULL, NULL);
+    return OK;
+}
+
+result cuDriverGetVersion(int *version) {
     if (!version) return INVALID_VALUE;
     *version = store_config() ? store_config()->cuda_version : 0;
     return OK;

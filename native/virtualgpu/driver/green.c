@@ -24,7 +24,7 @@ struct green {
     struct dev_resource share;
 };
 
-API result cuDeviceGetDevResource(int device, struct dev_resource *resource, int type) {
+result cuDeviceGetDevResource(int device, struct dev_resource *resource, int type) {
     GATE_ON(device);
     if (!resource) return INVALID_VALUE;
     if (type != RESOURCE_SM) return NOT_SUPPORTED;
@@ -34,9 +34,8 @@ API result cuDeviceGetDevResource(int device, struct dev_resource *resource, int
     return OK;
 }
 
-API result cuDevSmResourceSplitByCount(struct dev_resource *groups, unsigned *group_count,
-                                       const struct dev_resource *from, struct dev_resource *remaining, unsigned flags,
-                                       unsigned least) {
+result cuDevSmResourceSplitByCount(struct dev_resource *groups, unsigned *group_count, const struct dev_resource *from,
+                                   struct dev_resource *remaining, unsigned flags, unsigned least) {
     GATE();
     (void)flags;
     if (!group_count || !from || from->type != RESOURCE_SM) return INVALID_VALUE;
@@ -59,7 +58,7 @@ API result cuDevSmResourceSplitByCount(struct dev_resource *groups, unsigned *gr
     return OK;
 }
 
-API result cuDevResourceGenerateDesc(struct green **description, const struct dev_resource *from, unsigned count) {
+result cuDevResourceGenerateDesc(struct green **description, const struct dev_resource *from, unsigned count) {
     GATE();
     LOCKED();
     if (!description || !from || count != 1 || from->type != RESOURCE_SM || !from->count) return INVALID_VALUE;
@@ -89,7 +88,7 @@ static bool is_green(const struct green *green, enum handle_kind kind) {
     return handle_is(green, kind);
 }
 
-API result cuGreenCtxCreate(struct green **created, const struct green *description, int device, unsigned flags) {
+result cuGreenCtxCreate(struct green **created, const struct green *description, int device, unsigned flags) {
     GATE_ON(device);
     struct context *primary;
     if (!created || flags != DEFAULT_STREAM || !is_green(description, HANDLE_RESOURCES)) return INVALID_VALUE;
@@ -100,7 +99,7 @@ API result cuGreenCtxCreate(struct green **created, const struct green *descript
     return failed;
 }
 
-API result cuGreenCtxDestroy(struct green *green) {
+result cuGreenCtxDestroy(struct green *green) {
     GATE();
     if (!is_green(green, HANDLE_GREEN)) return INVALID_CONTEXT;
     int device = green->device;
@@ -110,7 +109,7 @@ API result cuGreenCtxDestroy(struct green *green) {
     return primary_release(device);
 }
 
-API result cuCtxFromGreenCtx(struct context **context, struct green *green) {
+result cuCtxFromGreenCtx(struct context **context, struct green *green) {
     GATE();
     if (!context) return INVALID_VALUE;
     if (!is_green(green, HANDLE_GREEN)) return INVALID_CONTEXT;
@@ -119,7 +118,7 @@ API result cuCtxFromGreenCtx(struct context **context, struct green *green) {
     return failed ? failed : primary_release(green->device);
 }
 
-API result cuGreenCtxGetDevResource(struct green *green, struct dev_resource *resource, int type) {
+result cuGreenCtxGetDevResource(struct green *green, struct dev_resource *resource, int type) {
     GATE();
     if (!is_green(green, HANDLE_GREEN)) return INVALID_CONTEXT;
     if (!resource) return INVALID_VALUE;
@@ -128,7 +127,7 @@ API result cuGreenCtxGetDevResource(struct green *green, struct dev_resource *re
     return OK;
 }
 
-API result cuGreenCtxStreamCreate(struct stream **stream, struct green *green, unsigned flags, int priority) {
+result cuGreenCtxStreamCreate(struct stream **stream, struct green *green, unsigned flags, int priority) {
     GATE();
     if (!stream || flags != STREAM_NON_BLOCKING) return INVALID_VALUE;
     if (!is_green(green, HANDLE_GREEN)) return INVALID_CONTEXT;
@@ -138,6 +137,7 @@ API result cuGreenCtxStreamCreate(struct stream **stream, struct green *green, u
     state_lock();
     *stream = stream_create(primary, flags, priority);
     state_unlock();
+    if (*stream) callback_resource(STREAM_CREATED, primary, *stream);
     primary_release(green->device);
     return *stream ? OK : OUT_OF_MEMORY;
 }

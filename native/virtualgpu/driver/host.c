@@ -28,12 +28,12 @@ static result allocate(void **address, uint64_t nbytes, unsigned flags) {
 }
 
 /* Unified addressing maps every pinned allocation, whatever was asked: the driver reports so. */
-API result cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
+result cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
     GATE();
     return allocate(address, nbytes, flags | HOST_DEVICEMAP);
 }
 
-API result cuMemAllocHost_v2(void **address, size_t nbytes) {
+result cuMemAllocHost_v2(void **address, size_t nbytes) {
     GATE();
     return allocate(address, nbytes, HOST_PORTABLE | HOST_DEVICEMAP);
 }
@@ -43,7 +43,7 @@ static void release(struct range *range) {
     range_remove(range);
 }
 
-API result cuMemFreeHost(void *address) {
+result cuMemFreeHost(void *address) {
     GATE();
     LOCKED();
     if (!address) return OK;
@@ -53,7 +53,7 @@ API result cuMemFreeHost(void *address) {
     return OK;
 }
 
-API result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
+result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     GATE();
     LOCKED();
     struct context *context;
@@ -72,7 +72,7 @@ API result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     return range_add(range) ? OK : OUT_OF_MEMORY;
 }
 
-API result cuMemHostUnregister(void *address) {
+result cuMemHostUnregister(void *address) {
     GATE();
     LOCKED();
     struct range *range = range_at((deviceptr)address);
@@ -88,7 +88,7 @@ static struct range *host_range(const void *address) {
     return range && (range->kind == RANGE_PINNED || range->kind == RANGE_REGISTERED) ? range : NULL;
 }
 
-API result cuMemHostGetDevicePointer_v2(deviceptr *device_address, void *address, unsigned flags) {
+result cuMemHostGetDevicePointer_v2(deviceptr *device_address, void *address, unsigned flags) {
     GATE();
     LOCKED();
     if (!device_address || flags || !host_range(address)) return INVALID_VALUE;
@@ -96,7 +96,7 @@ API result cuMemHostGetDevicePointer_v2(deviceptr *device_address, void *address
     return OK;
 }
 
-API result cuMemHostGetFlags(unsigned *flags, void *address) {
+result cuMemHostGetFlags(unsigned *flags, void *address) {
     GATE();
     LOCKED();
     struct range *range = host_range(address);

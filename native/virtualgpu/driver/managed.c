@@ -52,7 +52,7 @@ static result create(uint64_t nbytes, unsigned flags, struct context *context, d
     return OK;
 }
 
-API result cuMemAllocManaged(deviceptr *address, size_t nbytes, unsigned flags) {
+result cuMemAllocManaged(deviceptr *address, size_t nbytes, unsigned flags) {
     GATE();
     LOCKED();
     struct context *context;
@@ -140,14 +140,13 @@ void managed_touch(deviceptr address, uint64_t nbytes, int device) {
 }
 
 /* The device number -1 means the host in the first form, a location in the second. */
-API result cuMemPrefetchAsync(deviceptr address, size_t nbytes, int device, void *stream) {
+result cuMemPrefetchAsync(deviceptr address, size_t nbytes, int device, void *stream) {
     GATE();
     (void)stream;
     return prefetch(address, nbytes, device);
 }
 
-API result cuMemPrefetchAsync_v2(deviceptr address, size_t nbytes, struct location location, unsigned flags,
-                                 void *stream) {
+result cuMemPrefetchAsync_v2(deviceptr address, size_t nbytes, struct location location, unsigned flags, void *stream) {
     GATE();
     (void)stream;
     if (flags || location.type < LOCATION_DEVICE || location.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
@@ -177,13 +176,13 @@ static result advise(deviceptr address, uint64_t nbytes, int advice, struct loca
     return OK;
 }
 
-API result cuMemAdvise(deviceptr address, size_t nbytes, int advice, int device) {
+result cuMemAdvise(deviceptr address, size_t nbytes, int advice, int device) {
     GATE();
     struct location location = {device >= 0 ? LOCATION_DEVICE : LOCATION_HOST, device};
     return advise(address, nbytes, advice, location);
 }
 
-API result cuMemAdvise_v2(deviceptr address, size_t nbytes, int advice, struct location location) {
+result cuMemAdvise_v2(deviceptr address, size_t nbytes, int advice, struct location location) {
     GATE();
     return advise(address, nbytes, advice, location);
 }
@@ -215,7 +214,7 @@ static void list_accessed_by(const struct pages *pages, int *devices, size_t roo
 
 enum { ACCESSED_BY = 3 };
 
-API result cuMemRangeGetAttribute(void *data, size_t size, int attribute, deviceptr address, size_t nbytes) {
+result cuMemRangeGetAttribute(void *data, size_t size, int attribute, deviceptr address, size_t nbytes) {
     GATE();
     LOCKED();
     struct range *range = managed_at(address, nbytes);
@@ -230,8 +229,8 @@ API result cuMemRangeGetAttribute(void *data, size_t size, int attribute, device
     return failed;
 }
 
-API result cuMemRangeGetAttributes(void **data, size_t *sizes, int *attributes, size_t count, deviceptr address,
-                                   size_t nbytes) {
+result cuMemRangeGetAttributes(void **data, size_t *sizes, int *attributes, size_t count, deviceptr address,
+                               size_t nbytes) {
     if (!data || !sizes || !attributes || !count) return INVALID_VALUE;
     result failed = OK;
     for (size_t i = 0; i < count && !failed; i++)
@@ -239,7 +238,7 @@ API result cuMemRangeGetAttributes(void **data, size_t *sizes, int *attributes, 
     return failed;
 }
 
-API result cuStreamAttachMemAsync(void *handle, deviceptr address, size_t nbytes, unsigned flags) {
+result cuStreamAttachMemAsync(void *handle, deviceptr address, size_t nbytes, unsigned flags) {
     GATE();
     LOCKED();
     struct stream *stream;

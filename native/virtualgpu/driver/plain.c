@@ -110,7 +110,7 @@ void plain_free_context(struct context *context) {
     }
 }
 
-API result cuMemAlloc_v2(deviceptr *address, size_t nbytes) {
+result cuMemAlloc_v2(deviceptr *address, size_t nbytes) {
     GATE();
     return allocate(nbytes, address);
 }
@@ -118,7 +118,7 @@ API result cuMemAlloc_v2(deviceptr *address, size_t nbytes) {
 /* CU_DEVICE_ATTRIBUTE_MAX_PITCH, as device.c reports it. */
 enum { MAX_PITCH = 2147483647 };
 
-API result cuMemAllocPitch_v2(deviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
+result cuMemAllocPitch_v2(deviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
     GATE();
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16)) return INVALID_VALUE;
     if (width > MAX_PITCH) return INVALID_VALUE; /* measured on 580.159: rows of 2^32 and of 2^64-1 bytes */
@@ -139,7 +139,7 @@ static result free_by_kind(struct range *range) {
     }
 }
 
-API result cuMemFree_v2(deviceptr address) {
+result cuMemFree_v2(deviceptr address) {
     GATE();
     if (!address) return OK;
     state_lock();
@@ -153,7 +153,7 @@ API result cuMemFree_v2(deviceptr address) {
     return range ? free_by_kind(range) : INVALID_VALUE;
 }
 
-API result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
+result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
     GATE();
     LOCKED();
     struct context *context;
@@ -166,7 +166,7 @@ API result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
     return OK;
 }
 
-API result cuMemGetAddressRange_v2(deviceptr *base, size_t *nbytes, deviceptr address) {
+result cuMemGetAddressRange_v2(deviceptr *base, size_t *nbytes, deviceptr address) {
     GATE();
     LOCKED();
     struct range *range = range_at(address);

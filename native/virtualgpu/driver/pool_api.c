@@ -9,19 +9,19 @@ static result check_pool(struct pool *pool) {
 
 /* ---- which pool ---- */
 
-API result cuDeviceGetDefaultMemPool(struct pool **pool, int device) {
+result cuDeviceGetDefaultMemPool(struct pool **pool, int device) {
     GATE_ON(device);
     LOCKED();
     return pool ? pool_default(device, pool) : INVALID_VALUE;
 }
 
-API result cuDeviceGetMemPool(struct pool **pool, int device) {
+result cuDeviceGetMemPool(struct pool **pool, int device) {
     GATE_ON(device);
     LOCKED();
     return pool ? pool_current(device, pool) : INVALID_VALUE;
 }
 
-API result cuDeviceSetMemPool(int device, struct pool *pool) {
+result cuDeviceSetMemPool(int device, struct pool *pool) {
     GATE_ON(device);
     LOCKED();
     if (device_gpu(device) < 0) return INVALID_DEVICE;
@@ -41,7 +41,7 @@ static result host_pool(const struct location *location, int type, struct pool *
     return OK;
 }
 
-API result cuMemGetDefaultMemPool(struct pool **pool, const struct location *location, int type) {
+result cuMemGetDefaultMemPool(struct pool **pool, const struct location *location, int type) {
     GATE();
     LOCKED();
     if (!pool || !location) return INVALID_VALUE;
@@ -49,7 +49,7 @@ API result cuMemGetDefaultMemPool(struct pool **pool, const struct location *loc
     return host_pool(location, type, pool);
 }
 
-API result cuMemGetMemPool(struct pool **pool, const struct location *location, int type) {
+result cuMemGetMemPool(struct pool **pool, const struct location *location, int type) {
     GATE();
     LOCKED();
     if (!pool || !location) return INVALID_VALUE;
@@ -57,7 +57,7 @@ API result cuMemGetMemPool(struct pool **pool, const struct location *location, 
     return host_pool(location, type, pool);
 }
 
-API result cuMemSetMemPool(const struct location *location, int type, struct pool *pool) {
+result cuMemSetMemPool(const struct location *location, int type, struct pool *pool) {
     GATE();
     LOCKED();
     if (!location || type != ALLOCATION_PINNED || location->type != LOCATION_DEVICE) return NOT_SUPPORTED;
@@ -74,14 +74,14 @@ static bool acceptable(const struct pool_props *props) {
     return props->location.type != LOCATION_DEVICE || device_gpu(props->location.id) >= 0;
 }
 
-API result cuMemPoolCreate(struct pool **pool, const struct pool_props *props) {
+result cuMemPoolCreate(struct pool **pool, const struct pool_props *props) {
     GATE();
     LOCKED();
     if (!pool || !props || !acceptable(props)) return INVALID_VALUE;
     return pool_create(props, pool);
 }
 
-API result cuMemPoolDestroy(struct pool *pool) {
+result cuMemPoolDestroy(struct pool *pool) {
     GATE();
     LOCKED();
     if (check_pool(pool) || pool->is_default) return INVALID_VALUE;
@@ -96,7 +96,7 @@ static result stream_and_pool(void *handle, struct stream **stream, struct pool 
     return failed ? failed : pool_current((*stream)->handle.owner->device, pool);
 }
 
-API result cuMemAllocAsync(deviceptr *address, size_t nbytes, void *handle) {
+result cuMemAllocAsync(deviceptr *address, size_t nbytes, void *handle) {
     GATE();
     LOCKED();
     struct stream *stream;
@@ -105,7 +105,7 @@ API result cuMemAllocAsync(deviceptr *address, size_t nbytes, void *handle) {
     return failed ? failed : pool_allocate(pool, nbytes, address);
 }
 
-API result cuMemAllocFromPoolAsync(deviceptr *address, size_t nbytes, struct pool *pool, void *handle) {
+result cuMemAllocFromPoolAsync(deviceptr *address, size_t nbytes, struct pool *pool, void *handle) {
     GATE();
     LOCKED();
     struct stream *stream;
@@ -125,7 +125,7 @@ static void run_free(void *argument) {
         plain_free(range);
 }
 
-API result cuMemFreeAsync(deviceptr address, void *handle) {
+result cuMemFreeAsync(deviceptr address, void *handle) {
     GATE();
     if (!address) return OK;
     state_lock();
@@ -135,7 +135,7 @@ API result cuMemFreeAsync(deviceptr address, void *handle) {
     return ours ? stream_submit_on(handle, run_free, &address, sizeof address) : INVALID_VALUE;
 }
 
-API result cuMemPoolTrimTo(struct pool *pool, size_t keep_nbytes) {
+result cuMemPoolTrimTo(struct pool *pool, size_t keep_nbytes) {
     GATE();
     LOCKED();
     if (check_pool(pool)) return INVALID_VALUE;
@@ -158,7 +158,7 @@ static uint64_t *number_of(struct pool *pool, int attribute) {
     }
 }
 
-API result cuMemPoolGetAttribute(struct pool *pool, int attribute, void *value) {
+result cuMemPoolGetAttribute(struct pool *pool, int attribute, void *value) {
     GATE();
     LOCKED();
     if (check_pool(pool) || !value || attribute < 1) return INVALID_VALUE;
@@ -184,7 +184,7 @@ static result set_number(struct pool *pool, int attribute, uint64_t value) {
     return OK;
 }
 
-API result cuMemPoolSetAttribute(struct pool *pool, int attribute, void *value) {
+result cuMemPoolSetAttribute(struct pool *pool, int attribute, void *value) {
     GATE();
     LOCKED();
     uint64_t number;
@@ -201,7 +201,7 @@ static void set_bit(uint64_t *mask, int bit, bool on) {
     *mask = on ? *mask | 1ull << bit : *mask & ~(1ull << bit);
 }
 
-API result cuMemPoolSetAccess(struct pool *pool, const struct access_desc *descriptions, size_t count) {
+result cuMemPoolSetAccess(struct pool *pool, const struct access_desc *descriptions, size_t count) {
     GATE();
     LOCKED();
     if (check_pool(pool) || (count && !descriptions)) return INVALID_VALUE;
@@ -220,7 +220,7 @@ API result cuMemPoolSetAccess(struct pool *pool, const struct access_desc *descr
     return OK;
 }
 
-API result cuMemPoolGetAccess(int *flags, struct pool *pool, const struct location *location) {
+result cuMemPoolGetAccess(int *flags, struct pool *pool, const struct location *location) {
     GATE();
     LOCKED();
     if (check_pool(pool) || !flags || !location) return INVALID_VALUE;
@@ -233,7 +233,7 @@ API result cuMemPoolGetAccess(int *flags, struct pool *pool, const struct locati
 
 /* ---- graphs never run here, so their memory is always zero ---- */
 
-API result cuDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
+result cuDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
     GATE_ON(device);
     if (device_gpu(device) < 0) return INVALID_DEVICE;
     if (!value || attribute < 0 || attribute > 3) return INVALID_VALUE;
@@ -241,13 +241,13 @@ API result cuDeviceGetGraphMemAttribute(int device, int attribute, void *value) 
     return OK;
 }
 
-API result cuDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
+result cuDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
     GATE_ON(device);
     if (device_gpu(device) < 0) return INVALID_DEVICE;
     return value && (attribute == 1 || attribute == 3) ? OK : INVALID_VALUE;
 }
 
-API result cuDeviceGraphMemTrim(int device) {
+result cuDeviceGraphMemTrim(int device) {
     GATE_ON(device);
     return device_gpu(device) < 0 ? INVALID_DEVICE : OK;
 }

@@ -201,7 +201,7 @@ static bool known(int attribute) {
     return attribute >= CONTEXT && attribute <= HW_DECOMPRESS;
 }
 
-API result cuPointerGetAttribute(void *data, int attribute, deviceptr address) {
+result cuPointerGetAttribute(void *data, int attribute, deviceptr address) {
     GATE();
     LOCKED();
     struct range *range = range_at(address);
@@ -212,7 +212,7 @@ API result cuPointerGetAttribute(void *data, int attribute, deviceptr address) {
     return OK;
 }
 
-API result cuPointerGetAttributes(unsigned count, int *attributes, void **data, deviceptr address) {
+result cuPointerGetAttributes(unsigned count, int *attributes, void **data, deviceptr address) {
     GATE();
     LOCKED();
     if (!attributes || !data) return INVALID_VALUE;
@@ -223,7 +223,7 @@ API result cuPointerGetAttributes(unsigned count, int *attributes, void **data, 
     return OK;
 }
 
-API result cuPointerSetAttribute(const void *value, int attribute, deviceptr address) {
+result cuPointerSetAttribute(const void *value, int attribute, deviceptr address) {
     GATE();
     LOCKED();
     struct range *range = range_at(address);

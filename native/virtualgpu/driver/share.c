@@ -40,7 +40,7 @@ static result write_handle(const struct range *range, struct block *block, struc
     return OK;
 }
 
-API result cuIpcGetMemHandle(struct opaque64 *handle, deviceptr address) {
+result cuIpcGetMemHandle(struct opaque64 *handle, deviceptr address) {
     GATE();
     LOCKED();
     struct range *range = range_at(address);
@@ -79,7 +79,7 @@ static result open_block(const struct ipc_handle *handle, struct context *contex
     return failed;
 }
 
-API result cuIpcOpenMemHandle_v2(deviceptr *address, struct opaque64 opaque, unsigned flags) {
+result cuIpcOpenMemHandle_v2(deviceptr *address, struct opaque64 opaque, unsigned flags) {
     GATE();
     LOCKED();
     struct ipc_handle handle;
@@ -109,7 +109,7 @@ result ipc_close(struct range *range) {
     return OK;
 }
 
-API result cuIpcCloseMemHandle(deviceptr address) {
+result cuIpcCloseMemHandle(deviceptr address) {
     GATE();
     LOCKED();
     struct range *range = range_at(address);
@@ -129,7 +129,7 @@ void ipc_free_context(struct context *context) {
 
 /* ---- exported allocations: a descriptor that keeps memory alive, whichever process has it ---- */
 
-API result cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags) {
+result cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags) {
     GATE();
     LOCKED();
     struct allocation *allocation = allocation_from(handle);
@@ -157,7 +157,7 @@ static result import(const struct store_export *header, uint64_t *handle) {
     return OK;
 }
 
-API result cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type) {
+result cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type) {
     GATE();
     LOCKED();
     struct store_export header;
@@ -183,7 +183,7 @@ struct exported_pointer {
 
 _Static_assert(sizeof(struct exported_pointer) == sizeof(struct opaque64), "an exported pointer has 64 bytes");
 
-API result cuMemPoolExportToShareableHandle(void *shareable, struct pool *pool, int type, unsigned long long flags) {
+result cuMemPoolExportToShareableHandle(void *shareable, struct pool *pool, int type, unsigned long long flags) {
     GATE();
     LOCKED();
     if (!shareable || !handle_is(pool, HANDLE_POOL) || flags || pool->device < 0) return INVALID_VALUE;
@@ -196,7 +196,7 @@ API result cuMemPoolExportToShareableHandle(void *shareable, struct pool *pool, 
     return OK;
 }
 
-API result cuMemPoolImportFromShareableHandle(struct pool **pool, void *shareable, int type, unsigned long long flags) {
+result cuMemPoolImportFromShareableHandle(struct pool **pool, void *shareable, int type, unsigned long long flags) {
     GATE();
     LOCKED();
     struct store_export header;
@@ -211,7 +211,7 @@ API result cuMemPoolImportFromShareableHandle(struct pool **pool, void *shareabl
     return failed;
 }
 
-API result cuMemPoolExportPointer(struct opaque64 *data, deviceptr address) {
+result cuMemPoolExportPointer(struct opaque64 *data, deviceptr address) {
     GATE();
     LOCKED();
     struct range *range = range_exact(address);
@@ -253,7 +253,7 @@ static result open_chunk(struct pool *pool, const struct exported_pointer *point
     return failed;
 }
 
-API result cuMemPoolImportPointer(deviceptr *address, struct pool *pool, const struct opaque64 *data) {
+result cuMemPoolImportPointer(deviceptr *address, struct pool *pool, const struct opaque64 *data) {
     GATE();
     LOCKED();
     struct exported_pointer pointer;
@@ -279,8 +279,8 @@ static struct block *block_under(deviceptr address, uint64_t nbytes) {
     return block && block->client ? block : NULL;
 }
 
-API result cuMemGetHandleForAddressRange(void *handle, deviceptr address, size_t nbytes, int type,
-                                         unsigned long long flags) {
+result cuMemGetHandleForAddressRange(void *handle, deviceptr address, size_t nbytes, int type,
+                                     unsigned long long flags) {
     GATE();
     LOCKED();
     (void)flags;

@@ -269,38 +269,56 @@ static result pay_for_streams(struct context *context) {
     return failed;
 }
 
-static result create(struct stream **created, unsigned flags, int priority) {
-    struct context *context;
+static result create_in(struct context **owner, struct stream **created, unsigned flags, int priority) {
     LOCKED();
-    result failed = context_need(&context);
+    result failed = context_need(owner);
     if (!failed && (!created || flags > STREAM_NON_BLOCKING)) failed = INVALID_VALUE;
     if (failed) return failed;
-    failed = pay_for_streams(context);
+    failed = pay_for_streams(*owner);
     if (failed) return failed;
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    *created = stream_create(context, flags, priority);
+    *created = stream_create(*owner, flags, priority);
     return *created ? OK : OUT_OF_MEMORY;
 }
 
-API result cuStreamCreate(struct stream **stream, unsigned flags) {
+static result create(struct stream **created, unsigned flags, int priority) {
+    struct context *owner;
+    result failed = create_in(&owner, created, flags, priority);
+    if (!failed) callback_resource(STREAM_CREATED, owner, *created);
+    return failed;
+}
+
+result cuStreamCreate(struct stream **stream, unsigned flags) {
     GATE();
     return create(stream, flags, 0);
 }
 
-API result cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority) {
+result cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority) {
     GATE();
     return create(stream, flags, priority);
 }
 
-API result cuStreamDestroy_v2(struct stream *stream) {
-    GATE();
+static bool may_destroy(const struct stream *stream) {
+    return (uint64_t)stream > 2 && handle_is(stream, HANDLE_STREAM) && !stream->is_legacy;
+}
+
+/* Returns NULL for what is no stream of the program's. */
+static struct context *owner_of(const struct stream *stream) {
     LOCKED();
-    if ((uint64_t)stream <= 2 || !handle_is(stream, HANDLE_STREAM) || stream->is_legacy) return INVALID_HANDLE;
+    return may_destroy(stream) ? stream->handle.owner : NULL;
+}
+
+result cuStreamDestroy_v2(struct stream *stream) {
+    GATE();
+    struct context *owner = owner_of(stream);
+    if (owner) callback_resource(STREAM_DESTROY_STARTING, owner, stream);
+    LOCKED();
+    if (!may_destroy(stream)) return INVALID_HANDLE;
     stream_destroy(stream);
     return OK;
 }
 
-API result cuStreamQuery(void *handle) {
+result cuStreamQuery(void *handle) {
     GATE();
     struct stream *stream;
     result failed = resolve_locked(handle, &stream);
@@ -308,7 +326,7 @@ API result cuStreamQuery(void *handle) {
     return stream_idle(stream) ? OK : NOT_READY;
 }
 
-API result cuStreamSynchronize(void *handle) {
+result cuStreamSynchronize(void *handle) {
     GATE();
     struct stream *stream;
     result failed = resolve_locked(handle, &stream);
@@ -328,37 +346,36 @@ API result cuStreamSynchronize(void *handle) {
     if (!failed) *field = value; \
     return failed
 
-API result cuStreamGetPriority(void *handle, int *priority) {
+result cuStreamGetPriority(void *handle, int *priority) {
     ANSWER(priority, stream->priority);
 }
 
-API result cuStreamGetFlags(void *handle, unsigned *flags) {
+result cuStreamGetFlags(void *handle, unsigned *flags) {
     ANSWER(flags, stream->flags);
 }
 
-API result cuStreamGetId(void *handle, unsigned long long *id) {
+result cuStreamGetId(void *handle, unsigned long long *id) {
     ANSWER(id, stream->id);
 }
 
-API result cuStreamGetCtx(void *handle, struct context **context) {
+result cuStreamGetCtx(void *handle, struct context **context) {
     ANSWER(context, stream->handle.owner);
 }
 
-API result cuStreamGetDevice(void *handle, int *device) {
+result cuStreamGetDevice(void *handle, int *device) {
     ANSWER(device, stream->handle.owner->device);
 }
 
-API result cuStreamIsCapturing(void *handle, int *status) {
+result cuStreamIsCapturing(void *handle, int *status) {
     ANSWER(status, 0);
 }
 
-API result cuStreamGetCtx_v2(void *handle, struct context **context, void **green) {
+result cuStreamGetCtx_v2(void *handle, struct context **context, void **green) {
     if (green) *green = NULL;
     return cuStreamGetCtx(handle, context);
 }
 
-API result cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, void **graph, void *nodes,
-                                     size_t *count) {
+result cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, void **graph, void *nodes, size_t *count) {
     (void)id;
     (void)nodes;
     if (graph) *graph = NULL;
@@ -366,13 +383,13 @@ API result cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, vo
     return cuStreamIsCapturing(handle, status);
 }
 
-API result cuStreamGetCaptureInfo_v3(void *handle, int *status, uint64_t *id, void **graph, void *nodes, void *edges,
-                                     size_t *count) {
+result cuStreamGetCaptureInfo_v3(void *handle, int *status, uint64_t *id, void **graph, void *nodes, void *edges,
+                                 size_t *count) {
     (void)edges;
     return cuStreamGetCaptureInfo_v2(handle, status, id, graph, nodes, count);
 }
 
-API result cuThreadExchangeStreamCaptureMode(int *mode) {
+result cuThreadExchangeStreamCaptureMode(int *mode) {
     GATE();
     static _Thread_local int current;
     if (!mode) return INVALID_VALUE;
@@ -382,7 +399,7 @@ API result cuThreadExchangeStreamCaptureMode(int *mode) {
     return OK;
 }
 
-API result cuStreamCopyAttributes(void *target, void *source) {
+result cuStreamCopyAttributes(void *target, void *source) {
     GATE();
     struct stream *stream;
     result failed = resolve_locked(target, &stream);
@@ -401,7 +418,7 @@ static void run_host_function(void *argument) {
     call->function(call->data);
 }
 
-API result cuLaunchHostFunc(void *handle, void (*function)(void *), void *data) {
+result cuLaunchHostFunc(void *handle, void (*function)(void *), void *data) {
     GATE();
     struct stream *stream;
     struct host_function call = {function, data};
@@ -419,7 +436,7 @@ static void run_callback(void *argument) {
     call->function(call->stream, OK, call->data);
 }
 
-API result cuStreamAddCallback(void *handle, void (*function)(void *, result, void *), void *data, unsigned flags) {
+result cuStreamAddCallback(void *handle, void (*function)(void *, result, void *), void *data, unsigned flags) {
     GATE();
     struct stream *stream;
     struct callback call = {function, handle, data};
@@ -447,13 +464,13 @@ static result write_value(void *handle, struct write write) {
     return reachable ? stream_submit_on(handle, run_write, &write, sizeof write) : INVALID_VALUE;
 }
 
-API result cuStreamWriteValue32_v2(void *handle, deviceptr address, uint32_t value, unsigned flags) {
+result cuStreamWriteValue32_v2(void *handle, deviceptr address, uint32_t value, unsigned flags) {
     GATE();
     (void)flags;
     return write_value(handle, (struct write){address, value, sizeof value});
 }
 
-API result cuStreamWriteValue64_v2(void *handle, deviceptr address, uint64_t value, unsigned flags) {
+result cuStreamWriteValue64_v2(void *handle, deviceptr address, uint64_t value, unsigned flags) {
     GATE();
     (void)flags;
     return write_value(handle, (struct write){address, value, sizeof value});

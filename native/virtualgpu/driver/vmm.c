@@ -17,7 +17,7 @@ static bool whole_pages(uint64_t value) {
     return value && value % PAGE == 0;
 }
 
-API result cuMemGetAllocationGranularity(size_t *granularity, const struct allocation_prop *prop, int option) {
+result cuMemGetAllocationGranularity(size_t *granularity, const struct allocation_prop *prop, int option) {
     GATE();
     if (!granularity || !prop || (option != 0 && option != 1)) return INVALID_VALUE;
     if (prop->location.type != LOCATION_DEVICE) return NOT_SUPPORTED;
@@ -28,8 +28,8 @@ API result cuMemGetAllocationGranularity(size_t *granularity, const struct alloc
 
 /* ---- addresses ---- */
 
-API result cuMemAddressReserve(deviceptr *address, size_t nbytes, size_t alignment, deviceptr wanted,
-                               unsigned long long flags) {
+result cuMemAddressReserve(deviceptr *address, size_t nbytes, size_t alignment, deviceptr wanted,
+                           unsigned long long flags) {
     GATE();
     LOCKED();
     (void)flags;
@@ -53,7 +53,7 @@ static struct reservation *reservation_around(deviceptr address, uint64_t nbytes
     return found;
 }
 
-API result cuMemAddressFree(deviceptr address, size_t nbytes) {
+result cuMemAddressFree(deviceptr address, size_t nbytes) {
     GATE();
     LOCKED();
     struct reservation **link = &reservations;
@@ -88,7 +88,7 @@ static result check_prop(const struct allocation_prop *prop) {
     return prop->handle_types & ~HANDLE_POSIX_FD ? NOT_SUPPORTED : OK;
 }
 
-API result cuMemCreate(uint64_t *handle, size_t nbytes, const struct allocation_prop *prop, unsigned long long flags) {
+result cuMemCreate(uint64_t *handle, size_t nbytes, const struct allocation_prop *prop, unsigned long long flags) {
     GATE();
     LOCKED();
     struct block *block;
@@ -112,7 +112,7 @@ static void drop_reference(struct allocation *allocation) {
     handle_drop(allocation);
 }
 
-API result cuMemRelease(uint64_t handle) {
+result cuMemRelease(uint64_t handle) {
     GATE();
     LOCKED();
     struct allocation *allocation = allocation_from(handle);
@@ -121,7 +121,7 @@ API result cuMemRelease(uint64_t handle) {
     return OK;
 }
 
-API result cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+result cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
     GATE();
     LOCKED();
     struct range *range = range_at((deviceptr)address);
@@ -132,7 +132,7 @@ API result cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
     return OK;
 }
 
-API result cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *prop, uint64_t handle) {
+result cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *prop, uint64_t handle) {
     GATE();
     LOCKED();
     struct allocation *allocation = allocation_from(handle);
@@ -156,7 +156,7 @@ static result check_place(deviceptr address, uint64_t nbytes, uint64_t offset, c
     return range_overlaps(address, nbytes) ? INVALID_VALUE : OK;
 }
 
-API result cuMemMap(deviceptr address, size_t nbytes, size_t offset, uint64_t handle, unsigned long long flags) {
+result cuMemMap(deviceptr address, size_t nbytes, size_t offset, uint64_t handle, unsigned long long flags) {
     GATE();
     LOCKED();
     struct allocation *allocation = allocation_from(handle);
@@ -190,7 +190,7 @@ static bool mappings_fill(deviceptr address, uint64_t nbytes) {
     return nbytes && address == end;
 }
 
-API result cuMemUnmap(deviceptr address, size_t nbytes) {
+result cuMemUnmap(deviceptr address, size_t nbytes) {
     GATE();
     LOCKED();
     if (!mappings_fill(address, nbytes)) return INVALID_VALUE;
@@ -220,7 +220,7 @@ static result protect_all(deviceptr begin, uint64_t nbytes, int flags) {
     return OUT_OF_MEMORY;
 }
 
-API result cuMemSetAccess(deviceptr address, size_t nbytes, const struct access_desc *descriptions, size_t count) {
+result cuMemSetAccess(deviceptr address, size_t nbytes, const struct access_desc *descriptions, size_t count) {
     GATE();
     LOCKED();
     if (!descriptions || !count || !mappings_fill(address, nbytes)) return INVALID_VALUE;
@@ -238,7 +238,7 @@ API result cuMemSetAccess(deviceptr address, size_t nbytes, const struct access_
     return OK;
 }
 
-API result cuMemGetAccess(unsigned long long *flags, const struct location *location, deviceptr address) {
+result cuMemGetAccess(unsigned long long *flags, const struct location *location, deviceptr address) {
     GATE();
     LOCKED();
     struct range *range = range_at(address);

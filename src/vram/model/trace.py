@@ -75,7 +75,7 @@ class Frame(Struct, frozen=True):
     """Python: the line. Native: the offset in the library ``file``."""
 
 
-class Stack(Struct, frozen=True):
+class CallStack(Struct, frozen=True):
     """A call stack, innermost frame first; empty where none was recorded."""
 
     frames: tuple[Frame, ...] = ()
@@ -240,7 +240,7 @@ class TraceView(Struct, frozen=True, kw_only=True):
 
     paths: tuple[str, ...]
     processes: tuple[TracedProcess, ...]
-    stacks: tuple[Stack, ...]
+    stacks: tuple[CallStack, ...]
     duration_ns: int
     events: int
     gpus: tuple[GpuUse, ...]

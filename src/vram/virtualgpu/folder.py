@@ -40,6 +40,9 @@ LIBRARIES = {
     "libcudart.so.12": "libcudart.so.12",
     "libcudart.so.13": "libcudart.so.13",
     "libcudart.so": "libcudart.so.13",
+    "libcupti.so.12": "libcupti.so.12",
+    "libcupti.so.13": "libcupti.so.13",
+    "libcupti.so": "libcupti.so.13",
 }
 
 

@@ -1,0 +1,382 @@
+/* The file: its name, its header, its chunks; the control writer's records.
+ *
+ * A chunk's blocks are reserved before the chunk is mapped: a disk that is full is an error here, and not a
+ * SIGBUS in the program later. Chunks are given out by an atomic counter, so threads do not wait for
+ * each other.
+ */
+#define _GNU_SOURCE
+#include "section.h"
+#include "python_stack.h"
+#include "writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the control writer */
+static struct writer control;
+static int file = -1;
+static char path[PATH_MAX];
+static _Atomic uint32_t chunks;
+static bool forked;
+static _Atomic bool open_now;
+_Atomic uint64_t section_lost;
+
+const char *section_path(void) {
+    return atomic_load(&open_now) ? path : "";
+}
+
+bool section_is_open(void) {
+    return atomic_load(&open_now);
+}
+
+uint64_t section_nbytes(void) {
+    return atomic_load(&open_now) ? PAGE_NBYTES + (uint64_t)atomic_load(&chunks) * CHUNK_NBYTES : 0;
+}
+
+/* Blocks for *nbytes* at *offset*, zeros. 0 or an errno; never a signal. */
+static int reserve(off_t offset, off_t nbytes) {
+    struct rlimit limit;
+    /* Beyond RLIMIT_FSIZE the kernel sends SIGXFSZ, which ends a program. */
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY &&
+        (rlim_t)(offset + nbytes) > limit.rlim_cur)
+        return EFBIG;
+    int result;
+    do result = fallocate(file, 0, offset, nbytes) ? errno : 0;
+    while (result == EINTR);
+    if (result != EOPNOTSUPP && result != ENOSYS) return result;
+    static const uint8_t zeros[PAGE_NBYTES];
+    for (off_t done = 0; done < nbytes;) {
+        ssize_t got = pwrite(file, zeros, sizeof zeros, offset + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return errno;
+        done += got;
+    }
+    return 0;
+}
+
+static uint8_t *map(off_t offset, size_t nbytes) {
+    void *place = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+    if (place == MAP_FAILED) return NULL;
+    /* A forked child must not write into this process's records. */
+    madvise(place, nbytes, MADV_DONTFORK);
+    return place;
+}
+
+/* The next chunk of the file, reserved and mapped, with its header; NULL and *error*. */
+static uint8_t *new_chunk(uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time, int *error) {
+    uint32_t index = atomic_fetch_add(&chunks, 1);
+    off_t offset = PAGE_NBYTES + (off_t)index * CHUNK_NBYTES;
+    *error = reserve(offset, CHUNK_NBYTES);
+    uint8_t *chunk = *error ? NULL : map(offset, CHUNK_NBYTES);
+    if (!chunk) {
+        if (!*error) *error = errno;
+        return NULL;
+    }
+    memcpy(chunk + 8, &writer, 4);
+    memcpy(chunk + 12, &sequence, 4);
+    memcpy(chunk + 16, &time, 8);
+    memcpy(chunk + 24, &thread, 4);
+    atomic_thread_fence(memory_order_release);
+    memcpy(chunk, "VRAMCHNK", 8);
+    return chunk;
+}
+
+/* ---- header ---- */
+
+static uint64_t process_start(uint32_t *parent) {
+    char text[1024];
+    int stat = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t got = stat < 0 ? -1 : read(stat, text, sizeof text - 1);
+    if (stat >= 0) close(stat);
+    *parent = (uint32_t)getppid();
+    if (got <= 0) return 0;
+    text[got] = 0;
+    char *field = strrchr(text, ')'); /* the name before it may hold anything */
+    for (int skip = 0; field && skip < 20; skip++) field = strchr(field + 1, ' ');
+    return field ? strtoull(field + 1, NULL, 10) : 0;
+}
+
+static uint8_t *put_header_text(uint8_t *at, const uint8_t *end, uint16_t key, const char *text, size_t length) {
+    if (length > 2048) length = 2048;
+    if (!length || at + 4 + length + 4 > end) return at;
+    uint16_t length16 = (uint16_t)length;
+    memcpy(at, &key, 2);
+    memcpy(at + 2, &length16, 2);
+    memcpy(at + 4, text, length);
+    return at + 4 + length;
+}
+
+static void fill_header(uint8_t *page) {
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    uint32_t parent;
+    uint64_t started = process_start(&parent);
+    struct {
+        char magic[8];
+        uint16_t major, minor;
+        uint32_t header, chunk, pid;
+        uint64_t wall, monotonic, started;
+        uint32_t parent, how, stacks, flags;
+        uint8_t run[16];
+    } header = {
+        .magic = "VRAMTRA",
+        .major = 1,
+        .header = PAGE_NBYTES,
+        .chunk = CHUNK_NBYTES,
+        .pid = (uint32_t)getpid(),
+        .wall = (uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec,
+        .monotonic = now_ns(),
+        .started = started,
+        .parent = parent,
+        .how = settings.attached ? 2 : 1,
+        .stacks = settings.stacks,
+        .flags = forked,
+    };
+    header.magic[7] = 'C';
+    memcpy(header.run, settings.run, sizeof header.run);
+
+    uint8_t *at = page + 80, *end = page + PAGE_NBYTES;
+    char text[2048];
+    int command = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t got = command < 0 ? -1 : read(command, text, sizeof text);
+    if (command >= 0) close(command);
+    if (got > 0) at = put_header_text(at, end, 1, text, (size_t)got);
+    got = readlink("/proc/self/exe", text, 1024);
+    if (got > 0) at = put_header_text(at, end, 2, text, (size_t)got);
+    at = put_header_text(at, end, 3, python_version(), strlen(python_version()));
+    at = put_header_text(at, end, 4, TRACER_VERSION, strlen(TRACER_VERSION));
+    at = put_header_text(at, end, 5, cupti_path(), strnlen(cupti_path(), 512));
+    struct utsname host;
+    if (!uname(&host)) at = put_header_text(at, end, 6, host.nodename, strlen(host.nodename));
+    int driver = 0;
+    int (*driver_version)(int *) = driver_function("cuDriverGetVersion");
+    if (driver_version) driver_version(&driver);
+    int length = snprintf(text, sizeof text, "%u/%d", cupti_version(), driver);
+    put_header_text(at, end, 7, text, (size_t)length);
+    memcpy(page + 8, (uint8_t *)&header + 8, sizeof header - 8);
+    atomic_thread_fence(memory_order_release);
+    memcpy(page, header.magic, 8);
+}
+
+/* ---- the file ---- */
+
+static int open_file(void) {
+    char name[PATH_MAX];
+    /* Who attached named the file; a child of that process, like all of `vram run`, has one of its own. */
+    bool in_place = settings.attached && !forked;
+    for (int attempt = 1; attempt < 1000; attempt++) {
+        char number[16] = "";
+        if (attempt > 1) snprintf(number, sizeof number, "-%d", attempt);
+        int length = in_place ? snprintf(name, sizeof name, "%s", settings.output)
+                              : snprintf(name, sizeof name, "%s.%d%s.part", settings.output, (int)getpid(), number);
+        if (length < 0 || (size_t)length >= sizeof name) return ENAMETOOLONG;
+        /* Somebody else's file or link of this name is never opened. */
+        file = open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (file < 0 && errno == EEXIST && !in_place) continue;
+        if (file < 0) return errno;
+        memcpy(path, name, (size_t)length + 1);
+        return 0;
+    }
+    return EEXIST;
+}
+
+/* Descriptors 0 to 2 may be closed in a daemon: its writes to stderr must not end up in the trace. */
+static int keep_off_standard_descriptors(void) {
+    if (file > 2) return 0;
+    int higher = fcntl(file, F_DUPFD_CLOEXEC, 3);
+    int error = errno;
+    close(file);
+    file = higher;
+    return higher < 0 ? error : 0;
+}
+
+static int begin(void) {
+    int error = open_file();
+    if (error) return error;
+    error = keep_off_standard_descriptors();
+    if (!error) error = reserve(0, PAGE_NBYTES);
+    uint8_t *header = error ? NULL : map(0, PAGE_NBYTES);
+    if (!error && !header) error = errno;
+    uint64_t time = now_ns();
+    atomic_store(&chunks, 0);
+    uint8_t *first = error ? NULL : new_chunk(0, 0, (uint32_t)syscall(SYS_gettid), time, &error);
+    if (error) {
+        if (header) munmap(header, PAGE_NBYTES);
+        if (file >= 0) close(file);
+        file = -1;
+        unlink(path);
+        return error;
+    }
+    fill_header(header);
+    munmap(header, PAGE_NBYTES);
+    memset(&control, 0, sizeof control);
+    control.chunk = first;
+    control.time = time;
+    control.at = first + CHUNK_HEADER_NBYTES;
+    control.end = first + CHUNK_NBYTES - END_RESERVE;
+    atomic_store(&section_lost, 0);
+    atomic_store(&open_now, true);
+    return 0;
+}
+
+int section_begin(void) {
+    pthread_mutex_lock(&lock);
+    int error = atomic_load(&open_now) ? 0 : begin();
+    pthread_mutex_unlock(&lock);
+    if (!error) message("recording", "%s", path);
+    return error;
+}
+
+static void end_of_control(enum end_reason reason, int error) {
+    uint8_t *at = control.at + 1;
+    *at++ = (uint8_t)reason;
+    at = put_time(&control, at, now_ns());
+    at = put_number(at, (uint64_t)error);
+    commit(&control, RECORD_END, at);
+}
+
+static void disk_failed(int error) {
+    bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    pthread_mutex_lock(&lock);
+    bool first = atomic_exchange(&recording, NOT_RECORDING) == RECORDING;
+    if (first && atomic_load(&open_now)) end_of_control(full ? END_DISK_FULL : END_WRITE_ERROR, error);
+    pthread_mutex_unlock(&lock);
+    if (first) message(full ? "disk-full" : "output", "%s: %s", path, strerror(error));
+}
+
+uint8_t *section_chunk(uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time) {
+    if (!atomic_load(&open_now)) return NULL;
+    int error;
+    uint8_t *chunk = new_chunk(writer, sequence, thread, time, &error);
+    if (!chunk) disk_failed(error);
+    return chunk;
+}
+
+void section_close(void) {
+    pthread_mutex_lock(&lock);
+    if (atomic_exchange(&open_now, false)) {
+        munmap(control.chunk, CHUNK_NBYTES);
+        close(file);
+        file = -1;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void section_forget(void) {
+    /* The lock may have been held by a thread that does not exist here; the chunks are not mapped here. */
+    pthread_mutex_init(&lock, NULL);
+    if (file >= 0) close(file);
+    file = -1;
+    forked = true;
+    atomic_store(&open_now, false);
+}
+
+/* ---- the control writer's records ---- */
+
+/* With the lock held: room for *nbytes* in the control writer's chunk, or in a new one. */
+static bool control_room(size_t nbytes) {
+    if (!atomic_load(&open_now)) return false;
+    if ((size_t)(control.end - control.at) >= nbytes) return true;
+    uint64_t time = now_ns();
+    int error;
+    uint8_t *chunk = new_chunk(0, control.sequence + 1, (uint32_t)syscall(SYS_gettid), time, &error);
+    if (!chunk) return false;
+    control.sequence++;
+    control.time = time;
+    control.address = 0;
+    munmap(control.chunk, CHUNK_NBYTES);
+    control.chunk = chunk;
+    control.at = chunk + CHUNK_HEADER_NBYTES;
+    control.end = chunk + CHUNK_NBYTES - END_RESERVE;
+    return true;
+}
+
+void record_end(enum end_reason reason, int error) {
+    pthread_mutex_lock(&lock);
+    if (atomic_load(&open_now) && control.at + 32 < control.chunk + CHUNK_NBYTES) end_of_control(reason, error);
+    pthread_mutex_unlock(&lock);
+}
+
+void record_gap(enum gap_reason reason, bool begins) {
+    pthread_mutex_lock(&lock);
+    if (control_room(EVENT_NBYTES)) {
+        uint8_t *at = control.at + 1;
+        *at++ = (uint8_t)reason;
+        *at++ = begins ? 1 : 2;
+        at = put_time(&control, at, now_ns());
+        commit(&control, RECORD_GAP, at);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+int record_mark(const char *text) {
+    pthread_mutex_lock(&lock);
+    bool room = control_room(EVENT_NBYTES + TEXT_NBYTES);
+    if (room) {
+        uint8_t *at = put_time(&control, control.at + 1, now_ns());
+        at = put_text(at, text, TEXT_NBYTES);
+        commit(&control, RECORD_MARK, at);
+    }
+    pthread_mutex_unlock(&lock);
+    return room ? 0 : 1;
+}
+
+int record_before(int device, uint64_t nbytes, const char *source) {
+    pthread_mutex_lock(&lock);
+    bool room = control_room(EVENT_NBYTES + TEXT_NBYTES);
+    if (room) {
+        uint8_t *at = put_time(&control, control.at + 1, now_ns());
+        at = put_number(at, (uint64_t)(device < 0 ? 0 : device + 1));
+        at = put_number(at, nbytes);
+        at = put_text(at, source, TEXT_NBYTES);
+        commit(&control, RECORD_BEFORE, at);
+    }
+    pthread_mutex_unlock(&lock);
+    return room ? 0 : 1;
+}
+
+int record_device(int device, const char *pci, const char *name, uint64_t nbytes) {
+    pthread_mutex_lock(&lock);
+    bool room = control_room(EVENT_NBYTES + 2 * TEXT_NBYTES);
+    if (room) {
+        uint8_t *at = put_number(control.at + 1, (uint64_t)device);
+        at = put_text(at, pci, TEXT_NBYTES);
+        at = put_text(at, name, TEXT_NBYTES);
+        at = put_number(at, nbytes);
+        commit(&control, RECORD_DEVICE, at);
+    }
+    pthread_mutex_unlock(&lock);
+    return room ? 0 : 1;
+}
+
+int record_blob(const char *name, const void *bytes, uint64_t nbytes) {
+    enum { PART = 48 * 1024 };
+    uint64_t parts = nbytes / PART + (nbytes % PART || !nbytes);
+    for (uint64_t part = 0; part < parts; part++) {
+        uint64_t from = part * PART;
+        uint64_t length = nbytes - from < PART ? nbytes - from : PART;
+        pthread_mutex_lock(&lock);
+        bool room = control_room(EVENT_NBYTES + TEXT_NBYTES + length);
+        if (room) {
+            uint8_t *at = put_text(control.at + 1, name, 64);
+            at = put_number(at, part);
+            at = put_number(at, parts);
+            at = put_number(at, length);
+            memcpy(at, (const uint8_t *)bytes + from, length);
+            commit(&control, RECORD_BLOB, at + length);
+        }
+        pthread_mutex_unlock(&lock);
+        if (!room) return 1;
+    }
+    return 0;
+}

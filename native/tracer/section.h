@@ -1,0 +1,38 @@
+/* The file that a process writes: a header page and chunks. See ../FORMAT.md. */
+#pragma once
+
+#include "tracer.h"
+
+enum {
+    PAGE_NBYTES = 4096,
+    CHUNK_NBYTES = 65536,
+    CHUNK_HEADER_NBYTES = 64,
+    /* Kept free at the end of the control writer's chunks: END always has room. */
+    END_RESERVE = 64,
+};
+
+enum end_reason { END_EXIT = 1, END_DETACHED = 2, END_DISK_FULL = 3, END_WRITE_ERROR = 4, END_CUPTI = 5 };
+enum gap_reason { GAP_SUBSCRIBER = 1, GAP_SHUT_DOWN = 2, GAP_DETACHED = 3 };
+
+/* Makes the file with its header and its first chunk (the control writer's). 0, or an errno. */
+int section_begin(void);
+/* Reserves and maps the next chunk, its header filled in. NULL: recording has ended, and the file says why. */
+uint8_t *section_chunk(uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time);
+/* No more chunks; those that are mapped stay so. */
+void section_close(void);
+/* In a forked child: the parent's file is not ours. */
+void section_forget(void);
+
+const char *section_path(void);
+bool section_is_open(void);
+uint64_t section_nbytes(void);
+extern _Atomic uint64_t section_lost;
+
+/* ---- records of the control writer, by any thread ---- */
+
+void record_end(enum end_reason reason, int error);
+void record_gap(enum gap_reason reason, bool begins);
+int record_mark(const char *text);
+int record_before(int device, uint64_t nbytes, const char *source);
+int record_device(int device, const char *pci, const char *name, uint64_t nbytes);
+int record_blob(const char *name, const void *bytes, uint64_t nbytes);

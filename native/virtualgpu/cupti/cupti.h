@@ -1,0 +1,80 @@
+/* CUPTI's own words: result numbers and structures as programs pass them (cupti_result.h and cupti_callbacks.h of
+ * CUDA 13.0). Only the callback interface is there. */
+#ifndef VRAM_VIRTUALGPU_CUPTI_H
+#define VRAM_VIRTUALGPU_CUPTI_H
+
+#include "../driver/callbacks.h"
+
+/* clang-format off */
+#define CUPTI_RESULTS(X) \
+    X(0, CUPTI_SUCCESS) \
+    X(1, CUPTI_ERROR_INVALID_PARAMETER) \
+    X(2, CUPTI_ERROR_INVALID_DEVICE) \
+    X(3, CUPTI_ERROR_INVALID_CONTEXT) \
+    X(4, CUPTI_ERROR_INVALID_EVENT_DOMAIN_ID) \
+    X(5, CUPTI_ERROR_INVALID_EVENT_ID) \
+    X(6, CUPTI_ERROR_INVALID_EVENT_NAME) \
+    X(7, CUPTI_ERROR_INVALID_OPERATION) \
+    X(8, CUPTI_ERROR_OUT_OF_MEMORY) \
+    X(9, CUPTI_ERROR_HARDWARE) \
+    X(10, CUPTI_ERROR_PARAMETER_SIZE_NOT_SUFFICIENT) \
+    X(11, CUPTI_ERROR_API_NOT_IMPLEMENTED) \
+    X(12, CUPTI_ERROR_MAX_LIMIT_REACHED) \
+    X(13, CUPTI_ERROR_NOT_READY) \
+    X(14, CUPTI_ERROR_NOT_COMPATIBLE) \
+    X(15, CUPTI_ERROR_NOT_INITIALIZED) \
+    X(16, CUPTI_ERROR_INVALID_METRIC_ID) \
+    X(17, CUPTI_ERROR_INVALID_METRIC_NAME) \
+    X(18, CUPTI_ERROR_QUEUE_EMPTY) \
+    X(19, CUPTI_ERROR_INVALID_HANDLE) \
+    X(20, CUPTI_ERROR_INVALID_STREAM) \
+    X(21, CUPTI_ERROR_INVALID_KIND) \
+    X(22, CUPTI_ERROR_INVALID_EVENT_VALUE) \
+    X(23, CUPTI_ERROR_DISABLED) \
+    X(24, CUPTI_ERROR_INVALID_MODULE) \
+    X(25, CUPTI_ERROR_INVALID_METRIC_VALUE) \
+    X(26, CUPTI_ERROR_HARDWARE_BUSY) \
+    X(27, CUPTI_ERROR_NOT_SUPPORTED) \
+    X(28, CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED) \
+    X(29, CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED_ON_DEVICE) \
+    X(30, CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED_ON_NON_P2P_DEVICES) \
+    X(31, CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED_WITH_MPS) \
+    X(32, CUPTI_ERROR_CDP_TRACING_NOT_SUPPORTED) \
+    X(33, CUPTI_ERROR_VIRTUALIZED_DEVICE_NOT_SUPPORTED) \
+    X(34, CUPTI_ERROR_CUDA_COMPILER_NOT_COMPATIBLE) \
+    X(35, CUPTI_ERROR_INSUFFICIENT_PRIVILEGES) \
+    X(36, CUPTI_ERROR_OLD_PROFILER_API_INITIALIZED) \
+    X(37, CUPTI_ERROR_OPENACC_UNDEFINED_ROUTINE) \
+    X(38, CUPTI_ERROR_LEGACY_PROFILER_NOT_SUPPORTED) \
+    X(39, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) \
+    X(40, CUPTI_ERROR_VIRTUALIZED_DEVICE_INSUFFICIENT_PRIVILEGES) \
+    X(41, CUPTI_ERROR_CONFIDENTIAL_COMPUTING_NOT_SUPPORTED) \
+    X(42, CUPTI_ERROR_CMP_DEVICE_NOT_SUPPORTED) \
+    X(43, CUPTI_ERROR_MIG_DEVICE_NOT_SUPPORTED) \
+    X(44, CUPTI_ERROR_SLI_DEVICE_NOT_SUPPORTED) \
+    X(45, CUPTI_ERROR_WSL_DEVICE_NOT_SUPPORTED) \
+    X(46, CUPTI_ERROR_INVALID_CHIP_NAME) \
+    X(999, CUPTI_ERROR_UNKNOWN)
+/* clang-format on */
+
+typedef enum cupti_result {
+#define NUMBER(number, name) name = number,
+    CUPTI_RESULTS(NUMBER)
+#undef NUMBER
+} cupti_result;
+
+/* CUpti_SubscriberParams */
+struct subscriber_params {
+    size_t size; /* of this structure, as the caller knows it */
+    const char *name;
+    char *old_name; /* gets the name of the subscriber that is in the way */
+    size_t old_name_size;
+};
+
+/* The virtual driver's table, or NULL where there is none: no libcuda.so.1, or NVIDIA's. */
+const struct callback_calls *driver_calls(void);
+
+/* The error that VRAM_VIRTUAL_CUPTI_ERROR asks this function to return, or CUPTI_SUCCESS. */
+cupti_result fault_of(const char *function);
+
+#endif

@@ -1,0 +1,115 @@
+// What the tests call of the stack walkers, through ctypes, in Pythons of every version.
+#define _GNU_SOURCE
+#include "../../native/tracer/native_stack.h"
+#include "../../native/tracer/python_stack.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+enum { MOST = 4096 };
+
+EXPORTED int harness_find(void) {
+    return python_find();
+}
+
+EXPORTED const char *harness_version(void) {
+    return python_version();
+}
+
+EXPORTED int harness_count(int most) {
+    struct python_frame frames[MOST];
+    return python_walk(frames, most < MOST ? most : MOST);
+}
+
+// The calling thread's frames, described; -1 where one of them cannot be.
+EXPORTED int harness_walk(struct python_place *places, int most) {
+    struct python_frame frames[MOST];
+    int count = python_walk(frames, most < MOST ? most : MOST);
+    for (int each = 0; each < count; each++)
+        if (!python_describe(&frames[each], &places[each])) return -1;
+    return count;
+}
+
+EXPORTED int harness_describe(const void *code, uint32_t instruction, struct python_place *place) {
+    return python_describe(&(struct python_frame){code, instruction}, place);
+}
+
+// The line of every instruction of a code object, two bytes each.
+EXPORTED void harness_lines(const void *code, int *lines, int count) {
+    struct python_place place;
+    for (int each = 0; each < count; each++)
+        lines[each] = harness_describe(code, (uint32_t)each * 2, &place) ? place.line : -2;
+}
+
+EXPORTED uint64_t harness_stamp(const void *code) {
+    return python_code_stamp(code);
+}
+
+// Calls Python, which calls back: C code between two Python frames.
+EXPORTED void harness_call(void (*function)(void)) {
+    function();
+}
+
+static void *walk_alone(void *count) {
+    *(int *)count = harness_count(MOST);
+    return NULL;
+}
+
+// The frames that a thread finds which Python does not know.
+EXPORTED int harness_foreign(void) {
+    int count = -1;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, walk_alone, &count)) return -2;
+    pthread_join(thread, NULL);
+    return count;
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+// Nanoseconds that a walk takes here, and a walk with the stamps of its code objects: the best of several rounds.
+EXPORTED double harness_time(int most, int rounds, int stamps) {
+    struct python_frame frames[MOST];
+    double best = 1e18;
+    volatile uint64_t sink = 0;
+    for (int round = 0; round < 20; round++) {
+        double begin = now();
+        for (int each = 0; each < rounds; each++) {
+            int count = python_walk(frames, most);
+            for (int frame = 0; stamps && frame < count; frame++) sink ^= python_code_stamp(frames[frame].code);
+        }
+        double took = (now() - begin) / rounds;
+        if (took < best) best = took;
+    }
+    return best;
+}
+
+EXPORTED double harness_native_time(int most, int rounds) {
+    uintptr_t addresses[MOST];
+    double best = 1e18;
+    for (int round = 0; round < 10; round++) {
+        double begin = now();
+        for (int each = 0; each < rounds; each++) native_walk(addresses, most);
+        double took = (now() - begin) / rounds;
+        if (took < best) best = took;
+    }
+    return best;
+}
+
+EXPORTED int harness_native_walk(uintptr_t *addresses, int most) {
+    return native_walk(addresses, most);
+}
+
+EXPORTED int harness_native_describe(uintptr_t address, struct native_place *place) {
+    return native_describe(address, place);
+}
+
+EXPORTED int harness_native_is_python(uintptr_t address) {
+    return native_is_python(address);
+}

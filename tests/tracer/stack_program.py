@@ -1,0 +1,627 @@
+"""Runs in a Python of any version from 3.9 on: compares the walked frames with Python's own, in many situations.
+
+    python stack_program.py HARNESS SITUATION...
+
+Prints one JSON object: what each situation compared and where it differed. Syntax of Python 3.9, standard library only.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib.util
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+
+MOST = 1024
+HARNESS = sys.argv[1]
+
+
+class Place(ctypes.Structure):
+    _fields_ = [
+        ("function", ctypes.c_char * 256),
+        ("file", ctypes.c_char * 1024),
+        ("line", ctypes.c_int),
+        ("first_line", ctypes.c_int),
+    ]
+
+
+LIBRARY = ctypes.CDLL(HARNESS)  # releases the GIL for each call
+HOLDING = ctypes.PyDLL(HARNESS)  # keeps it
+LIBRARY.harness_version.restype = ctypes.c_char_p
+WALKS = (LIBRARY.harness_walk, HOLDING.harness_walk)
+CALLBACK = ctypes.CFUNCTYPE(None)
+compared = 0
+differences = []
+
+
+def text(string, nbytes):
+    """What the walker makes of a name: UTF-8 without surrogates and NUL, cut to *nbytes* less one."""
+    clean = "".join("?" if c == "\0" or 0xD800 <= ord(c) < 0xE000 else c for c in string[:nbytes])
+    return clean.encode()[: nbytes - 1].decode(errors="ignore")
+
+
+def expected(frame):
+    frames = []
+    while frame is not None:
+        code = frame.f_code
+        frames.append((text(code.co_name, 256), text(code.co_filename, 1024), frame.f_lineno or 0, code.co_firstlineno))
+        frame = frame.f_back
+    return frames
+
+
+def read(places, count):
+    return [(each.function.decode(), each.file.decode(), each.line, each.first_line) for each in places[:count]]
+
+
+def compare(most=MOST):
+    """Walk here, with the GIL and without, and compare all frames."""
+    global compared
+    places = (Place * most)()
+    for walk in WALKS:
+        count, wanted = walk(places, most), expected(sys._getframe())
+        compared += 1
+        if count != min(len(wanted), most) or read(places, count) != wanted[:most]:
+            differences.append((read(places, max(count, 0))[:8], wanted[:8]))
+
+
+# ---- situations: each calls compare() somewhere inside ----
+
+
+def plain_calls():
+    def inner(number):
+        compare()
+        return number
+
+    return inner(
+        inner(1)
+        + inner(
+            2,
+        )
+    )
+
+
+def recursion():
+    def descend(depth):
+        if depth:
+            descend(depth - 1)
+        else:
+            compare()
+            compare(most=64)
+            compare(most=1)
+
+    descend(500)
+
+
+def generators():
+    def inner():
+        compare()
+        yield 1
+        compare()
+        try:
+            yield 2
+        finally:
+            compare()
+
+    def outer():
+        yield from inner()
+        yield from (compare() for _ in range(2))
+
+    list(outer())
+    abandoned = outer()
+    next(abandoned), next(abandoned)
+    abandoned.close()
+    sent = outer()
+    sent.send(None)
+    with contextlib.suppress(ValueError):
+        sent.throw(ValueError)
+
+
+def tasks():
+    async def numbers():
+        for each in range(3):
+            compare()
+            await asyncio.sleep(0)
+            yield each
+
+    async def work():
+        compare()
+        async for _ in numbers():
+            compare()
+        return [each async for each in numbers()]
+
+    async def main():
+        await asyncio.gather(*(work() for _ in range(4)))
+        await asyncio.get_running_loop().run_in_executor(None, compare)
+
+    asyncio.run(main())
+
+
+def expressions():
+    (lambda: compare())()
+    [compare() for _ in range(2)]
+    {compare() for _ in range(2)}
+    {each: compare() for each in range(2)}
+    list(compare() for _ in range(2))
+    [[compare() for _ in range(2)] for _ in range(2)]
+    f"{compare()} {[compare() for _ in range(1)]}"
+    _ = True and (
+        compare(),
+        compare(),
+    )
+
+
+def decorators():
+    def traced(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    @functools.lru_cache(maxsize=None)
+    @traced
+    @functools.partial(functools.partial, functools.partial)
+    def work():
+        compare()
+
+    work()()
+
+    @contextlib.contextmanager
+    def around():
+        compare()
+        yield
+        compare()
+
+    with around():
+        compare()
+    with contextlib.suppress(KeyError), contextlib.ExitStack() as stack:
+        stack.callback(compare)
+        raise KeyError
+
+
+def classes():
+    class Meta(type):
+        def __new__(meta, name, bases, body):
+            compare()
+            return super().__new__(meta, name, bases, body)
+
+    class Thing(metaclass=Meta):
+        compare()
+
+        def __init__(self, number=0):
+            compare()
+            self.number = number
+
+        def __getitem__(self, key):
+            compare()
+            return key
+
+        @property
+        def size(self):
+            compare()
+            return 1
+
+        def __getattr__(self, name):
+            compare()
+            raise AttributeError(name)
+
+        def __eq__(self, other):
+            compare()
+            return True
+
+        def __lt__(self, other):
+            compare()
+            return True
+
+        def __iter__(self):
+            compare()
+            return iter(())
+
+        def __enter__(self):
+            compare()
+
+        def __exit__(self, *_):
+            compare()
+
+    # Often enough for the interpreter to specialise the calls, which it makes without C frames then.
+    for _ in range(40):
+        thing = Thing(1)
+        thing["key"], thing.size, thing == thing, sorted([thing, thing]), list(thing), hasattr(thing, "missing")
+        with thing:
+            pass
+
+
+def from_c():
+    sorted([3, 1, 2], key=lambda number: compare() or number)
+    list(map(lambda _: compare(), range(2)))
+    functools.reduce(lambda left, right: compare(), range(3))
+    max([1, 2], key=lambda number: compare() or number)
+
+    def called():
+        compare()
+
+    LIBRARY.harness_call(CALLBACK(called))
+    HOLDING.harness_call(CALLBACK(called))
+    LIBRARY.harness_call(CALLBACK(lambda: sorted([2, 1], key=lambda number: called() or number)))
+    exec("compare()")
+    eval("[compare() for _ in range(2)]")
+
+
+def odd_names():
+    names = ("", "x" * 100_000, "ä", "\u0394ata", "\U0001f40d" * 300, "nul\0l", "bad\udc80byte", "é" * 1023, "~" * 1023)
+    for name in names:
+        code = compile("def f():\n\n  compare()\n", name, "exec") if "\0" not in name else None
+        if code is None:
+            code = compile("def f():\n compare()", "plain", "exec")
+        scope = {"compare": compare}
+        exec(code, scope)
+        function = scope["f"]
+        function.__code__ = function.__code__.replace(co_name=name, co_filename=name)
+        function()
+        # A name that is no exact str cannot be read, and is not an error.
+    for source in ("compare()", "\n" * 70_000 + "compare()", "compare(\n" + "\n" * 300 + ")", "if 1:\n" + " 1\n" * 600 + " compare()"):
+        exec(compile(source, "lines", "exec"))
+    scope = {"compare": compare}
+    exec(compile("def f(\n" + "\n" * 200 + "): return compare()\n", "<signature>", "exec"), scope)
+    scope["f"]()
+    scope["f"].__code__ = scope["f"].__code__.replace(co_firstlineno=1_000_000)
+    scope["f"]()
+
+
+def closures():
+    source = "def outer({0}):\n def inner():\n  compare()\n  return {1}\n inner()\n compare()\n"
+    names = ["n%d" % each for each in range(200)]
+    scope = {"compare": compare}
+    exec(source.format(", ".join(names), " and ".join(names)), scope)
+    scope["outer"](*range(200))
+
+
+def exceptions():
+    def fail():
+        try:
+            raise ValueError
+        finally:
+            compare()
+
+    for _ in range(3):
+        try:
+            fail()
+        except ValueError:
+            compare()
+            try:
+                fail()
+            except ValueError as error:
+                compare()
+                del error
+
+
+def threads():
+    ready, done = threading.Barrier(17), threading.Event()
+    failures = []
+
+    def work(seed):
+        chooser = random.Random(seed)
+
+        def descend(depth):
+            if depth:
+                return descend(depth - 1)
+            return compare()
+
+        try:
+            ready.wait()
+            for _ in range(30):
+                descend(chooser.randrange(60))
+        except BaseException as error:
+            failures.append(repr(error))
+
+    def keep_busy():  # holds the GIL most of the time, in one long call and in short ones
+        while not done.is_set():
+            sorted(range(2000), key=str)
+
+    workers = [threading.Thread(target=work, args=(each,)) for each in range(16)]
+    busy = threading.Thread(target=keep_busy)
+    for each in (*workers, busy):
+        each.start()
+    ready.wait()
+    for each in workers:
+        each.join()
+    done.set()
+    busy.join()
+    differences.extend(failures)
+
+
+def foreign_thread():
+    global compared
+    for library in (LIBRARY, HOLDING):
+        compared += 1
+        if library.harness_foreign() != 0:
+            differences.append("a thread without Python has frames")
+
+
+def collection():
+    class Finalized:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            compare()
+
+    def during(phase, info):
+        compare()
+
+    def make():
+        for _ in range(3):
+            Finalized()
+
+    make()
+    gc.callbacks.append(during)
+    gc.collect()
+    gc.callbacks.remove(during)
+    before = gc.get_threshold()
+    # At each allocation of a container: also while frames, generators and cells are being set up.
+    gc.callbacks.append(during)
+    gc.set_threshold(1)
+    generators()
+    closures_of = [functools.partial(lambda value: (lambda: value), each) for each in range(20)]
+    [each()() for each in closures_of]
+    gc.set_threshold(*before)
+    gc.callbacks.remove(during)
+
+
+def tracing():
+    events = []
+
+    def trace(frame, event, argument):
+        events.append(event)
+        sys.settrace(None)
+        compare()
+        sys.settrace(trace)
+        return trace
+
+    def body():
+        total = 0
+        for each in range(3):
+            total += each
+        try:
+            raise ValueError
+        except ValueError:
+            pass
+        list(each for each in range(2))
+        return total
+
+    sys.settrace(trace)
+    body()
+    sys.settrace(None)
+    sys.setprofile(lambda frame, event, argument: compare() if event in ("call", "return") else None)
+    body()
+    sys.setprofile(None)
+    assert {"call", "line", "return", "exception"} <= set(events)
+
+
+def imports():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "imported_module.py")
+        with open(path, "w") as file:
+            file.write("import builtins\nbuiltins.compare_here()\n")
+        sys.modules["builtins"].compare_here = compare
+        sys.path.insert(0, folder)
+        import imported_module  # noqa: F401
+
+        sys.path.remove(folder)
+        del sys.modules["builtins"].compare_here
+
+
+SUB = """
+import ctypes, sys, threading
+sys.argv = ["", {harness!r}]
+def f():
+    places = (Place * 64)()
+    count, wanted = WALK(places, 64), expected(sys._getframe())
+    got = read(places, count)
+    open({out!r}, "a").write("same" if got == wanted else repr((got, wanted)))
+{functions}
+WALK = ctypes.PyDLL({harness!r}).harness_walk
+f()
+[f() for _ in range(2)]
+"""
+
+
+def sub_interpreter():
+    global compared
+    import inspect
+
+    functions = "\n".join(inspect.getsource(each) for each in (Place, text, expected, read))
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "out")
+        script = SUB.format(harness=HARNESS, functions=functions, out=out)
+        run_in_sub_interpreter(script)
+        with open(out) as file:
+            answer = file.read()
+    compared += 3
+    if answer != "same" * 3:
+        differences.append(answer[:2000] or "the sub-interpreter did nothing")
+    compare()
+
+
+def run_in_sub_interpreter(script):
+    if sys.version_info >= (3, 13):
+        import _interpreters
+
+        number = _interpreters.create("legacy")
+        error = _interpreters.run_string(number, script)
+        if error is not None:
+            raise RuntimeError(str(error))
+    else:
+        import _xxsubinterpreters as _interpreters
+
+        number = _interpreters.create(isolated=False)
+        _interpreters.run_string(number, script)
+    _interpreters.destroy(number)
+
+
+def random_trees():
+    """Random ways from one function into the next, a leaf here and there compares."""
+    chooser = random.Random(int(os.environ.get("VRAM_STACK_SEED", "1")))
+    turns = int(os.environ.get("VRAM_STACK_TREES", "400"))
+    scope = {}
+    exec(compile("def executed(go):\n\n\n    return (\n        go())\n", "écrit-\U0001f40d.py", "exec"), scope)
+
+    class Thing:
+        def __init__(self, go=None):
+            if go:
+                go()
+
+        def method(self, go):
+            return go()
+
+        @classmethod
+        def of_class(cls, go):
+            return cls(go)
+
+        def __call__(self, go):
+            return go()
+
+    def by_generator(go):
+        def produce():
+            yield go()
+
+        return next(produce())
+
+    def by_delegation(go):
+        def produce():
+            yield from (go() for _ in range(1))
+
+        return list(produce())
+
+    def by_coroutine(go):
+        async def awaited():
+            return go()
+
+        async def run():
+            return await awaited()
+
+        with contextlib.suppress(StopIteration):
+            run().send(None)
+
+    def by_sort(go):
+        return sorted([0], key=lambda _: go() or 0)
+
+    def by_comprehension(go):
+        return [go() for _ in range(1)]
+
+    def by_callback(go):
+        return chooser.choice((LIBRARY, HOLDING)).harness_call(CALLBACK(lambda: go() and None))
+
+    def by_exception(go):
+        try:
+            raise KeyError
+        except KeyError:
+            return go()
+
+    def by_context(go):
+        class Manager:
+            def __enter__(self):
+                go()
+
+            def __exit__(self, *_):
+                pass
+
+        with Manager():
+            return None
+
+    def by_many_lines(go):
+        return [
+            1,
+            go(
+            ),
+        ]  # fmt: skip
+
+    thing = Thing()
+    ways = (
+        lambda go: go(), Thing, thing.method, Thing.of_class, thing, scope["executed"], by_generator, by_delegation,
+        by_coroutine, by_sort, by_comprehension, by_callback, by_exception, by_context, by_many_lines,
+        functools.partial(lambda go: go()),
+    )  # fmt: skip
+
+    def grow(depth):
+        if chooser.random() < 0.15:
+            compare()
+        if depth:
+            chooser.choice(ways)(lambda: grow(depth - 1))
+        else:
+            compare()
+
+    for _ in range(turns):
+        grow(chooser.randrange(12))
+
+
+def at_exit():
+    atexit.register(compare)
+    atexit.register(report)
+
+
+SITUATIONS = (
+    plain_calls, recursion, generators, tasks, expressions, decorators, classes, from_c, odd_names, closures, exceptions,
+    threads, foreign_thread, collection, tracing, imports, sub_interpreter, random_trees,
+)  # fmt: skip
+
+
+def line_tables(paths):
+    """The line of every instruction of every code object in these files, against PyCode_Addr2Line."""
+    global compared
+    address_to_line = ctypes.pythonapi.PyCode_Addr2Line
+    address_to_line.argtypes = (ctypes.py_object, ctypes.c_int)
+    HOLDING.harness_lines.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                codes = [compile(file.read(), path, "exec", dont_inherit=True)]
+        except (SyntaxError, ValueError, UnicodeDecodeError):
+            continue  # the standard library's tests have files that are wrong on purpose
+        while codes:
+            code = codes.pop()
+            codes.extend(each for each in code.co_consts if hasattr(each, "co_code"))
+            count = len(code.co_code) // 2
+            lines = (ctypes.c_int * count)()
+            HOLDING.harness_lines(code, lines, count)
+            wanted = [max(address_to_line(code, 2 * each), 0) for each in range(count)]
+            compared += count
+            if list(lines) != wanted:
+                differences.append((path, code.co_name, list(lines)[:50], wanted[:50]))
+            if hasattr(code, "co_positions") and wanted != [each[0] or 0 for each in code.co_positions()]:
+                differences.append((path, code.co_name, "co_positions differs"))
+
+
+def report():
+    answer = {"compared": compared, "differences": differences[:3], "number": len(differences)}
+    print(json.dumps(answer), flush=True)
+
+
+def main():
+    assert LIBRARY.harness_find() == 1, "not supported"
+    assert LIBRARY.harness_version().decode() == ".".join(map(str, sys.version_info[:3]))
+    counts = {}
+    chosen = sys.argv[2:]
+    if chosen[:1] == ["line_tables"]:
+        line_tables(chosen[1:])
+    for each in SITUATIONS:
+        if each.__name__ in chosen:
+            before = compared
+            each()
+            counts[each.__name__] = compared - before
+            assert compared > before, each.__name__
+    if "at_exit" in chosen:
+        return at_exit()
+    answer = {"compared": compared, "counts": counts, "differences": differences[:3], "number": len(differences)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
