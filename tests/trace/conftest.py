@@ -1,4 +1,5 @@
-"""Programs on a virtual GPU, recorded as users record them: by the command line, in processes of their own."""
+"""Programs on a virtual GPU, recorded as users record them: by the command line, in processes of their own.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
@@ -218,30 +217,31 @@ _LOOK_AGAIN_S = 0.2
 _ENDING_S = 30.0
 
 
-def wait_for_end(host: Host, receipt: AttachReceipt, output: str, for_s: float) -> str | None:
-    """Wait until the recording of *receipt* has ended; return its file, None where it has not ended.
+def wait_for_end(host: Host, receipt: AttachReceipt, for_s: float) -> bool:
+    """Wait until the recording of *receipt* has ended; False where it goes on although its time is over.
 
-    It ends by its own timer, by another `vram detach`, or with its process.
+    It ends by its own timer, by a `vram detach`, or with its process.
     """
-    handle = host.signals.open(receipt.target.process.pid)
+    pid = receipt.target.process.pid
+    handle = host.signals.open(pid)
     if handle is None:
-        return finished_part(receipt.answer.file, output)
+        return True
     until = host.clock.monotonic() + for_s + _ENDING_S
     try:
-        while host.clock.monotonic() < until:
-            if os.path.lexists(output):
-                return output
-            if handle.ended(_LOOK_AGAIN_S):
-                return finished_part(receipt.answer.file, output)
+        while not handle.ended(_LOOK_AGAIN_S) and _has_open(pid, receipt.answer.file):
+            if host.clock.monotonic() > until:
+                return False
     finally:
         handle.close()
-    return None
+    return True
 
 
-def finished_part(file: str, output: str) -> str | None:
-    """The trace of a process that has ended: under its final name where we may give it that."""
-    if os.path.lexists(file):
-        with suppress(OSError):
-            os.link(file, output, follow_symlinks=False)
-            os.unlink(file)
-    return output if os.path.lexists(output) else file if os.path.lexists(file) else None
+def _has_open(pid: int, file: str) -> bool:
+    """Whether *pid* has *file* open, as it has as long as it records into it."""
+    try:
+        about = os.stat(file)
+    except OSError:  # in another container: only its end can be waited for
+        return True
+    with ProcessFolder("/proc", pid) as folder:
+        found = (folder.about(f"fd/{name}") for name in folder.names("fd"))
+        return any(each is not None and os.path.samestat(each, about) for each in found)

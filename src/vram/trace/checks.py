@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from vram.errors import UsageError
-from vram.model.trace import Frame, Site, Stack, TraceView
+from vram.model.trace import CallStack, Frame, Site, TraceView
 from vram.units import parse_size
 
 CheckName = Literal["leaks", "peak", "failures"]
@@ -115,11 +115,11 @@ def _violation(check: Check, found: int, gpu: int | None, places: list[Place]) -
     return Violation(check, found, gpu, tuple(largest[:MOST_PLACES]), max(0, len(places) - MOST_PLACES))
 
 
-def _place(stacks: Sequence[Stack], site: Site, verdict: str = "") -> Place:
+def _place(stacks: Sequence[CallStack], site: Site, verdict: str = "") -> Place:
     return Place(_frame(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
 
 
-def _frame(stacks: Sequence[Stack], stack: int) -> Frame | None:
+def _frame(stacks: Sequence[CallStack], stack: int) -> Frame | None:
     """The innermost line of Python, else the innermost frame."""
     frames = stacks[stack].frames if 0 <= stack < len(stacks) else ()
     return next((frame for frame in frames if frame.language == "python"), frames[0] if frames else None)

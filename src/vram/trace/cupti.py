@@ -20,6 +20,7 @@ _FIRST_YEAR = 2000
 # The newest CUDA of a driver branch, from NVIDIA's table of releases. What is newer has no limit here.
 _BRANCHES = ((525, 11), (580, 12))
 _SHEBANG_NBYTES = 256
+_MOST = 12
 
 
 class Cupti(Struct, frozen=True):
@@ -45,7 +46,7 @@ def candidates(
     own_folders = {os.path.realpath(folder) for folder in own}
     rest.sort(key=lambda each: os.path.dirname(each.path) in own_folders, reverse=True)
     rest.sort(key=lambda each: each.major or 0, reverse=True)
-    return tuple(dict.fromkeys((*chosen(environment), *_paths(rest))))
+    return tuple(dict.fromkeys((*chosen(environment), *_paths(rest))))[:_MOST]
 
 
 def chosen(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ class Launch:
         require_library()
         try:
             self._folder = tempfile.mkdtemp(prefix="vram-run-")
+            os.close(os.open(self.messages_path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise VramError(
                 f"no temporary folder can be made: {error.strerror}",

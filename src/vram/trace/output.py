@@ -29,7 +29,6 @@ _COPIED_AT_ONCE = 1 << 30
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Of link(): the file system has none, or does not allow them.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_ATTACHED = 2
 
 
 class Part(Struct, frozen=True):
@@ -39,7 +38,6 @@ class Part(Struct, frozen=True):
     pid: int
     started_at: int
     monotonic_ns: int
-    attached: bool
     run: str
     nbytes: int
 
@@ -117,8 +115,8 @@ def read_part(path: str) -> Part | None:
         return None
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         return None
-    _, _, _, _, _, pid, _, monotonic, began, _, how, _, _, run = _HEADER.unpack(header)
-    return Part(path, pid, began, monotonic, how == _ATTACHED, run.hex(), about.st_size)
+    _, _, _, _, _, pid, _, monotonic, began, _, _, _, _, run = _HEADER.unpack(header)
+    return Part(path, pid, began, monotonic, run.hex(), about.st_size)
 
 
 def parts(output: str, run: str) -> list[Part]:

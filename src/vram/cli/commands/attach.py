@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
 from vram.cli.arguments import pid_number, seconds
@@ -111,14 +112,11 @@ def _wait(host: LocalHost, receipt: AttachReceipt, name: str, for_s: float) -> i
 
     pid = receipt.target.process.pid
     try:
-        file = wait_for_end(host, receipt, name, for_s)
+        if not wait_for_end(host, receipt, for_s):
+            say(f"pid {pid} is still being recorded, into {shown_path(name)}")
+            return ExitCode.PARTIAL
     except KeyboardInterrupt:
-        try:
-            file = detach(host, pid).answer.file
-        except CannotRecord:  # its timer came first
-            file = name
-    if file is None:
-        say(f"pid {pid} is still being recorded, into {shown_path(receipt.answer.file)}")
-        return ExitCode.PARTIAL
-    say(trace_line(file))
+        with suppress(CannotRecord):  # its timer came first
+            detach(host, pid)
+    say(trace_line(name))
     return ExitCode.OK

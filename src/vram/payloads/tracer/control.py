@@ -1,7 +1,7 @@
 """Starts and stops the recorder inside a live process, and says what the process held before.
 
-The recorder is a library; it is loaded into the process and stays there. Verbs of a request: "start", "stop",
-"status". What cannot be done (the file, the library) is an answer, never an error in the program.
+The recorder is a library; it is loaded into the process and stays there. Verbs of a request: "start" and
+"stop". What cannot be done (the file, the library) is an answer, never an error in the program.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-import re
 import sys
 from ctypes import byref, c_char_p, c_int, c_uint64
 from typing import Any
@@ -19,19 +18,11 @@ from ..libcuda import device_uuid, loaded
 FRAMEWORKS = "_vram_tracer_frameworks"
 """Where ``frameworks.py``, beside this file, leaves what must be called before recording ends."""
 _ALREADY = 1
-_PART = re.compile(r"\.\d+(-\d+)?\.part$")
-_HOW, _ATTACHED = 52, 2  # native/FORMAT.md, header page: how recording began
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Do what *request* asks; "outcome" says what came of it."""
-    verb = request["verb"]
-    if verb == "start":
-        told = start(request)
-    elif verb == "stop":
-        told = stop()
-    else:
-        told = status()
+    told = start(request) if request["verb"] == "start" else stop()
     return {"status": "done", "python": sys.version.split()[0], **told}
 
 
@@ -84,13 +75,6 @@ def recorder_here() -> Recorder | None:
 # ---- verbs ----
 
 
-def status() -> dict[str, Any]:
-    recorder = recorder_here()
-    if recorder is None or not recorder.file:
-        return {"outcome": "not recording"}
-    return {"outcome": "recording", "file": recorder.file, **recorder.counts()}
-
-
 def start(request: dict[str, Any]) -> dict[str, Any]:
     recorder = recorder_here()
     if recorder is not None and recorder.file:
@@ -133,44 +117,23 @@ def stop() -> dict[str, Any]:
     file, counts = recorder.file, recorder.counts()
     if recorder.library.vram_tracer_stop():
         return {"outcome": "not recording"}  # the timer came first
-    return {"outcome": "stopped", "file": final_name(file), **counts}
+    return {"outcome": "stopped", "file": file, **counts}
 
 
-# ---- how a recording ends ----
-
-
-def final_name(file: str) -> str:
-    """Give *file*, a part that is complete, its final name if it was attached; return the name it has now.
-
-    Those of `vram run` are gathered by that.
-    """
-    name = _PART.sub("", file)
-    try:
-        with open(file, "rb") as part:
-            header = part.read(_HOW + 4)
-        if name == file or int.from_bytes(header[_HOW:], "little") != _ATTACHED:
-            return file
-        os.link(file, name)  # replaces nothing
-        os.unlink(file)
-    except OSError:
-        return file if os.path.lexists(file) else name
-    return name
-
+# ---- a recording that ends by itself ----
 
 # Runs in a thread of its own, with these names: seconds, path (of the library), file, frameworks. By then
 # nothing else of the payload is there. A recording that was stopped meanwhile, or begun anew, is left alone.
 TIMER = r"""
 try:
-    import ctypes, os, re, sys, time
+    import ctypes, os, sys, time
     time.sleep(seconds)
     library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     library.vram_tracer_file.restype = ctypes.c_char_p
     if os.fsdecode(library.vram_tracer_file() or b"") == file:
         if frameworks in sys.modules:
             sys.modules[frameworks].finish("detach")
-        if library.vram_tracer_stop() == 0:
-            os.link(file, re.sub(r"\.\d+(-\d+)?\.part$", "", file))
-            os.unlink(file)
+        library.vram_tracer_stop()
 except Exception:
     pass
 """
