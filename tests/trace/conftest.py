@@ -1,8 +1,8 @@
-"""Programs on a virtual GPU, recorded as users record them: by the command line, in processes of their own.
-"""
+"""Programs on a virtual GPU, recorded as users record them: by the command line, each in its own process."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +75,11 @@ class Workplace:
         self._terminals.append(Terminal(self.folder, {**self.environment, "PATH": path}))
         return self._terminals[-1]
 
+    def held(self, gpu: int) -> int:
+        """What is held on a GPU beyond what its driver reserves."""
+        checked = json.loads(self.vram("check", "--json").stdout)
+        return int(checked["gpus"][gpu]["held_bytes"])
+
     def files(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir())
 
@@ -89,6 +94,15 @@ class Workplace:
 @pytest.fixture
 def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
     gpu = request.getfixturevalue("virtual_gpu")
+    place = Workplace(gpu.environment(), tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
+    """The same with two GPUs."""
+    gpu = request.getfixturevalue("two_virtual_gpus")
     place = Workplace(gpu.environment(), tmp_path)
     yield place
     place.close()
