@@ -14,14 +14,14 @@ from vram.report.escape import inert
 from vram.units import counted, size
 
 if TYPE_CHECKING:
-    from vram.model.trace import Frame, TraceView
+    from vram.model.trace import TraceView
     from vram.trace.checks import Place, Violation
     from vram.trace.launch import Framework, Launched, Message, Stacks
 
 # Reading a trace of this size takes about a second; of a larger one only its length is said.
 SUMMARISED_NBYTES = 64 << 20
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_LONGEST_PATH = 80
+_LONGEST_PLACE = 160
 
 
 def add_recording_arguments(parser: ArgumentParser) -> None:
@@ -192,16 +192,10 @@ def violation_lines(violation: Violation) -> Iterator[str]:
 
 
 def _place_line(place: Place) -> str:
+    from vram.trace.places import place_text
+
     times = f" in {place.count:,} allocations" if place.count > 1 else ""
     verdict = f", {place.verdict}" if place.verdict else ""
-    return f"  {size(place.nbytes)}{times}{verdict}: {place_name(place.frame)}"
-
-
-def place_name(frame: Frame | None) -> str:
-    """A frame as tools write it: function file:line. Its text is the traced program's, and made inert."""
-    if frame is None:
-        return "no stack was recorded"
-    at = frame.line if frame.language == "python" else f"{frame.line:#x}"
-    file = inert(frame.file)
-    short = file if len(file) <= _LONGEST_PATH else f"…{file[-_LONGEST_PATH + 1 :]}"
-    return f"{inert(frame.function)[:_LONGEST_PATH]} {short}:{at}"
+    where, half = inert(place_text(place.frame)), _LONGEST_PLACE // 2
+    shown = where if len(where) <= _LONGEST_PLACE else f"{where[:half]}…{where[-half:]}"
+    return f"  {size(place.nbytes)}{times}{verdict}: {shown}"

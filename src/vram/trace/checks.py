@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, Site, TraceView
+from vram.trace.places import innermost
 from vram.units import parse_size
 
 CheckName = Literal["leaks", "peak", "failures"]
@@ -105,7 +106,7 @@ def _peaks(view: TraceView, check: Check) -> Iterator[Violation]:
 def _failures(view: TraceView, check: Check) -> Iterator[Violation]:
     if view.failures_in_all > check.most:
         places = [
-            Place(_frame(view.stacks, each.stack), each.nbytes, 1, each.process) for each in view.failures
+            Place(innermost(view.stacks, each.stack), each.nbytes, 1, each.process) for each in view.failures
         ]
         yield _violation(check, view.failures_in_all, None, places)
 
@@ -116,13 +117,7 @@ def _violation(check: Check, found: int, gpu: int | None, places: list[Place]) -
 
 
 def _place(stacks: Sequence[CallStack], site: Site, verdict: str = "") -> Place:
-    return Place(_frame(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
-
-
-def _frame(stacks: Sequence[CallStack], stack: int) -> Frame | None:
-    """The innermost line of Python, else the innermost frame."""
-    frames = stacks[stack].frames if 0 <= stack < len(stacks) else ()
-    return next((frame for frame in frames if frame.language == "python"), frames[0] if frames else None)
+    return Place(innermost(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
 
 
 def _shortened(view: TraceView) -> str:

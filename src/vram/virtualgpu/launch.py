@@ -11,6 +11,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from vram.errors import UsageError
 from vram.payloads.procfs import read_stat
@@ -75,21 +76,21 @@ def wait_status(
     pid = start(argv, environment, mask)
     if started is not None:
         started(pid)
-    return _wait_for(pid)
+    return wait_for(pid)
 
 
 def start(
     argv: Sequence[str],
     environment: Mapping[str, str],
     mask: set[int],
-    files: Sequence[tuple[int, ...]] = (),
+    **options: Any,
 ) -> int:
-    """Start *argv* and return its pid; *files* are ``file_actions`` of posix_spawn."""
+    """Start *argv* and return its pid; *options* are those of posix_spawn."""
     # Python ignores these two; a command expects the usual deadly ones.
     restored = {signal.SIGPIPE, signal.SIGXFSZ}
     try:
         return os.posix_spawnp(
-            argv[0], list(argv), environment, setsigmask=mask, setsigdef=restored, file_actions=files
+            argv[0], list(argv), environment, setsigmask=mask, setsigdef=restored, **options
         )
     except OSError as error:
         raise CannotStart(argv[0], error) from error
@@ -105,7 +106,12 @@ def end_by_signal(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _wait_for(pid: int) -> int:
+def wait_for(pid: int, send: Callable[[int], None] | None = None) -> int:
+    """Wait inside :func:`signals_held` until *pid* has ended; return how, as wait(2) says it.
+
+    *send* passes a signal on to a command that is not in our process group, and so gets none from the
+    terminal.
+    """
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
         if ended and os.WIFSTOPPED(status):
@@ -115,7 +121,11 @@ def _wait_for(pid: int) -> int:
         if ended:
             return status
         news = signal.sigwaitinfo(_TAKEN)
-        if news.si_signo in PASSED_ON and not _has_it_already(news):
+        if news.si_signo not in PASSED_ON:
+            continue
+        if send is not None:
+            send(news.si_signo)
+        elif not _has_it_already(news):
             os.kill(pid, news.si_signo)  # not reaped yet, so the pid is still its own
 
 

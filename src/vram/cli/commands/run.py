@@ -93,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
         fail_at=fail_at,
     )
     if args.live:
-        _require_live()
+        _require_live(args, settings.output)
     with ExitStack() as stack:
         host = open_host(reads_driver=args.pretend is not None)
         prepared = stack.enter_context(Launch(host, args.command, settings))
         if args.pretend is not None:
             _pretend(stack, host, args.pretend)
-        launched = _launch(args, prepared)
+        launched = _launch_live(args, prepared) if args.live else _launch(args, prepared)
     return _report(launched, checks)
 
 
@@ -133,8 +133,12 @@ def _pretend(stack: ExitStack, host: LocalHost, nbytes: int) -> None:
         say(f"GPU {each.device}: {size(each.free)} is free for the command; vram holds the rest of {whole}")
 
 
-def _require_live() -> None:
-    raise UsageError("--live is not there yet")
+def _require_live(args: argparse.Namespace, trace: str) -> None:
+    from vram.cli.terminal import require_view
+    from vram.trace.output import require_writable
+
+    require_view("vram run --live")
+    require_writable(f"{trace}.log", force=args.force)
 
 
 def _launch(args: argparse.Namespace, prepared: Launch) -> Launched:
@@ -148,6 +152,38 @@ def _launch(args: argparse.Namespace, prepared: Launch) -> Launched:
             return wait_status(argv, environment, mask)
 
         return launch(prepared, os.environ, wait, force=args.force)
+
+
+def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
+    """The page has the terminal; the command is in a process group of its own, and writes to a file."""
+    from vram.cli.terminal import carries_unicode
+    from vram.top.run_live import LiveRun, pass_on
+    from vram.top.sites import FollowedTrace
+    from vram.trace.launch import launch
+    from vram.virtualgpu.launch import signals_held, start, wait_for
+
+    log = f"{prepared.settings.output}.log"
+    new = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | (os.O_TRUNC if args.force else os.O_EXCL)
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, new, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+
+    def wait(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+        pid = start(argv, environment, set(), file_actions=files, setpgroup=0)
+        source = FollowedTrace(prefix=prepared.settings.output)
+        page = LiveRun(pid, source, " ".join(argv), log, ascii_only=not carries_unicode())
+        page.run()
+        if page.status is not None:
+            return page.status
+        say("the command goes on; Ctrl-C interrupts it")
+        with signals_held():
+            return wait_for(pid, pass_on(pid))
+
+    launched = launch(prepared, os.environ, wait, force=args.force)
+    say(f"what the command printed is in {os.path.relpath(log)}")
+    return launched
 
 
 # ---- at the end ----
