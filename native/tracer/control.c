@@ -1,6 +1,7 @@
 /* The recorder's life: loaded by the CUDA driver or by who attaches, started, stopped, forked, ended. */
 #define _GNU_SOURCE
 #include "cupti.h"
+#include "native_stack.h"
 #include "section.h"
 #include "writer.h"
 
@@ -225,6 +226,7 @@ static enum start_error begin(void) {
     writers_new_generation();
     devices_forget();
     stacks_find_python();
+    if (settings.stacks != STACKS_NONE) native_prepare();
     if (settings.attached) {
         int error = section_begin();
         if (error) {

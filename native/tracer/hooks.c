@@ -313,13 +313,30 @@ static uint64_t *size_parameter(const struct hook *hook, uint64_t *params) {
 }
 
 static __thread uint64_t wanted_nbytes; /* of the call that is being made to fail */
+static __thread struct {
+    uint64_t nbytes, until;
+    int left;
+} repeats; /* of an allocation that was made to fail */
+
+/* A framework that is refused empties its caches and asks again for the same size (PyTorch up to three
+   times): those attempts are refused too, else nobody would notice the first. */
+static bool repeats_a_failure(uint64_t nbytes) {
+    if (!repeats.left || repeats.nbytes != nbytes || now_ns() > repeats.until) return false;
+    repeats.left--;
+    return true;
+}
 
 /* --fail-at: the driver is asked for more than any GPU has, and answers as when memory is short. */
 static void fail_perhaps(const struct hook *hook, uint64_t *params) {
     uint64_t *nbytes = size_parameter(hook, params);
     if (!nbytes) return;
-    bool fails = settings.fail == FAIL_AT_COUNT ? atomic_fetch_add(&allocations, 1) + 1 == settings.fail_value
-                                                : *nbytes >= settings.fail_value;
+    bool fails = settings.fail == FAIL_AT_SIZE ? *nbytes >= settings.fail_value : repeats_a_failure(*nbytes);
+    if (!fails && settings.fail == FAIL_AT_COUNT && atomic_fetch_add(&allocations, 1) + 1 == settings.fail_value) {
+        fails = true;
+        repeats.nbytes = *nbytes;
+        repeats.until = now_ns() + 1000000000u;
+        repeats.left = 2;
+    }
     if (!fails) return;
     wanted_nbytes = *nbytes;
     *nbytes = (uint64_t)1 << 50;

@@ -291,7 +291,9 @@ static const char *find_thread(void) {
     if (atomic_load_explicit(&state, memory_order_acquire) != PYTHON_SUPPORTED) return NULL;
     const char *thread = python.this_thread();
     if (!thread) return NULL;
-    // While one thread finalizes Python, it frees the states of the others, which may still run C code.
+    // While one thread finalizes Python, it frees the states of the others, which may still run C code. What remains:
+    // a thread without the GIL that the scheduler stops in the 50 ns after this check, at the moment when finalizing
+    // begins, reads freed memory. Python has nothing against that that would not wait for the GIL.
     const char *finalizing = load_pointer(python.runtime + python.layout.finalizing);
     if (finalizing ? finalizing != thread : !python.initialized()) return NULL;
     return python.layout.minor < 12 ? choose_interpreter(thread) : thread;

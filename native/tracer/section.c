@@ -24,7 +24,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the control writer */
 static struct writer control;
-static int file = -1;
+static int file = -1, closed_file = -1;
 static char path[PATH_MAX];
 static _Atomic uint32_t chunks;
 static bool forked;
@@ -266,7 +266,10 @@ void section_close(void) {
     pthread_mutex_lock(&lock);
     if (atomic_exchange(&open_now, false)) {
         munmap(control.chunk, CHUNK_NBYTES);
-        close(file);
+        /* A thread may be about to reserve a chunk: were the number given to a file of the program, that file
+           would grow. It stays taken for one more recording. */
+        if (closed_file >= 0) close(closed_file);
+        closed_file = file;
         file = -1;
     }
     pthread_mutex_unlock(&lock);
@@ -276,7 +279,8 @@ void section_forget(void) {
     /* The lock may have been held by a thread that does not exist here; the chunks are not mapped here. */
     pthread_mutex_init(&lock, NULL);
     if (file >= 0) close(file);
-    file = -1;
+    if (closed_file >= 0) close(closed_file);
+    file = closed_file = -1;
     forked = true;
     atomic_store(&open_now, false);
 }

@@ -41,7 +41,7 @@ void dispatch(void *unused, int domain, uint32_t id, const void *data) {
 
 /* ---- what the other subscriber calls ---- */
 
-static void forget_wishes(void) {
+static void forget_wanted(void) {
     for (int domain = 0; domain < DOMAINS; domain++)
         for (int id = 0; id < MOST_IDS; id++)
             atomic_store_explicit(&other.wanted[domain][id], false, memory_order_relaxed);
@@ -53,7 +53,7 @@ static int shared_subscribe(void **handle, cupti_callback callback, void *data) 
     if (!subscription) {
         result = cupti.subscribe(handle, callback, data);
     } else if (handle && callback && !atomic_load(&other.callback)) {
-        forget_wishes();
+        forget_wanted();
         atomic_store(&other.data, data);
         atomic_store_explicit(&other.callback, callback, memory_order_release);
         *handle = subscription;
@@ -83,14 +83,14 @@ static int shared_enable_callback(uint32_t enable, void *handle, int domain, uin
     return result;
 }
 
-static void wish_domain(int domain, bool wanted) {
+static void want_domain(int domain, bool wanted) {
     for (int id = 0; domain >= 0 && domain < DOMAINS && id < MOST_IDS; id++)
         atomic_store(&other.wanted[domain][id], wanted);
 }
 
 static int shared_enable_domain(uint32_t enable, void *handle, int domain) {
     if (!is_ours(handle)) return cupti.enable_domain(enable, handle, domain);
-    wish_domain(domain, enable != 0);
+    want_domain(domain, enable != 0);
     int result = cupti.enable_domain(enable, handle, domain);
     if (!enable) for_each_hook(enable_again);
     return result;
@@ -98,7 +98,7 @@ static int shared_enable_domain(uint32_t enable, void *handle, int domain) {
 
 static int shared_enable_all(uint32_t enable, void *handle) {
     if (!is_ours(handle)) return cupti.enable_all(enable, handle);
-    for (int domain = 0; domain < DOMAINS; domain++) wish_domain(domain, enable != 0);
+    for (int domain = 0; domain < DOMAINS; domain++) want_domain(domain, enable != 0);
     int result = cupti.enable_all(enable, handle);
     if (!enable) for_each_hook(enable_again);
     return result;
@@ -115,7 +115,7 @@ static int shared_unsubscribe(void *handle) {
     if (!is_ours(handle)) return cupti.unsubscribe(handle);
     pthread_mutex_lock(&lock);
     atomic_store(&other.callback, NULL);
-    forget_wishes();
+    forget_wanted();
     cupti.enable_all(0, subscription);
     if (atomic_load(&recording) == RECORDING) {
         for_each_hook(enable_again);

@@ -4,9 +4,11 @@
 #include "../../native/tracer/python_stack.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
 enum { MOST = 4096 };
@@ -22,6 +24,28 @@ EXPORTED const char *harness_version(void) {
 EXPORTED int harness_count(int most) {
     struct python_frame frames[MOST];
     return python_walk(frames, most < MOST ? most : MOST);
+}
+
+// A thread that waits in C code, without the GIL, and walks when another one says so.
+static atomic_int phase; // 1: it waits, 2: it shall walk, 3: it has
+static int told_count = -1;
+
+EXPORTED void harness_walk_when_told(void) {
+    phase = 1;
+    while (phase != 2) usleep(100);
+    told_count = harness_count(MOST);
+    phase = 3;
+    for (;;) pause();
+}
+
+EXPORTED int harness_is_walker_ready(void) {
+    return phase == 1;
+}
+
+EXPORTED int harness_let_walk(void) {
+    phase = 2;
+    while (phase != 3) usleep(100);
+    return told_count;
 }
 
 // The calling thread's frames, described; -1 where one of them cannot be.

@@ -1,77 +1,23 @@
-"""Runs in a Python of any version from 3.9 on: compares the walked frames with Python's own, in many situations.
+"""Frames in plain calls, generators, tasks, callbacks from C, threads, collections and more.
 
-    python stack_program.py HARNESS SITUATION...
+    python stack_situations.py HARNESS SITUATION...
 
-Prints one JSON object: what each situation compared and where it differed. Syntax of Python 3.9, standard library only.
+Prints a JSON object: how much each situation compared, and what differed.
 """
 
 import asyncio
-import atexit
 import contextlib
 import ctypes
 import functools
 import gc
-import importlib.util
-import json
+import inspect
 import os
 import random
 import sys
 import tempfile
 import threading
 
-MOST = 1024
-HARNESS = sys.argv[1]
-
-
-class Place(ctypes.Structure):
-    _fields_ = [
-        ("function", ctypes.c_char * 256),
-        ("file", ctypes.c_char * 1024),
-        ("line", ctypes.c_int),
-        ("first_line", ctypes.c_int),
-    ]
-
-
-LIBRARY = ctypes.CDLL(HARNESS)  # releases the GIL for each call
-HOLDING = ctypes.PyDLL(HARNESS)  # keeps it
-LIBRARY.harness_version.restype = ctypes.c_char_p
-WALKS = (LIBRARY.harness_walk, HOLDING.harness_walk)
-CALLBACK = ctypes.CFUNCTYPE(None)
-compared = 0
-differences = []
-
-
-def text(string, nbytes):
-    """What the walker makes of a name: UTF-8 without surrogates and NUL, cut to *nbytes* less one."""
-    clean = "".join("?" if c == "\0" or 0xD800 <= ord(c) < 0xE000 else c for c in string[:nbytes])
-    return clean.encode()[: nbytes - 1].decode(errors="ignore")
-
-
-def expected(frame):
-    frames = []
-    while frame is not None:
-        code = frame.f_code
-        frames.append((text(code.co_name, 256), text(code.co_filename, 1024), frame.f_lineno or 0, code.co_firstlineno))
-        frame = frame.f_back
-    return frames
-
-
-def read(places, count):
-    return [(each.function.decode(), each.file.decode(), each.line, each.first_line) for each in places[:count]]
-
-
-def compare(most=MOST):
-    """Walk here, with the GIL and without, and compare all frames."""
-    global compared
-    places = (Place * most)()
-    for walk in WALKS:
-        count, wanted = walk(places, most), expected(sys._getframe())
-        compared += 1
-        if count != min(len(wanted), most) or read(places, count) != wanted[:most]:
-            differences.append((read(places, max(count, 0))[:8], wanted[:8]))
-
-
-# ---- situations: each calls compare() somewhere inside ----
+from stack_compare import CALLBACK, HARNESS, HOLDING, LIBRARY, Place, Result, compare, expected, read, text
 
 
 def plain_calls():
@@ -148,7 +94,7 @@ def expressions():
     [compare() for _ in range(2)]
     {compare() for _ in range(2)}
     {each: compare() for each in range(2)}
-    list(compare() for _ in range(2))
+    list(compare() for _ in range(2))  # noqa: C400
     [[compare() for _ in range(2)] for _ in range(2)]
     f"{compare()} {[compare() for _ in range(1)]}"
     _ = True and (
@@ -165,7 +111,7 @@ def decorators():
 
         return wrapper
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     @traced
     @functools.partial(functools.partial, functools.partial)
     def work():
@@ -233,14 +179,21 @@ def classes():
     # Often enough for the interpreter to specialise the calls, which it makes without C frames then.
     for _ in range(40):
         thing = Thing(1)
-        thing["key"], thing.size, thing == thing, sorted([thing, thing]), list(thing), hasattr(thing, "missing")
+        (
+            thing["key"],
+            thing.size,
+            thing == thing,
+            sorted([thing, thing]),
+            list(thing),
+            hasattr(thing, "missing"),
+        )
         with thing:
             pass
 
 
 def from_c():
     sorted([3, 1, 2], key=lambda number: compare() or number)
-    list(map(lambda _: compare(), range(2)))
+    list(map(lambda _: compare(), range(2)))  # noqa: C417
     functools.reduce(lambda left, right: compare(), range(3))
     max([1, 2], key=lambda number: compare() or number)
 
@@ -255,7 +208,17 @@ def from_c():
 
 
 def odd_names():
-    names = ("", "x" * 100_000, "ä", "\u0394ata", "\U0001f40d" * 300, "nul\0l", "bad\udc80byte", "é" * 1023, "~" * 1023)
+    names = (
+        "",
+        "x" * 100_000,
+        "ä",
+        "\u0394ata",
+        "\U0001f40d" * 300,
+        "nul\0l",
+        "bad\udc80byte",
+        "é" * 1023,
+        "~" * 1023,
+    )
     for name in names:
         code = compile("def f():\n\n  compare()\n", name, "exec") if "\0" not in name else None
         if code is None:
@@ -266,7 +229,12 @@ def odd_names():
         function.__code__ = function.__code__.replace(co_name=name, co_filename=name)
         function()
         # A name that is no exact str cannot be read, and is not an error.
-    for source in ("compare()", "\n" * 70_000 + "compare()", "compare(\n" + "\n" * 300 + ")", "if 1:\n" + " 1\n" * 600 + " compare()"):
+    for source in (
+        "compare()",
+        "\n" * 70_000 + "compare()",
+        "compare(\n" + "\n" * 300 + ")",
+        "if 1:\n" + " 1\n" * 600 + " compare()",
+    ):
         exec(compile(source, "lines", "exec"))
     scope = {"compare": compare}
     exec(compile("def f(\n" + "\n" * 200 + "): return compare()\n", "<signature>", "exec"), scope)
@@ -275,9 +243,19 @@ def odd_names():
     scope["f"]()
 
 
+def immortal_code():
+    """3.14 marks a frame's reference to an object that is never freed."""
+    scope = {"compare": compare}
+    exec("def f():\n compare()\n", scope)
+    code = scope["f"].__code__
+    if sys.version_info >= (3, 12):
+        ctypes.c_uint32.from_address(id(code)).value = 0xC0000000  # the count that makes it immortal
+    scope["f"]()
+
+
 def closures():
     source = "def outer({0}):\n def inner():\n  compare()\n  return {1}\n inner()\n compare()\n"
-    names = ["n%d" % each for each in range(200)]
+    names = [f"n{each}" for each in range(200)]
     scope = {"compare": compare}
     exec(source.format(", ".join(names), " and ".join(names)), scope)
     scope["outer"](*range(200))
@@ -334,15 +312,14 @@ def threads():
         each.join()
     done.set()
     busy.join()
-    differences.extend(failures)
+    Result.differences.extend(failures)
 
 
 def foreign_thread():
-    global compared
     for library in (LIBRARY, HOLDING):
-        compared += 1
+        Result.compared += 1
         if library.harness_foreign() != 0:
-            differences.append("a thread without Python has frames")
+            Result.differ("a thread without Python has frames")
 
 
 def collection():
@@ -369,7 +346,7 @@ def collection():
     gc.callbacks.append(during)
     gc.set_threshold(1)
     generators()
-    closures_of = [functools.partial(lambda value: (lambda: value), each) for each in range(20)]
+    closures_of = [functools.partial(lambda value: lambda: value, each) for each in range(20)]
     [each()() for each in closures_of]
     gc.set_threshold(*before)
     gc.callbacks.remove(during)
@@ -393,7 +370,7 @@ def tracing():
             raise ValueError
         except ValueError:
             pass
-        list(each for each in range(2))
+        list(each for each in range(2))  # noqa: C400
         return total
 
     sys.settrace(trace)
@@ -434,9 +411,6 @@ f()
 
 
 def sub_interpreter():
-    global compared
-    import inspect
-
     functions = "\n".join(inspect.getsource(each) for each in (Place, text, expected, read))
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out")
@@ -444,9 +418,9 @@ def sub_interpreter():
         run_in_sub_interpreter(script)
         with open(out) as file:
             answer = file.read()
-    compared += 3
+    Result.compared += 3
     if answer != "same" * 3:
-        differences.append(answer[:2000] or "the sub-interpreter did nothing")
+        Result.differ(answer[:2000] or "the sub-interpreter did nothing")
     compare()
 
 
@@ -471,7 +445,9 @@ def random_trees():
     chooser = random.Random(int(os.environ.get("VRAM_STACK_SEED", "1")))
     turns = int(os.environ.get("VRAM_STACK_TREES", "400"))
     scope = {}
-    exec(compile("def executed(go):\n\n\n    return (\n        go())\n", "écrit-\U0001f40d.py", "exec"), scope)
+    exec(
+        compile("def executed(go):\n\n\n    return (\n        go())\n", "écrit-\U0001f40d.py", "exec"), scope
+    )
 
     class Thing:
         def __init__(self, go=None):
@@ -534,7 +510,7 @@ def random_trees():
                 pass
 
         with Manager():
-            return None
+            pass
 
     def by_many_lines(go):
         return [
@@ -545,9 +521,9 @@ def random_trees():
 
     thing = Thing()
     ways = (
-        lambda go: go(), Thing, thing.method, Thing.of_class, thing, scope["executed"], by_generator, by_delegation,
-        by_coroutine, by_sort, by_comprehension, by_callback, by_exception, by_context, by_many_lines,
-        functools.partial(lambda go: go()),
+        lambda go: go(), Thing, thing.method, Thing.of_class, thing, scope["executed"],
+        by_generator, by_delegation, by_coroutine, by_sort, by_comprehension, by_callback,
+        by_exception, by_context, by_many_lines, functools.partial(lambda go: go()),
     )  # fmt: skip
 
     def grow(depth):
@@ -562,65 +538,20 @@ def random_trees():
         grow(chooser.randrange(12))
 
 
-def at_exit():
-    atexit.register(compare)
-    atexit.register(report)
-
-
 SITUATIONS = (
-    plain_calls, recursion, generators, tasks, expressions, decorators, classes, from_c, odd_names, closures, exceptions,
-    threads, foreign_thread, collection, tracing, imports, sub_interpreter, random_trees,
+    plain_calls, recursion, generators, tasks, expressions, decorators, classes, from_c, odd_names,
+    immortal_code, closures, exceptions, threads, foreign_thread, collection, tracing, imports,
+    sub_interpreter, random_trees,
 )  # fmt: skip
 
 
-def line_tables(paths):
-    """The line of every instruction of every code object in these files, against PyCode_Addr2Line."""
-    global compared
-    address_to_line = ctypes.pythonapi.PyCode_Addr2Line
-    address_to_line.argtypes = (ctypes.py_object, ctypes.c_int)
-    HOLDING.harness_lines.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
-    for path in paths:
-        try:
-            with open(path, "rb") as file:
-                codes = [compile(file.read(), path, "exec", dont_inherit=True)]
-        except (SyntaxError, ValueError, UnicodeDecodeError):
-            continue  # the standard library's tests have files that are wrong on purpose
-        while codes:
-            code = codes.pop()
-            codes.extend(each for each in code.co_consts if hasattr(each, "co_code"))
-            count = len(code.co_code) // 2
-            lines = (ctypes.c_int * count)()
-            HOLDING.harness_lines(code, lines, count)
-            wanted = [max(address_to_line(code, 2 * each), 0) for each in range(count)]
-            compared += count
-            if list(lines) != wanted:
-                differences.append((path, code.co_name, list(lines)[:50], wanted[:50]))
-            if hasattr(code, "co_positions") and wanted != [each[0] or 0 for each in code.co_positions()]:
-                differences.append((path, code.co_name, "co_positions differs"))
-
-
-def report():
-    answer = {"compared": compared, "differences": differences[:3], "number": len(differences)}
-    print(json.dumps(answer), flush=True)
-
-
 def main():
-    assert LIBRARY.harness_find() == 1, "not supported"
-    assert LIBRARY.harness_version().decode() == ".".join(map(str, sys.version_info[:3]))
     counts = {}
-    chosen = sys.argv[2:]
-    if chosen[:1] == ["line_tables"]:
-        line_tables(chosen[1:])
     for each in SITUATIONS:
-        if each.__name__ in chosen:
-            before = compared
-            each()
-            counts[each.__name__] = compared - before
-            assert compared > before, each.__name__
-    if "at_exit" in chosen:
-        return at_exit()
-    answer = {"compared": compared, "counts": counts, "differences": differences[:3], "number": len(differences)}
-    print(json.dumps(answer))
+        before = Result.compared
+        each()
+        counts[each.__name__] = Result.compared - before
+    print(Result.as_json(counts=counts))
 
 
 if __name__ == "__main__":
