@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.conftest import Workplace
-from tests.trace.terminal import PROMPT
+from tests.recording.conftest import Workplace
+from tests.recording.terminal import PROMPT
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
 

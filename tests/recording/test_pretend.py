@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.conftest import Workplace
+from tests.recording.conftest import Workplace
 from vram.units import GIB, MIB
 
 FREE = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,29 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vram.trace.reader import open_trace
 
 import vram
-from tests.trace.terminal import Terminal
+from tests.recording.terminal import Terminal
+from vram.model.trace import TraceView
+from vram.virtualgpu import VirtualGpu
 
 SOURCES = Path(vram.__file__).parents[1]
 VRAM = [sys.executable, "-m", "vram"]
+PROGRAMS = Path(__file__).parents[1] / "tracer"
+"""Where ``program.py`` is: the driver, ``context``, ``alloc``, ``free``, ``say``."""
 
 
 class Workplace:
     """A folder, a virtual GPU, and private folders of vram's; everything that was started ends with it."""
 
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+    def __init__(self, gpu: VirtualGpu, folder: Path) -> None:
+        self.gpu = gpu
         self.folder = folder / "work"
         self.runtime, self.state = folder / "runtime", folder / "state"
         for each in (self.folder, self.runtime, self.state):
             each.mkdir(mode=0o700)
-        taken = ("CUDA_INJECTION64_PATH", "COLUMNS")
         self.environment = {
-            **{name: value for name, value in environment.items() if name not in taken},
+            **{name: value for name, value in gpu.environment().items() if name != "CUDA_INJECTION64_PATH"},
             "XDG_RUNTIME_DIR": str(self.runtime),
             "XDG_STATE_HOME": str(self.state),
             "TMPDIR": str(folder),
-            "PYTHONPATH": str(SOURCES),
+            "PYTHONPATH": f"{SOURCES}:{PROGRAMS}",
         }
         self._started: list[subprocess.Popen[Any]] = []
         self._terminals: list[Terminal] = []
@@ -47,6 +53,19 @@ class Workplace:
             text=True,
             timeout=180,
         )
+
+    def record(self, *options: str, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`vram run` with *options* on a Python *program* that begins with ``program.py``."""
+        code = f"from program import *\n{program}"
+        return self.vram("run", *options, "--", sys.executable, "-c", code, **environment)
+
+    def quoted(self, program: str) -> str:
+        """*program*, with its beginning, as a word of a shell."""
+        return shlex.quote(f"from program import *\n{program}")
+
+    def view(self, name: str) -> TraceView:
+        """The trace of this name in the folder, read."""
+        return open_trace([self.folder / name]).view()
 
     def start(self, argv: list[str], **environment: str) -> subprocess.Popen[str]:
         """Start a program that is told and says lines; it is killed at the end."""
@@ -94,7 +113,7 @@ class Workplace:
 @pytest.fixture
 def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
     gpu = request.getfixturevalue("virtual_gpu")
-    place = Workplace(gpu.environment(), tmp_path)
+    place = Workplace(gpu, tmp_path)
     yield place
     place.close()
 
@@ -103,6 +122,6 @@ def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
     """The same with two GPUs."""
     gpu = request.getfixturevalue("two_virtual_gpus")
-    place = Workplace(gpu.environment(), tmp_path)
+    place = Workplace(gpu, tmp_path)
     yield place
     place.close()
