@@ -253,47 +253,25 @@ def test_vram_inside_vram_records_for_the_inner_one(work: Workplace) -> None:
     assert work.files() == ["inner.vram"]
 
 
-def test_a_process_that_outlives_the_command_is_named(work: Workplace) -> None:
-    program = f"{PROGRAM}\nsay('recorded'); sys.stdin.readline()"
-    script = f"{sys.executable} -c {work.quoted(program)} <&3 & read line"
-    reading, writing = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "vram",
-                "run",
-                "-o",
-                "t",
-                "--",
-                "sh",
-                "-c",
-                f"exec 3<&{reading}; {script}",
-            ],
-            env=work.environment,
-            cwd=work.folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[reading],
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == "recorded\n"
-        process.stdin.write("\n")
-        process.stdin.close()
-        assert process.wait() == 0
-        assert process.stderr is not None
-        said = process.stderr.readline()
-        pid = int(re.search(r"pid (\d+) still runs", said)[1])  # type: ignore[index]
-        assert work.files() == [f"t.{pid}.part"]
-        assert work.view(f"t.{pid}.part").events > 0
-    finally:
-        os.close(reading)
-        os.close(writing)
-        process.communicate()
+def test_a_process_that_outlives_the_command_is_named(work: Workplace, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    os.mkfifo(end)
+    program = f"{PROGRAM}\nsay('recorded'); open({str(end)!r}).read()"
+    script = f"{sys.executable} -c {work.quoted(program)} & read line"
+    process = work.start_vram("run", "-o", "t", "--", "sh", "-c", script)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "recorded\n"
+    process.stdin.write("\n")
+    process.stdin.flush()
+    said = process.stderr.readline()
+    assert process.wait() == 0
+    left = re.fullmatch(r"vram: pid (\d+) still runs and is recorded into (\S+)\n", said)
+    assert left is not None
+    assert work.files() == [f"t.{left[1]}.part"] == [left[2]]
+    assert work.view(left[2]).events > 0
+    end.write_text("")  # it has the pipe open, and ends now
 
 
 def test_private_files_are_removed(work: Workplace, tmp_path: Path) -> None:
