@@ -8,6 +8,7 @@ The libraries go into the package folder, beside the Python that loads them:
     virtualgpu/lib/libcupti.so.12, .13   from virtualgpu/cupti, likewise
     host/local/lib/libvramscan.so        from procscan
     guard/lib/libvrambuffer.so           from buffer
+    trace/lib/libvramreader.so           from tracereader
     trace/lib/libvramtracer.so           from tracer: the recorder, loaded into traced programs
 
 The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
@@ -86,6 +87,7 @@ LIBRARIES = (
     _cupti(13),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
     Library("guard/lib/libvrambuffer.so", ("buffer",)),
+    Library("trace/lib/libvramreader.so", ("tracereader",)),
     Library("trace/lib/libvramtracer.so", ("tracer",)),
 )
 

@@ -228,7 +228,7 @@ static enum start_error begin(void) {
     stacks_find_python();
     if (settings.stacks != STACKS_NONE) native_prepare();
     if (settings.attached) {
-        int error = section_begin();
+        int error = section_begin(true);
         if (error) {
             snprintf(last_error, sizeof last_error, "%s: %s", settings.output, strerror(error));
             return START_OUTPUT;
@@ -293,6 +293,7 @@ int vram_tracer_stop(void) {
         atomic_store(&recording, NOT_RECORDING);
         record_end(END_DETACHED, 0);
         section_close();
+        writers_new_generation();
     }
     pthread_mutex_unlock(&lock);
     return was ? 0 : 1;
@@ -315,7 +316,7 @@ void vram_tracer_counts(uint64_t *events, uint64_t *bytes, uint64_t *lost) {
 int vram_tracer_mark(const char *text) {
     if (!*not_forked) tracer_forked();
     if (!text || atomic_load(&recording) != RECORDING) return 1;
-    return section_is_open() || !section_begin() ? record_mark(text) : 1;
+    return section_is_open() || !section_begin(false) ? record_mark(text) : 1;
 }
 
 int vram_tracer_before(int device, uint64_t nbytes, const char *source) {

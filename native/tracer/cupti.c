@@ -103,8 +103,9 @@ static void enable(int domain, uint32_t id) {
 }
 
 enum start_error cupti_start(char *text, size_t size) {
-    if (subscription) { /* a profiler of the program uses the one that we had */
+    if (subscription) { /* kept since an earlier recording */
         for_each_hook(enable);
+        share_subscription();
         return START_OK;
     }
     if (!cupti.subscribe && !find()) {
@@ -128,16 +129,13 @@ enum start_error cupti_start(char *text, size_t size) {
 }
 
 static void disable(int domain, uint32_t id) {
-    cupti.enable_callback(0, subscription, domain, id);
+    if (!subscriber_wants(domain, id)) cupti.enable_callback(0, subscription, domain, id);
 }
 
 void cupti_stop(void) {
     if (!subscription) return;
-    if (subscription_is_shared()) {
-        /* Its own callbacks stay on: dispatch() passes them on. */
-        return;
-    }
     for_each_hook(disable);
+    if (subscription_is_shared()) return; /* the profiler's callbacks stay on, and come to it through us */
     cupti.unsubscribe(subscription);
     subscription = NULL;
 }

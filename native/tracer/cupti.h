@@ -26,8 +26,10 @@ extern void *subscription; /* ours; NULL when there is none */
 
 /* Libraries that import CUPTI's functions get ours in their place; again for those loaded since. */
 void share_subscription(void);
-/* The subscription is still needed by a profiler in the program: recording ends, it stays. */
+/* A profiler in the program has the subscription from us. */
 bool subscription_is_shared(void);
+/* It has asked for this callback. */
+bool subscriber_wants(int domain, uint32_t id);
 /* What CUPTI calls. */
 void dispatch(void *unused, int domain, uint32_t id, const void *data);
 /* In a forked child: the lock may have been held. */

@@ -32,6 +32,7 @@ struct layout {
     uint16_t file;       // co_filename
     uint16_t name;       // co_name
     uint16_t lines;      // co_lnotab (3.9), co_linetable
+    uint16_t version;    // co_version: a number that no other code object of the interpreter has (from 3.12 on)
     uint16_t traceable;  // _co_firsttraceable: where the function begins, after its set-up instructions
     uint16_t bytecode;   // co_code_adaptive: the instructions, inside the code object
     uint16_t code_size;  // tp_basicsize of PyCode_Type
@@ -44,12 +45,12 @@ struct layout {
 // Source: Include/cpython/{pystate,code,frameobject,unicodeobject}.h, Include/internal/pycore_{frame,runtime}.h.
 static const struct layout known_layouts[] = {
     // clang-format off
-    //     final-  thread_         cur-  prev-       run-         first_              lines  trace- byte- code_  ascii_ text_
-    // minor  izing    id   frame  rent  ious  code  ning  owner  line   file  name          able  code  size   size   size
-    {  9,     16,     176,   24,    0,    24,   32,  104,    0,    40,   104,  112,   120,     0,    0,  176,    48,    72},
-    { 10,     16,     176,   24,    0,    24,   32,   96,    0,    40,   104,  112,   120,     0,    0,  176,    48,    72},
-    { 11,     24,     152,   56,    8,    48,   32,   56,   69,    72,   112,  120,   136,   168,  184,  184,    48,    72},
-    { 12,     24,     136,   56,    0,     8,    0,   56,   70,    68,   112,  120,   136,   176,  192,  192,    40,    56},
+    //    final-  thread_        cur-  prev-       run-        first_                    ver-  trace- byte- code_  ascii_ text_
+    // minor izing   id   frame  rent  ious  code  ning  owner  line  file  name  lines  sion    able  code   size   size   size
+    {  9,    16,    176,   24,     0,   24,   32,  104,    0,    40,  104,  112,   120,    0,      0,    0,   176,    48,    72},
+    { 10,    16,    176,   24,     0,   24,   32,   96,    0,    40,  104,  112,   120,    0,      0,    0,   176,    48,    72},
+    { 11,    24,    152,   56,     8,   48,   32,   56,   69,    72,  112,  120,   136,    0,    168,  184,   184,    48,    72},
+    { 12,    24,    136,   56,     0,    8,    0,   56,   70,    68,  112,  120,   136,   92,    176,  192,   192,    40,    56},
     // clang-format on
 };
 
@@ -60,18 +61,18 @@ struct published {
     uint16_t runtime_size, finalizing;
     uint16_t thread_size, current_frame, thread_id;
     uint16_t frame_size, previous, executable, instruction, owner;
-    uint16_t code_size, file, name, lines, first_line, bytecode;
+    uint16_t code_size, file, name, lines, first_line, variables, bytecode;
     uint16_t type, bytes_length, bytes_data, text_state, text_length, ascii_size;
 };
 static const struct published published_tables[] = {
     // clang-format off
     {.minor = 13, .runtime_size = 24, .finalizing = 32, .thread_size = 152, .current_frame = 184, .thread_id = 192,
      .frame_size = 224, .previous = 232, .executable = 240, .instruction = 248, .owner = 264,
-     .code_size = 272, .file = 280, .name = 288, .lines = 304, .first_line = 312, .bytecode = 344,
+     .code_size = 272, .file = 280, .name = 288, .lines = 304, .first_line = 312, .variables = 328, .bytecode = 344,
      .type = 360, .bytes_length = 520, .bytes_data = 528, .text_state = 544, .text_length = 552, .ascii_size = 560},
     {.minor = 14, .runtime_size = 24, .finalizing = 32, .thread_size = 176, .current_frame = 208, .thread_id = 216,
      .frame_size = 248, .previous = 256, .executable = 264, .instruction = 272, .owner = 288,
-     .code_size = 312, .file = 320, .name = 328, .lines = 344, .first_line = 352, .bytecode = 384,
+     .code_size = 312, .file = 320, .name = 328, .lines = 344, .first_line = 352, .variables = 368, .bytecode = 384,
      .type = 408, .bytes_length = 600, .bytes_data = 608, .text_state = 624, .text_length = 632, .ascii_size = 640},
     // clang-format on
 };
@@ -185,6 +186,7 @@ static bool read_published(const char *runtime, int minor, struct layout *layout
         {table->name, code, 8, &layout->name},
         {table->lines, code, 8, &layout->lines},
         {table->first_line, code, 4, &layout->first_line},
+        {table->variables, code, 8, &layout->version},
         {table->bytecode, code, 2, &layout->bytecode},
     };
     for (size_t each = 0; each < sizeof fields / sizeof *fields; each++) {
@@ -193,11 +195,13 @@ static bool read_published(const char *runtime, int minor, struct layout *layout
         *fields[each].to = (uint16_t)offset;
     }
     layout->minor = minor;
+    if (layout->version < 16 || layout->bytecode < 64) return false;
+    layout->version -= 4;                      // uint32_t co_version; PyObject *co_localsplusnames
     layout->traceable = layout->bytecode - 16; // int _co_firsttraceable; void *co_extra; char co_code_adaptive[]
     layout->code_size = layout->bytecode;
     layout->ascii_size = (uint16_t)ascii;
     layout->text_size = (uint16_t)ascii + 16;
-    return layout->bytecode >= 64 && load_word(runtime + table->type) == OBJECT_TYPE &&
+    return load_word(runtime + table->type) == OBJECT_TYPE &&
            load_word(runtime + table->bytes_length) == BYTES_LENGTH &&
            load_word(runtime + table->bytes_data) == BYTES_DATA &&
            load_word(runtime + table->text_state) == TEXT_STATE &&
@@ -479,13 +483,17 @@ bool python_describe(const struct python_frame *frame, struct python_place *plac
 uint64_t python_code_stamp(const void *object) {
     const char *code = object;
     if (!is_code(code)) return 0;
-    const char *file = load_pointer(code + python.layout.file), *name = load_pointer(code + python.layout.name);
-    const char *lines = load_pointer(code + python.layout.lines);
-    uint64_t hash = (uintptr_t)code * 0x9e3779b97f4a7c15u + (uintptr_t)file * 0xc2b2ae3d27d4eb4fu +
-                    (uintptr_t)name * 0x165667b19e3779f9u + (uintptr_t)lines * 0x27d4eb2f165667c5u +
-                    (uint32_t)load_int(code + python.layout.first_line) * 0xd6e8feb86659fd93u;
+    const struct layout *layout = &python.layout;
+    const char *file = load_pointer(code + layout->file);
+    uint64_t hash = (uintptr_t)code * 0x9e3779b97f4a7c15u + (uintptr_t)file * 0xc2b2ae3d27d4eb4fu;
+    uint32_t version = layout->version ? (uint32_t)load_int(code + layout->version) : 0;
+    if (version) return (hash ^ hash >> 32) + version * 0xd6e8feb86659fd93u;
+
     // Python allocates in the same order when it compiles the same kind of text again: then all addresses are those
     // of the code before, and only contents differ. A name is interned, and so has its hash.
+    const char *name = load_pointer(code + layout->name), *lines = load_pointer(code + layout->lines);
+    hash += (uintptr_t)name * 0x165667b19e3779f9u + (uintptr_t)lines * 0x27d4eb2f165667c5u +
+            (uint32_t)load_int(code + layout->first_line) * 0xd6e8feb86659fd93u;
     hash ^= load_word(name + TEXT_HASH) * 0xa0761d6478bd642fu;
     int width;
     int64_t length, nlines = (int64_t)load_word(lines + BYTES_LENGTH);

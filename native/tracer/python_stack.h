@@ -45,8 +45,9 @@ struct python_place {
 // False, with nothing written, where the memory does not look like a code object.
 bool python_describe(const struct python_frame *frame, struct python_place *place);
 
-// A number that changes when another code object now lies at the same address: from the first line, the names'
-// addresses, lengths and contents (the last 8 bytes of the file name) and the line table's size and beginning.
+// A number that changes when another code object now lies at the same address. From 3.12 on from the number that
+// Python gives every code object (3 loads); before, from the first line, the names' addresses, lengths and contents (the
+// last 8 bytes of the file's name), and the line table's size and beginning.
 uint64_t python_code_stamp(const void *code);
 
 #endif

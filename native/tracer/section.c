@@ -22,29 +22,52 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the control writer */
+struct section {
+    int file;
+    _Atomic uint32_t chunks;
+    _Atomic int users; /* writers, and being the current one */
+    char path[PATH_MAX];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the control writer, and of *current* */
 static struct writer control;
-static int file = -1, closed_file = -1;
-static char path[PATH_MAX];
-static _Atomic uint32_t chunks;
+static _Atomic(struct section *) current;
+static char last_path[PATH_MAX];
 static bool forked;
-static _Atomic bool open_now;
 _Atomic uint64_t section_lost;
 
 const char *section_path(void) {
-    return atomic_load(&open_now) ? path : "";
+    return section_is_open() ? last_path : "";
 }
 
 bool section_is_open(void) {
-    return atomic_load(&open_now);
+    return atomic_load(&current) != NULL;
 }
 
 uint64_t section_nbytes(void) {
-    return atomic_load(&open_now) ? PAGE_NBYTES + (uint64_t)atomic_load(&chunks) * CHUNK_NBYTES : 0;
+    pthread_mutex_lock(&lock);
+    struct section *section = atomic_load(&current);
+    uint64_t nbytes = section ? PAGE_NBYTES + (uint64_t)atomic_load(&section->chunks) * CHUNK_NBYTES : 0;
+    pthread_mutex_unlock(&lock);
+    return nbytes;
+}
+
+struct section *section_hold(void) {
+    pthread_mutex_lock(&lock);
+    struct section *section = atomic_load(&current);
+    if (section) atomic_fetch_add(&section->users, 1);
+    pthread_mutex_unlock(&lock);
+    return section;
+}
+
+void section_drop(struct section *section) {
+    if (!section || atomic_fetch_sub(&section->users, 1) != 1) return;
+    close(section->file);
+    munmap(section, sizeof *section);
 }
 
 /* Blocks for *nbytes* at *offset*, zeros. 0 or an errno; never a signal. */
-static int reserve(off_t offset, off_t nbytes) {
+static int reserve(int file, off_t offset, off_t nbytes) {
     struct rlimit limit;
     /* Beyond RLIMIT_FSIZE the kernel sends SIGXFSZ, which ends a program. */
     if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY &&
@@ -64,7 +87,7 @@ static int reserve(off_t offset, off_t nbytes) {
     return 0;
 }
 
-static uint8_t *map(off_t offset, size_t nbytes) {
+static uint8_t *map(int file, off_t offset, size_t nbytes) {
     void *place = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
     if (place == MAP_FAILED) return NULL;
     /* A forked child must not write into this process's records. */
@@ -73,11 +96,12 @@ static uint8_t *map(off_t offset, size_t nbytes) {
 }
 
 /* The next chunk of the file, reserved and mapped, with its header; NULL and *error*. */
-static uint8_t *new_chunk(uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time, int *error) {
-    uint32_t index = atomic_fetch_add(&chunks, 1);
+static uint8_t *new_chunk(struct section *section, uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time,
+                          int *error) {
+    uint32_t index = atomic_fetch_add(&section->chunks, 1);
     off_t offset = PAGE_NBYTES + (off_t)index * CHUNK_NBYTES;
-    *error = reserve(offset, CHUNK_NBYTES);
-    uint8_t *chunk = *error ? NULL : map(offset, CHUNK_NBYTES);
+    *error = reserve(section->file, offset, CHUNK_NBYTES);
+    uint8_t *chunk = *error ? NULL : map(section->file, offset, CHUNK_NBYTES);
     if (!chunk) {
         if (!*error) *error = errno;
         return NULL;
@@ -170,70 +194,82 @@ static void fill_header(uint8_t *page) {
 
 /* ---- the file ---- */
 
-static int open_file(void) {
-    char name[PATH_MAX];
+static int open_file(struct section *section) {
     /* Who attached named the file; a child of that process, like all of `vram run`, has one of its own. */
     bool in_place = settings.attached && !forked;
     for (int attempt = 1; attempt < 1000; attempt++) {
         char number[16] = "";
         if (attempt > 1) snprintf(number, sizeof number, "-%d", attempt);
-        int length = in_place ? snprintf(name, sizeof name, "%s", settings.output)
-                              : snprintf(name, sizeof name, "%s.%d%s.part", settings.output, (int)getpid(), number);
-        if (length < 0 || (size_t)length >= sizeof name) return ENAMETOOLONG;
+        int length = in_place
+                         ? snprintf(section->path, PATH_MAX, "%s", settings.output)
+                         : snprintf(section->path, PATH_MAX, "%s.%d%s.part", settings.output, (int)getpid(), number);
+        if (length < 0 || length >= PATH_MAX) return ENAMETOOLONG;
         /* Somebody else's file or link of this name is never opened. */
-        file = open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (file < 0 && errno == EEXIST && !in_place) continue;
-        if (file < 0) return errno;
-        memcpy(path, name, (size_t)length + 1);
-        return 0;
+        section->file = open(section->path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (section->file >= 0) return 0;
+        if (errno != EEXIST || in_place) return errno;
     }
     return EEXIST;
 }
 
 /* Descriptors 0 to 2 may be closed in a daemon: its writes to stderr must not end up in the trace. */
-static int keep_off_standard_descriptors(void) {
-    if (file > 2) return 0;
-    int higher = fcntl(file, F_DUPFD_CLOEXEC, 3);
+static int keep_off_standard_descriptors(struct section *section) {
+    if (section->file > 2) return 0;
+    int higher = fcntl(section->file, F_DUPFD_CLOEXEC, 3);
     int error = errno;
-    close(file);
-    file = higher;
+    close(section->file);
+    section->file = higher;
     return higher < 0 ? error : 0;
 }
 
-static int begin(void) {
-    int error = open_file();
+static int begin(struct section *section) {
+    int error = open_file(section);
     if (error) return error;
-    error = keep_off_standard_descriptors();
-    if (!error) error = reserve(0, PAGE_NBYTES);
-    uint8_t *header = error ? NULL : map(0, PAGE_NBYTES);
+    error = keep_off_standard_descriptors(section);
+    if (!error) error = reserve(section->file, 0, PAGE_NBYTES);
+    uint8_t *header = error ? NULL : map(section->file, 0, PAGE_NBYTES);
     if (!error && !header) error = errno;
     uint64_t time = now_ns();
-    atomic_store(&chunks, 0);
-    uint8_t *first = error ? NULL : new_chunk(0, 0, (uint32_t)syscall(SYS_gettid), time, &error);
+    uint8_t *first = error ? NULL : new_chunk(section, 0, 0, (uint32_t)syscall(SYS_gettid), time, &error);
+    if (!error) fill_header(header);
+    if (header) munmap(header, PAGE_NBYTES);
     if (error) {
-        if (header) munmap(header, PAGE_NBYTES);
-        if (file >= 0) close(file);
-        file = -1;
-        unlink(path);
+        unlink(section->path);
         return error;
     }
-    fill_header(header);
-    munmap(header, PAGE_NBYTES);
     memset(&control, 0, sizeof control);
     control.chunk = first;
     control.time = time;
     control.at = first + CHUNK_HEADER_NBYTES;
     control.end = first + CHUNK_NBYTES - END_RESERVE;
     atomic_store(&section_lost, 0);
-    atomic_store(&open_now, true);
     return 0;
 }
 
-int section_begin(void) {
+int section_begin(bool starting) {
     pthread_mutex_lock(&lock);
-    int error = atomic_load(&open_now) ? 0 : begin();
+    int error = !starting && atomic_load(&recording) != RECORDING ? ECANCELED : 0;
+    bool made = false;
+    if (!error && !atomic_load(&current)) {
+        struct section *section =
+            mmap(NULL, sizeof *section, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (section == MAP_FAILED) {
+            error = ENOMEM;
+        } else {
+            section->file = -1;
+            atomic_store(&section->users, 1);
+            error = begin(section);
+            if (error) {
+                section_drop(section);
+            } else {
+                memcpy(last_path, section->path, PATH_MAX);
+                atomic_store(&current, section);
+                made = true;
+            }
+        }
+    }
     pthread_mutex_unlock(&lock);
-    if (!error) message("recording", "%s", path);
+    if (made) message("recording", "%s", last_path);
     return error;
 }
 
@@ -245,55 +281,48 @@ static void end_of_control(enum end_reason reason, int error) {
     commit(&control, RECORD_END, at);
 }
 
-static void disk_failed(int error) {
+static void disk_failed(struct section *section, int error) {
     bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
     pthread_mutex_lock(&lock);
-    bool first = atomic_exchange(&recording, NOT_RECORDING) == RECORDING;
-    if (first && atomic_load(&open_now)) end_of_control(full ? END_DISK_FULL : END_WRITE_ERROR, error);
+    bool first = section == atomic_load(&current) && atomic_exchange(&recording, NOT_RECORDING) == RECORDING;
+    if (first) end_of_control(full ? END_DISK_FULL : END_WRITE_ERROR, error);
     pthread_mutex_unlock(&lock);
-    if (first) message(full ? "disk-full" : "output", "%s: %s", path, strerror(error));
+    if (first) message(full ? "disk-full" : "output", "%s: %s", section->path, strerror(error));
 }
 
-uint8_t *section_chunk(uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time) {
-    if (!atomic_load(&open_now)) return NULL;
+uint8_t *section_chunk(struct section *section, uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time) {
     int error;
-    uint8_t *chunk = new_chunk(writer, sequence, thread, time, &error);
-    if (!chunk) disk_failed(error);
+    uint8_t *chunk = new_chunk(section, writer, sequence, thread, time, &error);
+    if (!chunk) disk_failed(section, error);
     return chunk;
 }
 
 void section_close(void) {
     pthread_mutex_lock(&lock);
-    if (atomic_exchange(&open_now, false)) {
-        munmap(control.chunk, CHUNK_NBYTES);
-        /* A thread may be about to reserve a chunk: were the number given to a file of the program, that file
-           would grow. It stays taken for one more recording. */
-        if (closed_file >= 0) close(closed_file);
-        closed_file = file;
-        file = -1;
-    }
+    struct section *section = atomic_exchange(&current, NULL);
+    if (section) munmap(control.chunk, CHUNK_NBYTES);
     pthread_mutex_unlock(&lock);
+    section_drop(section);
 }
 
 void section_forget(void) {
     /* The lock may have been held by a thread that does not exist here; the chunks are not mapped here. */
     pthread_mutex_init(&lock, NULL);
-    if (file >= 0) close(file);
-    if (closed_file >= 0) close(closed_file);
-    file = closed_file = -1;
+    struct section *section = atomic_exchange(&current, NULL);
+    if (section) close(section->file);
     forked = true;
-    atomic_store(&open_now, false);
 }
 
 /* ---- the control writer's records ---- */
 
 /* With the lock held: room for *nbytes* in the control writer's chunk, or in a new one. */
 static bool control_room(size_t nbytes) {
-    if (!atomic_load(&open_now)) return false;
+    struct section *section = atomic_load(&current);
+    if (!section) return false;
     if ((size_t)(control.end - control.at) >= nbytes) return true;
     uint64_t time = now_ns();
     int error;
-    uint8_t *chunk = new_chunk(0, control.sequence + 1, (uint32_t)syscall(SYS_gettid), time, &error);
+    uint8_t *chunk = new_chunk(section, 0, control.sequence + 1, (uint32_t)syscall(SYS_gettid), time, &error);
     if (!chunk) return false;
     control.sequence++;
     control.time = time;
@@ -307,7 +336,7 @@ static bool control_room(size_t nbytes) {
 
 void record_end(enum end_reason reason, int error) {
     pthread_mutex_lock(&lock);
-    if (atomic_load(&open_now) && control.at + 32 < control.chunk + CHUNK_NBYTES) end_of_control(reason, error);
+    if (section_is_open() && control.at + 32 < control.chunk + CHUNK_NBYTES) end_of_control(reason, error);
     pthread_mutex_unlock(&lock);
 }
 

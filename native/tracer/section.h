@@ -14,14 +14,23 @@ enum {
 enum end_reason { END_EXIT = 1, END_DETACHED = 2, END_DISK_FULL = 3, END_WRITE_ERROR = 4, END_CUPTI = 5 };
 enum gap_reason { GAP_SUBSCRIBER = 1, GAP_SHUT_DOWN = 2, GAP_DETACHED = 3 };
 
-/* Makes the file with its header and its first chunk (the control writer's). 0, or an errno. */
-int section_begin(void);
-/* Reserves and maps the next chunk, its header filled in. NULL: recording has ended, and the file says why. */
-uint8_t *section_chunk(uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time);
-/* No more chunks; those that are mapped stay so. */
+/* One recording's file. Writers keep the section that they belong to: a thread that was in the middle of an event
+   when recording stopped never touches the file of the next recording. */
+struct section;
+
+/* Makes the file with its header and its first chunk (the control writer's), unless there is one. 0, or an errno;
+   ECANCELED where recording has stopped meanwhile (*starting*: it is just about to begin). */
+int section_begin(bool starting);
+/* No more control records; the file is closed when no writer uses it any longer. */
 void section_close(void);
 /* In a forked child: the parent's file is not ours. */
 void section_forget(void);
+
+/* The one that is being written, with a reference that section_drop() gives up; NULL when there is none. */
+struct section *section_hold(void);
+void section_drop(struct section *section);
+/* Reserves and maps the next chunk, its header filled in. NULL: recording has ended, and the file says why. */
+uint8_t *section_chunk(struct section *section, uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time);
 
 const char *section_path(void);
 bool section_is_open(void);

@@ -31,12 +31,16 @@ bool subscription_is_shared(void) {
     return atomic_load(&other.callback) != NULL;
 }
 
+bool subscriber_wants(int domain, uint32_t id) {
+    return atomic_load(&other.callback) && domain >= 0 && domain < DOMAINS && id < MOST_IDS &&
+           atomic_load(&other.wanted[domain][id]);
+}
+
 void dispatch(void *unused, int domain, uint32_t id, const void *data) {
     on_callback(unused, domain, id, data);
     cupti_callback callback = atomic_load_explicit(&other.callback, memory_order_acquire);
     if (likely(!callback)) return;
-    if (domain >= 0 && domain < DOMAINS && id < MOST_IDS && atomic_load(&other.wanted[domain][id]))
-        callback(atomic_load(&other.data), domain, id, data);
+    if (subscriber_wants(domain, id)) callback(atomic_load(&other.data), domain, id, data);
 }
 
 /* ---- what the other subscriber calls ---- */

@@ -6,8 +6,8 @@
 #define _GNU_SOURCE
 #include "writer.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -17,11 +17,11 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists: taken when a thread begins or ends */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_ends;
-static struct writer *all, *idle, *retired;
+static struct writer *all, *idle, *retired, *spare;
 static uint32_t writers;
 static _Atomic uint32_t generation = 1;
-static uint64_t events_before; /* of writers that were released */
 static __thread struct writer *mine;
+static __thread uint32_t my_generation; /* of *mine*: another thread may have the writer when this is old */
 
 /* ---- tables: memory of their own, since the program's malloc may be what is running ---- */
 
@@ -76,7 +76,7 @@ static void thread_ended(void *writer) {
     struct writer *its = writer;
     mine = NULL;
     pthread_mutex_lock(&lock);
-    if (its->generation == atomic_load(&generation)) {
+    if (my_generation == atomic_load(&generation)) {
         its->next_idle = idle;
         idle = its;
     }
@@ -89,7 +89,7 @@ static void make_key(void) {
 
 static bool next_chunk(struct writer *writer) {
     uint64_t time = now_ns();
-    uint8_t *chunk = section_chunk(writer->number, writer->sequence, writer->thread, time);
+    uint8_t *chunk = section_chunk(writer->section, writer->number, writer->sequence, writer->thread, time);
     if (!chunk) return false;
     if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
     writer->chunk = chunk;
@@ -108,36 +108,52 @@ bool writer_room(struct writer *writer, size_t nbytes) {
     return next_chunk(writer);
 }
 
+/* With the lock held: a writer that nobody has, or NULL without memory. */
+static struct writer *find_writer(void) {
+    struct writer *writer = idle;
+    if (writer) {
+        idle = writer->next_idle;
+        return writer;
+    }
+    writer = spare;
+    if (writer) {
+        spare = writer->next_idle;
+    } else {
+        writer = mmap(NULL, sizeof *writer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (writer == MAP_FAILED) return NULL;
+    }
+    writer->section = section_hold();
+    if (!writer->section) { /* recording has just stopped */
+        writer->next_idle = spare;
+        spare = writer;
+        return NULL;
+    }
+    writer->number = ++writers;
+    writer->next_of_all = all;
+    all = writer;
+    return writer;
+}
+
 static struct writer *take(void) {
     pthread_once(&once, make_key);
     if (!section_is_open()) {
-        int error = section_begin();
+        int error = section_begin(false);
         if (error) {
-            if (atomic_exchange(&recording, NOT_RECORDING) == RECORDING)
+            if (error != ECANCELED && atomic_exchange(&recording, NOT_RECORDING) == RECORDING)
                 message("output", "%s: %s", settings.output, strerror(error));
             return NULL;
         }
     }
     pthread_mutex_lock(&lock);
-    struct writer *writer = idle;
-    if (writer) {
-        idle = writer->next_idle;
-    } else if ((writer = mmap(NULL, sizeof *writer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) ==
-               MAP_FAILED) {
-        writer = NULL;
-    } else {
-        writer->number = ++writers;
-        writer->generation = atomic_load(&generation);
-        writer->next_of_all = all;
-        all = writer;
-    }
+    struct writer *writer = find_writer();
+    my_generation = atomic_load(&generation);
+    if (writer) atomic_store(&writer->busy, true);
     pthread_mutex_unlock(&lock);
     if (!writer) return NULL;
     mine = writer;
     pthread_setspecific(thread_ends, writer);
 
     writer->thread = (uint32_t)syscall(SYS_gettid);
-    atomic_store(&writer->busy, true);
     char name[17] = "";
     prctl(PR_GET_NAME, name);
     bool room = writer->chunk ? writer_room(writer, EVENT_NBYTES + TEXT_NBYTES) : next_chunk(writer);
@@ -150,23 +166,22 @@ static struct writer *take(void) {
     return room ? writer : NULL;
 }
 
+static bool is_current(void) {
+    return mine && my_generation == atomic_load(&generation);
+}
+
 struct writer *writer_begin(void) {
     if (unlikely(!*not_forked)) tracer_forked();
     if (unlikely(atomic_load_explicit(&recording, memory_order_relaxed) != RECORDING)) return NULL;
+    if (unlikely(!is_current()) && !take()) return NULL;
     struct writer *writer = mine;
-    if (unlikely(!writer || writer->generation != atomic_load_explicit(&generation, memory_order_relaxed))) {
-        writer = take();
-        if (!writer) return NULL;
-    }
     /* A signal handler or a callback in a callback: the record that is being written comes first. */
-    if (unlikely(atomic_load_explicit(&writer->busy, memory_order_relaxed))) return NULL;
-    atomic_store_explicit(&writer->busy, true, memory_order_relaxed);
-    if (unlikely(!writer_room(writer, EVENT_NBYTES))) {
-        atomic_store_explicit(&writer->busy, false, memory_order_relaxed);
-        atomic_fetch_add(&section_lost, 1);
-        return NULL;
-    }
-    return writer;
+    if (unlikely(atomic_exchange(&writer->busy, true))) return NULL;
+    /* Who releases writers raises the generation first and then looks who is busy. */
+    if (likely(is_current()) && likely(writer_room(writer, EVENT_NBYTES))) return writer;
+    atomic_store(&writer->busy, false);
+    atomic_fetch_add(&section_lost, 1);
+    return NULL;
 }
 
 void writer_done(struct writer *writer) {
@@ -177,17 +192,24 @@ void writer_done(struct writer *writer) {
 
 static void release(struct writer *writer) {
     if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
+    section_drop(writer->section);
     table_release(&writer->where_numbers);
     table_release(&writer->place_numbers);
     table_release(&writer->node_numbers);
     table_release(&writer->stack_numbers);
-    munmap(writer, sizeof *writer);
+    /* The structure itself is used again: a thread may still point to it. */
+    memset(writer, 0, sizeof *writer);
+    writer->next_idle = spare;
+    spare = writer;
 }
 
-/* A thread may be in the middle of a record when recording stops. Its writer therefore outlives that
-   recording and the next: released are those that were retired one recording ago and that nobody uses. */
+/* What earlier recordings had mapped is released, but for writers whose threads are in the middle of a record. */
 void writers_new_generation(void) {
     pthread_mutex_lock(&lock);
+    atomic_fetch_add(&generation, 1);
+    struct writer **last = &retired;
+    while (*last) last = &(*last)->next_of_all;
+    *last = all;
     for (struct writer **link = &retired; *link;) {
         struct writer *writer = *link;
         if (atomic_load(&writer->busy)) {
@@ -197,20 +219,15 @@ void writers_new_generation(void) {
             release(writer);
         }
     }
-    struct writer **last = &retired;
-    while (*last) last = &(*last)->next_of_all;
-    *last = all;
     all = idle = NULL;
     writers = 0;
-    events_before = 0;
-    atomic_fetch_add(&generation, 1);
     pthread_mutex_unlock(&lock);
 }
 
 void writers_forked(void) {
     /* Chunks are not mapped in the child, and the lock may be held by a thread that does not exist here. */
     pthread_mutex_init(&lock, NULL);
-    all = idle = retired = NULL;
+    all = idle = retired = spare = NULL;
     writers = 0;
     mine = NULL;
     atomic_fetch_add(&generation, 1);
@@ -218,7 +235,7 @@ void writers_forked(void) {
 
 uint64_t writers_events(void) {
     pthread_mutex_lock(&lock);
-    uint64_t events = events_before;
+    uint64_t events = 0;
     for (struct writer *writer = all; writer; writer = writer->next_of_all) events += atomic_load(&writer->events);
     pthread_mutex_unlock(&lock);
     return events;

@@ -15,9 +15,9 @@ struct table {
 uint32_t *table_value(struct table *table, uint64_t key);
 
 struct writer {
+    struct section *section;
     uint8_t *chunk, *at, *end;
     uint64_t time, address; /* of the previous record in this chunk */
-    uint32_t generation;
     uint32_t number, sequence, thread;
     /* the latest WHERE, looked for first */
     void *context;
@@ -44,7 +44,7 @@ enum { EVENT_NBYTES = 80, TEXT_NBYTES = 1024, PLACE_NBYTES = 2 * TEXT_NBYTES + 4
 /* The number of this (context, device, stream) in the writer; 0 without memory or room. */
 uint32_t writer_where(struct writer *writer, void *context, int device, uint64_t stream);
 
-/* Everything that the writers of earlier recordings have mapped is released, where no thread uses it. */
+/* Recording begins or has ended: threads take new writers, and those of before are released. */
 void writers_new_generation(void);
 /* In a forked child: the writers of the parent are forgotten. */
 void writers_forked(void);

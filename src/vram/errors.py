@@ -8,6 +8,7 @@ VramError
 ├── DeviceError         the driver answered with an error          exit 3
 │   └── OutOfMemory          it has too little memory free
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
+├── BadTrace            a trace file cannot be read                exit 5
 ├── BadInput            another input is damaged or cut short      exit 5
 ├── NothingFound        what was searched for is not in the input   exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
@@ -140,6 +141,12 @@ class BufferLost(VramError):
 
 class BadSnapshot(VramError):
     """A snapshot file is broken, foreign or newer than this program."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class BadTrace(VramError):
+    """A trace file is missing, foreign, newer than this program, or nothing of it can be read."""
 
     exit_code = ExitCode.BAD_INPUT
 

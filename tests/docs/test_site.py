@@ -14,14 +14,14 @@ import pytest
 
 import vram
 from tests.docs.conftest import ROOT, sphinx
+from tools import browser
 from vram.cli import manual
 from vram.cli.app import COMMANDS
 from vram.model.kinds import Kind
 from vram.report.process_rows import STATES
 from vram.virtualgpu.demos import DEMOS
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+BROWSER = browser.find()
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 
 

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "../../native/tracer/native_stack.h"
 #include "../../native/tracer/python_stack.h"
+#include "native_chain.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -126,8 +127,10 @@ EXPORTED double harness_native_time(int most, int rounds) {
     return best;
 }
 
-EXPORTED int harness_native_walk(uintptr_t *addresses, int most) {
-    return native_walk(addresses, most);
+// The end of a chain of calls.
+EXPORTED int harness_native_walk(struct chain *chain) {
+    chain->count = native_walk(chain->addresses, chain->most);
+    return 0;
 }
 
 EXPORTED int harness_native_describe(uintptr_t address, struct native_place *place) {

@@ -62,6 +62,9 @@ int main(void) {
     SAME(traceable, PyCodeObject, _co_firsttraceable);
     SAME(bytecode, PyCodeObject, co_code_adaptive);
     SAME(code_size, PyCodeObject, co_code_adaptive);
+#if PY_VERSION_HEX >= 0x030C0000
+    SAME(version, PyCodeObject, co_version);
+#endif
 #endif
 #else
     const struct published *row = NULL;
@@ -83,6 +86,7 @@ int main(void) {
     SAME(name, _Py_DebugOffsets, code_object.name);
     SAME(lines, _Py_DebugOffsets, code_object.linetable);
     SAME(first_line, _Py_DebugOffsets, code_object.firstlineno);
+    SAME(variables, _Py_DebugOffsets, code_object.localsplusnames);
     SAME(bytecode, _Py_DebugOffsets, code_object.co_code_adaptive);
     SAME(type, _Py_DebugOffsets, pyobject.ob_type);
     SAME(bytes_length, _Py_DebugOffsets, bytes_object.ob_size);
@@ -90,6 +94,7 @@ int main(void) {
     SAME(text_state, _Py_DebugOffsets, unicode_object.state);
     SAME(text_length, _Py_DebugOffsets, unicode_object.length);
     SAME(ascii_size, _Py_DebugOffsets, unicode_object.asciiobject_size);
+    compare("version", offsetof(PyCodeObject, co_localsplusnames) - 4, offsetof(PyCodeObject, co_version));
     compare("traceable", offsetof(PyCodeObject, co_code_adaptive) - 16, offsetof(PyCodeObject, _co_firsttraceable));
     compare("text_size", sizeof(PyASCIIObject) + 16, sizeof(PyCompactUnicodeObject));
 #endif

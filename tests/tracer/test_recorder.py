@@ -208,6 +208,38 @@ say(len(os.listdir("/proc/self/fd")) - opened, open("/proc/self/maps").read().co
             assert [record["reason"] for record in section.named("END")] == [2]
             assert section.attached
 
+    def test_threads_that_work_now_and_then_meanwhile(self, traced: Traced) -> None:
+        # A thread that does nothing for some recordings still knows the writer that it had in an earlier one.
+        out = traced.run_alone(
+            """
+import random, threading, time
+made = context()
+library, done = tracer(), threading.Event()
+def work(seed):
+    chance = random.Random(seed)
+    check(cuda.cuCtxSetCurrent(made))
+    while not done.is_set():
+        for _ in range(chance.randrange(30)): free(alloc(4096 + seed))
+        time.sleep(chance.choice((0, 0, 0.001, 0.02)))
+threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+for thread in threads: thread.start()
+for n in range(200):
+    assert start(library, f"{sys.argv[1]}/trace-{n}") == 0, library.vram_tracer_error()
+    time.sleep(random.choice((0, 0.002, 0.01)))
+    assert library.vram_tracer_stop() == 0
+done.set()
+for thread in threads: thread.join()
+say("unharmed")
+"""
+        )
+        assert out == "unharmed\n"
+        events = 0
+        for n in range(200):
+            section = read(traced.folder / f"trace-{n}")
+            assert [record["reason"] for record in section.named("END")] == [2]
+            events += len(section.named("ALLOC", "FREE"))
+        assert events > 100
+
     def test_errors_have_a_number_and_a_sentence(self, traced: Traced) -> None:
         out = traced.run_alone(
             """

@@ -95,14 +95,20 @@ class TracedProcess(Struct, frozen=True, kw_only=True):
     stacks: Literal["none", "python", "native"]
     started_wall_ns: int
     first_ns: int
-    """CLOCK_MONOTONIC when recording began; times below are relative to the earliest of all sections."""
+    """When recording began. All times but the wall clock are relative to the earliest start of a section."""
     last_ns: int
+    """Its last record."""
     end: EndReason
     end_errno: int = 0
     threads: int = 0
     events: int = 0
     unreadable_chunks: int = 0
     missing_chunks: int = 0
+    unknown_frees: int = 0
+    """Frees of memory whose allocation was not recorded: it is from before recording, or was lost."""
+    missing_frees: int = 0
+    """Addresses that were allocated again without a recorded free; the older allocation ends there."""
+    host: str | None = None
 
 
 class Gap(Struct, frozen=True):
@@ -168,10 +174,16 @@ class GpuUse(Struct, frozen=True, kw_only=True):
     """Sum of all allocations."""
     allocations: int
     frees: int
+    name: str | None = None
+    pci: str | None = None
+    total_nbytes: int | None = None
+    """The GPU's whole memory."""
+    host: str | None = None
 
 
 class TimelinePoint(Struct, frozen=True):
-    """The live bytes of one GPU over a stretch of time: the highest, the lowest, the last."""
+    """The live bytes of one GPU over a stretch of time that begins at *time_ns*: the highest, the lowest,
+    the last. Where a GPU's memory did not change there is no point: the last one holds on."""
 
     time_ns: int
     gpu: int | None
@@ -205,7 +217,10 @@ class ChurnSite(Struct, frozen=True, kw_only=True):
 
 
 class Holes(Struct, frozen=True, kw_only=True):
-    """The address ranges of one GPU's live allocations at a moment: how scattered they are."""
+    """The address ranges of one GPU's live allocations at a moment: how scattered they are.
+
+    Measured at the GPU's peak and at the end; gaps of more than 1 GiB are no holes.
+    """
 
     gpu: int | None
     process: int
@@ -233,6 +248,22 @@ class BlockUse(Struct, frozen=True, kw_only=True):
     """In blocks that the program holds."""
     sites: tuple[Site, ...]
     note: str | None = None
+
+
+class LiveTrace(Struct, frozen=True, kw_only=True):
+    """What a trace that is still written says up to now."""
+
+    processes: tuple[TracedProcess, ...]
+    stacks: tuple[CallStack, ...]
+    gpus: tuple[GpuUse, ...]
+    sites: tuple[Site, ...]
+    """What is live, by stack; the largest first."""
+    timeline: tuple[TimelinePoint, ...]
+    duration_ns: int
+    events: int
+    failures: int
+    host_nbytes: int
+    """Pinned and registered host memory."""
 
 
 class TraceView(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,213 @@
+/* The tables at the end: what is left and what its verdict depends on, what was live at the peaks, holes. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Addresses further apart than this are no neighbours: other parts of the address space, no hole. */
+#define NEIGHBOURS ((uint64_t)1 << 30)
+
+struct range {
+    uint64_t address, nbytes;
+    uint32_t process, stack;
+};
+
+static bool has_range(const struct allocation *allocation) {
+    return allocation->space == SPACE_MAPPING || (allocation->space == 0 && is_on_gpu(allocation->kind));
+}
+
+/* ---- what is left ---- */
+
+static uint32_t quarter_of(const struct section *section, uint64_t time) {
+    uint64_t first = section->first_event_ns, last = section->row.last_ns;
+    if (time < first || last <= first) return 0;
+    uint64_t quarter = (time - first) / ((last - first) / 4 + 1);
+    return quarter > 3 ? 3 : (uint32_t)quarter;
+}
+
+static void add_left(struct vramreader *reader, const struct allocation *allocation) {
+    const struct section *section = SECTION(reader, allocation->section);
+    struct row_site *site = &SITE(reader, allocation->site)->row;
+    bool went_on = section->last_active > allocation->event;
+    struct row_left *left = &site->kept;
+    if (allocation->framework)
+        left = &site->cache;
+    else if (allocation->state == STATE_LEFT && went_on)
+        left = &site->leaked;
+    if (!left->count || allocation->time < left->first_ns) left->first_ns = allocation->time;
+    if (allocation->time > left->last_ns) left->last_ns = allocation->time;
+    if (allocation->nbytes > left->largest) left->largest = allocation->nbytes;
+    left->count++;
+    /* Sums of what a context left behind may be larger than what was live at once. */
+    if (__builtin_add_overflow(left->nbytes, (int64_t)allocation->nbytes, &left->nbytes)) left->nbytes = INT64_MAX;
+    left->quarters |= 1u << quarter_of(section, allocation->time);
+}
+
+/* ---- what was live at the peaks ---- */
+
+static struct row_reserved *reserved_row(struct vramreader *reader, uint32_t gpu, uint32_t process, uint32_t kind) {
+    for (uint64_t at = 0; at < reader->reserved.count; at++) {
+        struct row_reserved *row = &AT(reader->reserved, struct row_reserved, at);
+        if (row->gpu == gpu && row->process == process && row->kind == kind) return row;
+    }
+    if (reader->reserved.count >= MOST_KEPT) return NULL;
+    struct row_reserved *row = push(reader, &reader->reserved, sizeof *row);
+    if (row) *row = (struct row_reserved){.gpu = gpu, .process = process, .kind = kind};
+    return row;
+}
+
+static void add_peak(struct vramreader *reader, uint32_t site_number, uint64_t nbytes, uint8_t framework) {
+    struct row_site *site = &SITE(reader, site_number)->row;
+    site->peak_count++;
+    site->peak_nbytes += (int64_t)nbytes;
+    struct row_reserved *row = framework ? reserved_row(reader, (uint32_t)site->gpu, site->process, framework) : NULL;
+    if (row) row->peak_nbytes += nbytes;
+}
+
+static bool was_at_peak(const struct vramreader *reader, const struct allocation *allocation) {
+    if (allocation->state != STATE_LIVE && allocation->state != STATE_RELEASED) return false;
+    if (!is_on_gpu(allocation->kind) && allocation->kind < 16) return false;
+    return allocation->event <= GPU(reader, SITE(reader, allocation->site)->row.gpu)->row.peak_event;
+}
+
+static void judge_allocations(struct vramreader *reader) {
+    for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
+        const struct allocation *allocation = allocation_at(reader, at);
+        if (allocation->state == STATE_FREE || allocation->space == SPACE_MAPPING) continue;
+        add_left(reader, allocation);
+        if (was_at_peak(reader, allocation))
+            add_peak(reader, allocation->site, allocation->nbytes, allocation->framework);
+        if (allocation->framework && allocation->state != STATE_LEFT) {
+            const struct row_site *site = &SITE(reader, allocation->site)->row;
+            struct row_reserved *row = reserved_row(reader, (uint32_t)site->gpu, site->process, allocation->framework);
+            if (row) row->end_nbytes += allocation->nbytes;
+        }
+    }
+    for (uint64_t number = 0; number < reader->gpus.count; number++) {
+        const struct vector *gone = &GPU(reader, number)->gone;
+        for (uint64_t at = 0; at < gone->count && !reader->error; at++) {
+            const struct gone *row = &AT(*gone, struct gone, at);
+            if (!row->mapping) add_peak(reader, row->site, row->nbytes, row->framework);
+        }
+    }
+}
+
+/* ---- holes ---- */
+
+static int by_address(const void *left, const void *right) {
+    const struct range *a = left, *b = right;
+    if (a->process != b->process) return a->process < b->process ? -1 : 1;
+    if (a->address != b->address) return a->address < b->address ? -1 : 1;
+    return a->nbytes < b->nbytes ? -1 : a->nbytes > b->nbytes;
+}
+
+static int by_size(const void *left, const void *right) {
+    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return a > b ? -1 : a < b;
+}
+
+/* How large a range must be to be among the largest that are kept; *equal* of exactly that size are, too. */
+static uint64_t smallest_kept(struct vramreader *reader, const struct range *ranges, uint64_t count, uint64_t *equal) {
+    *equal = count;
+    if (count <= MOST_HOLE_BLOCKS) return 0;
+    uint64_t *sizes = take_memory(reader, count * sizeof *sizes);
+    if (!sizes) return UINT64_MAX;
+    for (uint64_t at = 0; at < count; at++) sizes[at] = ranges[at].nbytes;
+    qsort(sizes, count, sizeof *sizes, by_size);
+    uint64_t smallest = sizes[MOST_HOLE_BLOCKS - 1], larger = 0;
+    while (sizes[larger] > smallest) larger++;
+    *equal = MOST_HOLE_BLOCKS - larger;
+    release_memory(reader, sizes, count * sizeof *sizes);
+    return smallest;
+}
+
+static void measure_holes(struct vramreader *reader, const struct range *ranges, uint64_t count,
+                          struct row_holes *row) {
+    uint64_t from = ranges[0].address, end = from;
+    for (uint64_t at = 0; at < count; at++) {
+        uint64_t address = ranges[at].address, after;
+        if (__builtin_add_overflow(address, ranges[at].nbytes, &after)) after = UINT64_MAX;
+        row->live_nbytes += ranges[at].nbytes;
+        if (address > end && address - end > NEIGHBOURS) {
+            row->spanned_nbytes += end - from;
+            from = address;
+        } else if (address > end) {
+            row->holes++;
+            row->hole_nbytes += address - end;
+            if (address - end > row->largest_hole) row->largest_hole = address - end;
+        }
+        if (after > end) end = after;
+    }
+    row->spanned_nbytes += end - from;
+    uint64_t equal, smallest = smallest_kept(reader, ranges, count, &equal);
+    row->first_block = reader->hole_blocks.count;
+    for (uint64_t at = 0; at < count && !reader->error; at++) {
+        if (ranges[at].nbytes < smallest || (ranges[at].nbytes == smallest && !equal)) continue;
+        if (ranges[at].nbytes == smallest) equal--;
+        struct row_block *block = push(reader, &reader->hole_blocks, sizeof *block);
+        if (block) *block = (struct row_block){ranges[at].address, ranges[at].nbytes, ranges[at].stack, 0};
+    }
+    row->blocks = reader->hole_blocks.count - row->first_block;
+}
+
+static void add_range(struct vramreader *reader, struct vector *ranges, uint64_t address, uint64_t nbytes,
+                      uint32_t site) {
+    struct range *range = push(reader, ranges, sizeof *range);
+    const struct row_site *row = &SITE(reader, site)->row;
+    if (range) *range = (struct range){address, nbytes, row->process, row->stack};
+}
+
+static void holes_of(struct vramreader *reader, uint32_t gpu, bool at_end) {
+    struct vector ranges = {0};
+    for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
+        const struct allocation *allocation = allocation_at(reader, at);
+        if (allocation->state != STATE_LIVE || !has_range(allocation)) continue;
+        if (SITE(reader, allocation->site)->row.gpu != (int32_t)gpu) continue;
+        if (at_end || was_at_peak(reader, allocation))
+            add_range(reader, &ranges, allocation->address, allocation->nbytes, allocation->site);
+    }
+    const struct vector *gone = &GPU(reader, gpu)->gone;
+    for (uint64_t at = 0; !at_end && at < gone->count && !reader->error; at++) {
+        const struct gone *row = &AT(*gone, struct gone, at);
+        if (row->mapping || (space_of_kind[row->kind] == 0 && is_on_gpu(row->kind)))
+            add_range(reader, &ranges, row->address, row->nbytes, row->site);
+    }
+    if (ranges.count && !reader->error) qsort(ranges.items, ranges.count, sizeof(struct range), by_address);
+    for (uint64_t first = 0, next; first < ranges.count && !reader->error; first = next) {
+        const struct range *all = (const struct range *)ranges.items;
+        for (next = first; next < ranges.count && all[next].process == all[first].process;) next++;
+        struct row_holes *row = push(reader, &reader->holes, sizeof *row);
+        if (!row) break;
+        *row = (struct row_holes){.gpu = gpu, .process = all[first].process, .at_end = at_end};
+        row->at_ns = at_end ? reader->now : GPU(reader, gpu)->row.peak_ns;
+        measure_holes(reader, all + first, next - first, row);
+    }
+    release_vector(reader, &ranges, sizeof(struct range));
+}
+
+/* ---- the timeline ---- */
+
+void build_timeline(struct vramreader *reader) {
+    reader->timeline.count = 0;
+    for (uint32_t number = 0; number < reader->gpus.count; number++) {
+        const struct gpu *gpu = GPU(reader, number);
+        for (uint64_t at = 0; at < reader->points_wanted && !reader->error; at++) {
+            const struct point *point = &gpu->points[at];
+            if (!point->used) continue;
+            struct row_timeline *row = push(reader, &reader->timeline, sizeof *row);
+            if (row)
+                *row =
+                    (struct row_timeline){at << reader->shift, point->highest, point->lowest, point->last, number, 0};
+        }
+    }
+}
+
+void finish(struct vramreader *reader) {
+    if (reader->finished) return;
+    reader->finished = true;
+    judge_allocations(reader);
+    for (uint32_t gpu = 0; gpu < reader->gpus.count && !reader->error; gpu++) {
+        holes_of(reader, gpu, false);
+        holes_of(reader, gpu, true);
+    }
+}

@@ -1,0 +1,326 @@
+"""The figures of a trace as columns of numbers, small enough to travel inside the page.
+
+Stacks become a tree (a node is its parent and a frame, parents first), texts are written once, and what
+several lists of the trace say about one place (stack, kind, GPU, process) is one row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from vram.model.trace import ON_GPU, BlockUse, Frame, Holes, MemoryKind, Site, TraceView
+from vram.report.trace_page.packages import package
+from vram.report.trace_page.phrases import VERDICTS, command_line, is_block, sentences, shortened
+
+MOST_PLACES = 20_000
+MOST_MARKS = 2_000
+MOST_FAILURES = 1_000
+MOST_BLOCKS = 4_000
+DEEPEST = 256
+
+NO_STACK = Frame("native", "no stack was recorded", "", 0)
+SMALLER = Frame("native", "smaller places, together", "", 0)
+OUTER = Frame("native", "outer frames, left out", "", 0)
+
+_TOGETHER = -(2**64)
+"""Stands for the stack of the smaller places; no trace has such a number."""
+
+VERDICT_ORDER = ("", "in use at exit", "growing", "leaked")
+"""Index 0: everything was freed. The last is the worst."""
+
+GROUPS = {
+    "gpu": "GPU memory",
+    "blocks": "Blocks of frameworks",
+    "host": "Pinned host memory",
+    "other": "Opened, imported, reserved",
+}
+"""What may be summed: in a group each byte counts once; the groups overlap."""
+
+Key = tuple[int, MemoryKind, int | None, int]
+
+
+def group(kind: MemoryKind) -> str:
+    if kind in ON_GPU:
+        return "gpu"
+    if is_block(kind):
+        return "blocks"
+    return "host" if kind in ("pinned host", "registered host", "physical host") else "other"
+
+
+class Place(Struct, kw_only=True):
+    """What all lists of a trace say about one stack, kind, GPU and process."""
+
+    stack: int
+    kind: MemoryKind
+    gpu: int | None
+    process: int
+    allocated: int = 0
+    allocations: int = 0
+    peak: int = 0
+    peak_count: int = 0
+    left: int = 0
+    left_count: int = 0
+    verdict: int = 0
+    churn: int = 0
+    churn_count: int = 0
+    median_life_ns: int = 0
+
+    def add(self, other: Place) -> None:
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.verdict = max(self.verdict, other.verdict)
+
+
+_ADDED = ("allocated", "allocations", "peak", "peak_count", "left", "left_count", "churn", "churn_count")
+
+
+class StackTree:
+    """Stacks, frames and texts, each written once. A node's parent comes before it."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {}
+        self.frames: dict[Frame, int] = {}
+        self.nodes: dict[tuple[int, int], int] = {}
+
+    def add(self, frames: tuple[Frame, ...]) -> int:
+        """The node of a stack (innermost frame first)."""
+        node = -1
+        outermost_first = [*reversed(frames[:DEEPEST])] or [NO_STACK]
+        if len(frames) > DEEPEST:
+            outermost_first.insert(0, OUTER)
+        for frame in outermost_first:
+            number = self.frames.setdefault(frame, len(self.frames))
+            node = self.nodes.setdefault((node, number), len(self.nodes))
+        return node
+
+    def columns(self) -> dict[str, Any]:
+        number = self._number
+        frames = {
+            "native": [int(frame.language == "native") for frame in self.frames],
+            "function": [number(frame.function) for frame in self.frames],
+            "file": [number(frame.file) for frame in self.frames],
+            "line": [frame.line for frame in self.frames],
+            "package": [number(package(frame)) if frame.file else number("unknown") for frame in self.frames],
+        }
+        parents, frame_of_node = zip(*self.nodes, strict=True) if self.nodes else ((), ())
+        return {
+            "texts": list(self.texts),
+            "frames": frames,
+            "nodes": {"parent": parents, "frame": frame_of_node},
+        }
+
+    def _number(self, text: str) -> int:
+        return self.texts.setdefault(shortened(text), len(self.texts))
+
+
+def content(view: TraceView) -> dict[str, Any]:
+    """Return what the page's script reads, as values that JSON has."""
+    tree = StackTree()
+    nodes: dict[int, int] = {}
+
+    def node(stack: int) -> int:
+        if stack not in nodes:
+            known = 0 <= stack < len(view.stacks)
+            nodes[stack] = tree.add(view.stacks[stack].frames if known else ())
+        return nodes[stack]
+
+    places, smaller = _largest(_places(view))
+    if smaller:
+        nodes[_TOGETHER] = tree.add((SMALLER,))
+    rows = [*places, *smaller]
+    kinds = sorted({place.kind for place in rows})
+    by_key = {(place.stack, place.kind, place.gpu, place.process): at for at, place in enumerate(rows)}
+    return {
+        "sentences": [sentence._asdict() for sentence in sentences(view)],
+        "verdicts": {"order": VERDICT_ORDER, "meaning": VERDICTS},
+        "groups": GROUPS,
+        "duration": view.duration_ns,
+        "events": view.events,
+        "host_peak": view.host_peak_nbytes,
+        "processes": _processes(view),
+        "gpus": [
+            {
+                "gpu": use.gpu,
+                "peak": use.peak_nbytes,
+                "peak_at": use.peak_ns,
+                "end": use.end_nbytes,
+                "allocated": use.allocated_nbytes,
+                "allocations": use.allocations,
+                "frees": use.frees,
+            }
+            for use in view.gpus
+        ],
+        "kinds": [{"name": kind, "group": group(kind)} for kind in kinds],
+        "places": {
+            "node": [node(place.stack) for place in rows],
+            "kind": [kinds.index(place.kind) for place in rows],
+            "gpu": [place.gpu for place in rows],
+            **{
+                name: [getattr(place, name) for place in rows]
+                for name in ("process", *_ADDED, "verdict", "median_life_ns")
+            },
+        },
+        "leaks": [
+            {
+                "place": at,
+                "verdict": leak.verdict,
+                "nbytes": leak.site.nbytes,
+                "count": leak.site.count,
+                "first": leak.first_ns,
+                "last": leak.last_ns,
+                "freed": leak.freed,
+                "largest": leak.largest,
+            }
+            for leak in view.leaks
+            if (at := by_key.get(_key(leak.site))) is not None
+        ],
+        "timeline": _timeline(view),
+        "marks": [
+            {"process": mark.process, "time": mark.time_ns, "text": shortened(mark.text)}
+            for mark in view.marks[:MOST_MARKS]
+        ],
+        "failures": [
+            {
+                "process": failure.process,
+                "time": failure.time_ns,
+                "kind": failure.kind,
+                "gpu": failure.gpu,
+                "nbytes": failure.nbytes,
+                "result": failure.result,
+                "node": node(failure.stack),
+            }
+            for failure in view.failures[:MOST_FAILURES]
+        ],
+        "failures_in_all": view.failures_in_all,
+        "gaps": [
+            {"process": gap.process, "reason": gap.reason, "start": gap.start_ns, "end": gap.end_ns}
+            for gap in view.gaps
+        ],
+        "before": [
+            {
+                "process": held.process,
+                "gpu": held.gpu,
+                "nbytes": held.nbytes,
+                "source": shortened(held.source),
+            }
+            for held in view.before
+        ],
+        "holes": [_holes(holes, node) for holes in view.holes],
+        "frameworks": [_framework(use, node) for use in view.frameworks],
+        # Last: by now every stack is known.
+        **tree.columns(),
+    }
+
+
+def _key(site: Site) -> Key:
+    return site.stack, site.kind, site.gpu, site.process
+
+
+def _places(view: TraceView) -> list[Place]:
+    places: dict[Key, Place] = {}
+
+    def place(site: Site) -> Place:
+        stack, kind, gpu, process = key = _key(site)
+        if key not in places:
+            places[key] = Place(stack=stack, kind=kind, gpu=gpu, process=process)
+        return places[key]
+
+    for site in view.allocations:
+        row = place(site)
+        row.allocated += site.nbytes
+        row.allocations += site.count
+    at_peak = {_key(site) for site in view.peak}
+    blocks = (site for use in view.frameworks if use.at == "peak" for site in use.sites)
+    for site in (*view.peak, *(site for site in blocks if _key(site) not in at_peak)):
+        row = place(site)
+        row.peak += site.nbytes
+        row.peak_count += site.count
+    for leak in view.leaks:
+        row = place(leak.site)
+        row.left += leak.site.nbytes
+        row.left_count += leak.site.count
+        row.verdict = max(row.verdict, VERDICT_ORDER.index(leak.verdict))
+    for churn in view.churn:
+        row = place(churn.site)
+        row.churn += churn.site.nbytes
+        row.churn_count += churn.site.count
+        row.median_life_ns = churn.median_life_ns
+    return sorted(places.values(), key=lambda row: (-row.peak, -row.left, -row.allocated))
+
+
+def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:
+    """The rows to show, and the rest summed by kind, GPU and process, so that sums stay right."""
+    rest: dict[Key, Place] = {}
+    for row in places[MOST_PLACES:]:
+        key = (_TOGETHER, row.kind, row.gpu, row.process)
+        if key not in rest:
+            rest[key] = Place(stack=_TOGETHER, kind=row.kind, gpu=row.gpu, process=row.process)
+        rest[key].add(row)
+    return places[:MOST_PLACES], list(rest.values())
+
+
+def _processes(view: TraceView) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": process.index,
+            "pid": process.pid,
+            "parent": process.parent_pid,
+            "command": command_line(process),
+            "python": process.python and shortened(process.python),
+            "attached": process.attached,
+            "stacks": process.stacks,
+            "end": process.end,
+            "threads": process.threads,
+            "events": process.events,
+        }
+        for process in view.processes
+    ]
+
+
+def _timeline(view: TraceView) -> list[dict[str, Any]]:
+    lanes: dict[int | None, list[tuple[int, int, int, int]]] = {use.gpu: [] for use in view.gpus}
+    for point in view.timeline:
+        lanes.setdefault(point.gpu, []).append((point.time_ns, point.highest, point.lowest, point.last))
+    names = ("time", "highest", "lowest", "last")
+    return [
+        {"gpu": gpu, **dict(zip(names, zip(*sorted(points), strict=True), strict=True))}
+        for gpu, points in lanes.items()
+        if points
+    ]
+
+
+def _holes(holes: Holes, node: Any) -> dict[str, Any]:
+    blocks = sorted(sorted(holes.blocks, key=lambda block: -block[1])[:MOST_BLOCKS])
+    return {
+        "gpu": holes.gpu,
+        "process": holes.process,
+        "at": holes.at_ns,
+        "live": holes.live_nbytes,
+        "spanned": holes.spanned_nbytes,
+        "holes": holes.holes,
+        "hole_nbytes": holes.hole_nbytes,
+        "largest": holes.largest_hole,
+        # JavaScript's numbers are exact up to 2^53: addresses are given from the lowest on.
+        "lowest": hex(blocks[0][0]) if blocks else "",
+        "address": [address - blocks[0][0] for address, _, _ in blocks],
+        "size": [nbytes for _, nbytes, _ in blocks],
+        "node": [node(stack) for _, _, stack in blocks],
+    }
+
+
+def _framework(use: BlockUse, node: Any) -> dict[str, Any]:
+    return {
+        "process": use.process,
+        "framework": shortened(use.framework),
+        "gpu": use.gpu,
+        "at": use.at,
+        "reserved": use.reserved_nbytes,
+        "used": use.used_nbytes,
+        "note": use.note and shortened(use.note),
+        "sites": [
+            {"node": node(site.stack), "nbytes": site.nbytes, "count": site.count}
+            for site in sorted(use.sites, key=lambda site: -site.nbytes)[:10]
+        ],
+    }

@@ -1,0 +1,156 @@
+"""What happened, in plain sentences: the beginning of the page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from vram.model.trace import EndReason, Gap, GpuUse, LeakSite, MemoryKind, Site, TracedProcess, TraceView
+from vram.report.escape import inert
+from vram.units import counted, duration, size
+
+Tone = Literal["plain", "good", "warning", "bad"]
+LONGEST_COMMAND = 160
+LONGEST_TEXT = 400
+MOST_GPUS = 2
+
+VERDICTS: dict[str, str] = {
+    "leaked": "Its context was destroyed or reset while the program went on, and nobody had freed it.",
+    "growing": "The same place allocated again and again, all through the recording, and kept it to the end.",
+    "in use at exit": "Never freed, but neither of the above: weights, buffers and caches that are loaded "
+    "once look like this. It is only a leak if the program should have been done with it.",
+}
+
+_GAPS = {
+    "another subscriber": "another profiler used CUPTI",
+    "cupti shut down": "the program shut CUPTI down",
+    "detached": "the recorder was detached",
+    "unknown": "the reason is unknown",
+}
+_ENDS: dict[EndReason, str] = {
+    "disk full": "stopped recording because the disk was full",
+    "write error": "stopped recording because its file could not be written",
+    "no cupti": "could not be recorded: CUPTI did not work there",
+    "cut": "was killed or still runs: its trace has no end",
+}
+
+
+class Sentence(NamedTuple):
+    tone: Tone
+    text: str
+
+
+def shortened(text: str) -> str:
+    """Inert text; of a long one the beginning and the end."""
+    half = LONGEST_TEXT // 2
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:half]}…{text[-half:]}"
+    return inert(text)
+
+
+def moment(nanoseconds: int) -> str:
+    """Show a time since the start: "1.25 ms", "12.4 s", "3 min 5 s"."""
+    if nanoseconds >= 60_000_000_000:
+        return duration(nanoseconds / 1e9)
+    for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if nanoseconds >= scale:
+            return f"{nanoseconds / scale:.3g} {unit}"
+    return f"{max(0, nanoseconds)} ns"
+
+
+def command_line(process: TracedProcess) -> str:
+    """The command as it could be typed, shortened in the end."""
+    line = inert(shlex.join(process.command) or process.executable or f"pid {process.pid}")
+    return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"
+
+
+def gpu_name(gpu: int | None) -> str:
+    return "unknown GPU" if gpu is None else f"GPU {gpu}"
+
+
+def sentences(view: TraceView) -> list[Sentence]:
+    """Everything that a reader should know before the figures, the most important first."""
+    return [
+        Sentence("plain", _what_ran(view)),
+        *_uses(view.gpus),
+        *_never_freed(view.leaks),
+        *_failures(view),
+        *_before(view),
+        *(Sentence("warning", _gap(gap, view)) for gap in view.gaps),
+        *(
+            Sentence("warning", f"Process {each.pid} {_ENDS[each.end]}.")
+            for each in view.processes
+            if each.end in _ENDS
+        ),
+        *(Sentence("warning", shortened(text)) for text in view.damage),
+    ]
+
+
+def _what_ran(view: TraceView) -> str:
+    count = len(view.processes)
+    who = "One process was" if count == 1 else f"{count:,} processes were"
+    gpus = counted(len(view.gpus), "GPU")
+    events = "1 event" if view.events == 1 else f"{view.events:,} events"
+    return f"{who} recorded for {moment(view.duration_ns)}: {events} on {gpus}."
+
+
+def _uses(gpus: tuple[GpuUse, ...]) -> Iterator[Sentence]:
+    """Of many GPUs the highest; the figures of all are below."""
+    shown = gpus if len(gpus) <= MOST_GPUS else (max(gpus, key=lambda gpu: gpu.peak_nbytes),)
+    yield from (Sentence("plain", _use(gpu)) for gpu in shown)
+
+
+def _use(gpu: GpuUse) -> str:
+    name = gpu_name(gpu.gpu)
+    name = name[0].upper() + name[1:]
+    left = f"held {size(gpu.end_nbytes)} at the end" if gpu.end_nbytes else "held nothing at the end"
+    return f"{name} was highest at {size(gpu.peak_nbytes)}, after {moment(gpu.peak_ns)}, and {left}."
+
+
+def _never_freed(leaks: tuple[LeakSite, ...]) -> Iterator[Sentence]:
+    """Blocks of frameworks lie inside the driver's memory: their bytes are not added to it."""
+    if not any(leak.verdict != "in use at exit" for leak in leaks):
+        yield Sentence("good", "No leak was found.")
+    for blocks in (False, True):
+        what = " in blocks of frameworks" if blocks else ""
+        sites = [leak for leak in leaks if is_block(leak.site.kind) == blocks]
+        if leaked := [leak.site for leak in sites if leak.verdict == "leaked"]:
+            yield Sentence("bad", f"{_sum(leaked)}{what} leaked, from {counted(len(leaked), 'place')}.")
+        if growing := [leak.site for leak in sites if leak.verdict == "growing"]:
+            places = counted(len(growing), "place")
+            yield Sentence("warning", f"{places}{what} kept growing to the end: {_sum(growing)}.")
+
+
+def _sum(sites: list[Site]) -> str:
+    return size(sum(site.nbytes for site in sites))
+
+
+def is_block(kind: MemoryKind) -> bool:
+    """Whether a framework speaks of it: such memory lies inside what the driver gave."""
+    return kind.endswith((" block", " buffer"))
+
+
+def _failures(view: TraceView) -> Iterator[Sentence]:
+    if not view.failures_in_all:
+        return
+    text = f"{counted(view.failures_in_all, 'allocation')} failed"
+    if view.failures:
+        largest = max(view.failures, key=lambda failure: failure.nbytes)
+        which = ": it" if view.failures_in_all == 1 else "; the largest"
+        text += f"{which} asked for {size(largest.nbytes)} on {gpu_name(largest.gpu)}"
+    yield Sentence("bad", text + ".")
+
+
+def _before(view: TraceView) -> Iterator[Sentence]:
+    for held in view.before:
+        where = "" if held.gpu is None else f" on GPU {held.gpu}"
+        text = f"{size(held.nbytes)}{where} were held before recording began ({shortened(held.source)})"
+        yield Sentence("plain", f"{text}: where they were allocated is unknown.")
+
+
+def _gap(gap: Gap, view: TraceView) -> str:
+    until = "to the end" if gap.end_ns is None else f"for {moment(gap.end_ns - gap.start_ns)}"
+    pid = next((each.pid for each in view.processes if each.index == gap.process), None)
+    whose = "" if pid is None or len(view.processes) == 1 else f" of process {pid}"
+    return f"Nothing{whose} was recorded {until} from {moment(gap.start_ns)} on: {_GAPS[gap.reason]}."

@@ -1,0 +1,47 @@
+"""What could not be read of a trace, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vram.trace.native import DamageRow, SectionRow
+from vram.units import counted, size
+
+NO_SECTION = 2**32 - 1
+
+# By the codes of native/tracereader/reader.h.
+_SENTENCES: dict[int, Callable[[int], str]] = {
+    1: lambda count: f"{size(count)} of the file belong to nothing that is known, and were skipped",
+    2: lambda count: "the header of a process is unreadable: who it was is not known",
+    3: lambda count: f"a process was recorded by a newer vram (format {count}), and was left out",
+    4: lambda count: "the header contradicts itself",
+    5: lambda count: f"{counted(count, 'chunk')} of records occur twice; the second was left out",
+    6: lambda count: f"{counted(count, 'chunk')} of records are missing, with the stacks that they defined",
+    7: lambda count: f"the rest of {counted(count, 'chunk')} of records is unreadable",
+    8: lambda count: "the trace is cut off in the middle of a record",
+    9: lambda count: (
+        f"{counted(count, 'time')} cannot be right, and were replaced by those of their neighbours"
+    ),
+    10: lambda count: f"{counted(count, 'record')} refer to stacks or places that are not there",
+    11: lambda count: f"{counted(count, 'allocation')} of an impossible size were left out",
+    12: lambda count: f"{size(count)} could not be read: the file became shorter meanwhile",
+    13: lambda count: f"{counted(count, 'mark')} or gaps are more than are kept, and were left out",
+    14: lambda count: "a framework's blocks lie in too many places to say in which memory of the driver",
+    15: lambda count: f"{counted(count, 'record')} are of a kind that this vram does not know",
+}
+
+
+def damage_sentences(
+    rows: Sequence[DamageRow], sections: Sequence[SectionRow], paths: Sequence[str]
+) -> tuple[str, ...]:
+    return tuple(_whose(row, sections, paths) + _SENTENCES[row.code](row.times) for row in rows)
+
+
+def _whose(row: DamageRow, sections: Sequence[SectionRow], paths: Sequence[str]) -> str:
+    """Which file and process it is about, where there are several."""
+    said = []
+    if len(paths) > 1 and row.file < len(paths):
+        said.append(paths[row.file])
+    if len(sections) > 1 and row.section < len(sections) and sections[row.section].pid:
+        said.append(f"pid {sections[row.section].pid}")
+    return ", ".join(said) + ": " if said else ""

@@ -1,0 +1,245 @@
+"""Opens trace files (``native/FORMAT.md``) and answers with a view, with events, with blobs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vram.errors import BadTrace
+from vram.model.trace import CallStack, TraceView
+from vram.trace.analysis import StackTable, ViewBuilder
+from vram.trace.native import BlobRow, NativeReader
+
+MAGIC = b"VRAMTRAC"
+MAJOR = 1
+_FIXED_HEADER = 80
+
+_LEAST_LIMIT, _MOST_LIMIT = 256 << 20, 8 << 30
+_TIMES_FILE = 24
+"""A record of six bytes makes a row of 64, and its place in two tables: so much memory for a file's size."""
+
+_MOST_BLOB_NBYTES = 1 << 30
+_EVENTS_AT_ONCE = 65536
+
+EVENT_TYPES = ("", "alloc", "free", "failed", "map", "unmap", "retain", "trim")
+
+
+class EventBatch(NamedTuple):
+    """Some thousand events in the order of time; columns of one length. ``stacks[number]`` is a CallStack.
+
+    ``type`` is an index into EVENT_TYPES; ``kind`` as in the format, 255 where unknown; ``gpu`` -1 where
+    unknown. ``allocation`` is the same number for an allocation and its free, 0 where it is unknown. A free
+    has the size, stack, kind and GPU of its allocation. The free of a context (kind 13) ends what was
+    allocated in it, without events of their own.
+    """
+
+    time_ns: memoryview
+    address: memoryview
+    nbytes: memoryview
+    allocation: memoryview
+    context: memoryview
+    stream: memoryview
+    process: memoryview
+    thread: memoryview
+    gpu: memoryview
+    stack: memoryview
+    type: memoryview
+    kind: memoryview
+    stacks: StackTable
+
+
+class LiveAllocation(NamedTuple):
+    """Memory that is live when the trace ends."""
+
+    process: int
+    gpu: int | None
+    kind: int
+    address: int
+    nbytes: int
+    time_ns: int
+    stack: CallStack
+
+
+def open_trace(paths: Sequence[Path]) -> Trace:
+    """The trace in *paths*, which are read as one. Raises BadTrace where one of them is no trace."""
+    descriptors: list[int] = []
+    try:
+        for path in paths:
+            descriptors.append(open_file(path))
+            require_trace(descriptors[-1], path)
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return Trace(tuple(map(str, paths)), descriptors)
+
+
+class Trace:
+    """Open trace files. Every method goes through them anew; ``close()`` is optional."""
+
+    def __init__(self, paths: tuple[str, ...], descriptors: Sequence[int]) -> None:
+        self.paths = paths
+        self._descriptors = tuple(descriptors)
+        self.close = weakref.finalize(self, _close, self._descriptors)
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def view(self, points: int = 2000) -> TraceView:
+        """Everything that a report shows; *points* bounds the timeline of a GPU."""
+        reader = self._pass(points)
+        reader.run()
+        reader.finish()
+        return ViewBuilder(reader, StackTable(reader)).view(self.paths)
+
+    def events(self) -> Iterator[EventBatch]:
+        """All events in the order of time, some thousand at once."""
+        reader = self._pass(2)
+        stacks = StackTable(reader)
+        processes = _process_numbers(reader)
+        while (columns := reader.events(_EVENTS_AT_ONCE))[0].nbytes:
+            batch = EventBatch._make((*columns, stacks))
+            yield (
+                batch if processes is None else batch._replace(process=_renumbered(batch.process, processes))
+            )
+
+    def live(self) -> Iterator[LiveAllocation]:
+        """What is live at the end, allocation by allocation."""
+        reader = self._pass(2)
+        reader.run()
+        stacks, sites, gpus = StackTable(reader), reader.sites(), reader.gpus()
+        processes = _process_numbers(reader)
+        for row in reader.live():
+            site = sites[row.site]
+            gpu = gpus[site.gpu].number
+            yield LiveAllocation(
+                processes[site.process] if processes else site.process,
+                None if gpu < 0 else gpu,
+                row.kind,
+                row.address,
+                row.nbytes,
+                row.time_ns,
+                stacks[site.stack],
+            )
+
+    def blobs(self) -> Iterator[tuple[int, str, bytes]]:
+        """Process, name and bytes of each account that a framework left; incomplete ones are left out."""
+        reader = self._pass(2)
+        reader.run()
+        strings = reader.strings()
+        processes = _process_numbers(reader)
+        parts: list[BlobRow] = []
+        for row in reader.blobs():
+            if row.part != len(parts) or (parts and _blob(row) != _blob(parts[0])):
+                parts = []
+            if row.part != len(parts):
+                continue
+            parts.append(row)
+            if len(parts) == row.parts:
+                whole = self._bytes(parts)
+                process = processes[row.process] if processes else row.process
+                if whole is not None:
+                    yield process, strings[row.name], whole
+                parts = []
+
+    def _bytes(self, parts: Sequence[BlobRow]) -> bytes | None:
+        if sum(part.nbytes for part in parts) > _MOST_BLOB_NBYTES:
+            return None
+        read = [os.pread(self._descriptors[part.file], part.nbytes, part.offset) for part in parts]
+        complete = all(len(got) == part.nbytes for got, part in zip(read, parts, strict=True))
+        return b"".join(read) if complete else None
+
+    def _pass(self, points: int) -> NativeReader:
+        nbytes = sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)
+        reader = NativeReader(memory_limit(nbytes), points=points)
+        for descriptor in self._descriptors:
+            reader.add_file(descriptor)
+        reader.index()
+        return reader
+
+
+def _blob(row: BlobRow) -> tuple[int, ...]:
+    return row.process, row.writer, row.file, row.name, row.parts
+
+
+def _process_numbers(reader: NativeReader) -> list[int] | None:
+    """The process of each section, where the numbers differ: a section of a newer format is no process."""
+    rows = reader.sections()
+    if all(row.usable for row in rows):
+        return None
+    numbers, used = [], 0
+    for row in rows:
+        numbers.append(used)
+        used += row.usable
+    return numbers
+
+
+def _renumbered(column: memoryview, numbers: list[int]) -> memoryview:
+    from array import array
+
+    return memoryview(array("I", [numbers[value] for value in column]))
+
+
+def memory_limit(nbytes: int) -> int:
+    """How much memory reading files of *nbytes* may take."""
+    return min(max(_LEAST_LIMIT, nbytes * _TIMES_FILE), _MOST_LIMIT)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+# ---- files ----
+
+
+def open_file(path: Path) -> int:
+    """A descriptor of the plain file *path*; opening never waits for anybody."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except FileNotFoundError as error:
+        raise BadTrace(f"there is no file {path}", hint="`vram run -o FILE -- COMMAND` makes one") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        denied = getattr(error, "errno", 0) in (errno.EACCES, errno.EPERM)
+        raise BadTrace(
+            f"cannot open {path}: {reason}",
+            hint="a trace can be read by the user who recorded it" if denied else "",
+        ) from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise BadTrace(f"{path} is a folder, not a trace", hint="name the trace file in it")
+    raise BadTrace(f"{path} is not a plain file", hint="copy the trace into a file first")
+
+
+def require_trace(descriptor: int, path: Path) -> None:
+    """Raise BadTrace unless the file begins as a trace of this version does."""
+    head = os.pread(descriptor, _FIXED_HEADER, 0)
+    if not head:
+        raise BadTrace(f"{path} is empty", hint="the program that was recorded may have ended at once")
+    if not head.startswith(MAGIC[: len(head)]):
+        raise BadTrace(f"{path} is not a trace (it begins with {ascii(head[:8])[1:]})")
+    if len(head) < 12:
+        raise BadTrace(f"{path} is cut off within its header")
+    major = int.from_bytes(head[8:10], "little")
+    if major != MAJOR:
+        raise BadTrace(
+            f"{path} was written by a {'newer' if major > MAJOR else 'different'} vram: "
+            f"format {major}, this one reads {MAJOR}",
+            hint="read it with the vram that wrote it, or a later one",
+        )
+    if len(head) < _FIXED_HEADER:
+        raise BadTrace(f"{path} is cut off within its header")

@@ -1,0 +1,194 @@
+"""Names of functions from the symbol tables of libraries, and demangled C++ names.
+
+A trace says which file to read, and may be anybody's: only regular ELF files are read, with limits on every
+size; nothing of them is executed. Demangling can take exponential time and memory for a name that was made
+for it: it happens in a process of its own with limits.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_SYMTAB, _NOTE, _DYNSYM = 2, 7, 11
+_FUNCTION, _INDIRECT_FUNCTION = 2, 10
+_BUILD_ID = 3
+_MOST_SECTIONS = 10_000
+_MOST_SYMBOLS = 5_000_000  # of one table; libtorch_cpu.so has 0.4 million
+_MOST_MATCHES = 2_000_000  # of an offset and a function, in one file
+_MOST_NOTE_NBYTES = 1 << 16
+_LONGEST_NAME = 4096
+_SYMBOLS_AT_ONCE = 32_768
+
+_DEMANGLE_S = 10.0
+_MOST_DEMANGLED = 20_000
+_MOST_ROUNDS = 3  # each but the last loses a name that takes too much
+
+
+class _Section(Struct, frozen=True):
+    kind: int
+    offset: int
+    nbytes: int
+    link: int
+
+
+def function_names(path: str, offsets: Iterable[int], build_id: str | None = None) -> dict[int, str]:
+    """The functions of the ELF file *path* in which these *offsets* (addresses less the load bias) lie.
+
+    Offsets in no known function are left out. Nothing is returned where the file cannot be read, is no 64-bit
+    ELF file, or has another build id than *build_id*.
+    """
+    wanted = sorted({each for each in offsets if 0 <= each < 1 << 64})
+    try:
+        # A pipe or device must not make us wait.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return {}
+    try:
+        if not wanted or not stat.S_ISREG(os.fstat(file).st_mode):
+            return {}
+        sections = _sections(file)
+        if build_id is not None and _build_id(file, sections) != build_id.lower():
+            return {}
+        return _find(file, sections, wanted)
+    except (OSError, struct.error, OverflowError):
+        return {}
+    finally:
+        os.close(file)
+
+
+def _sections(file: int) -> list[_Section]:
+    header = _HEADER.unpack(os.pread(file, _HEADER.size, 0))
+    ident, at, size, count = header[0], header[6], header[11], header[12]
+    if ident[:6] != b"\x7fELF\x02\x01" or size != _SECTION.size or not count <= _MOST_SECTIONS:
+        return []
+    table = os.pread(file, size * count, at)
+    rows = _SECTION.iter_unpack(table[: len(table) // size * size])
+    return [_Section(kind, offset, nbytes, link) for _, kind, _, _, offset, nbytes, link, _, _, _ in rows]
+
+
+def _build_id(file: int, sections: list[_Section]) -> str | None:
+    for section in sections:
+        if section.kind != _NOTE or section.nbytes > _MOST_NOTE_NBYTES:
+            continue
+        notes = os.pread(file, section.nbytes, section.offset)
+        while len(notes) >= 12:
+            name_nbytes, nbytes, kind = struct.unpack_from("<III", notes)
+            begins = 12 + (name_nbytes + 3 & ~3)
+            if kind == _BUILD_ID and notes[12 : 12 + name_nbytes] == b"GNU\0":
+                return notes[begins : begins + nbytes].hex()
+            notes = notes[begins + (nbytes + 3 & ~3) :]
+    return None
+
+
+def _find(file: int, sections: list[_Section], wanted: list[int]) -> dict[int, str]:
+    """The best symbol for each offset: of the full table before the exported ones, global before local."""
+    found: dict[int, tuple[int, int, int]] = {}  # (rank, where its name lies, how long that may be)
+    left = _MOST_MATCHES
+    for table in sections:
+        if table.kind not in (_SYMTAB, _DYNSYM) or table.link >= len(sections):
+            continue
+        strings = sections[table.link]
+        for name, binding, value, nbytes in _functions(file, table):
+            first = bisect.bisect_left(wanted, value)
+            if first == len(wanted) or wanted[first] - value >= nbytes or name >= strings.nbytes:
+                continue
+            rank = (2 if table.kind == _SYMTAB else 0) + (binding != 0)
+            place = (rank, strings.offset + name, min(strings.nbytes - name, _LONGEST_NAME))
+            inside = wanted[first : bisect.bisect_left(wanted, value + nbytes)]
+            left -= len(inside)
+            if left < 0:
+                return {}  # functions that overlap a thousand times: no compiler made this
+            for each in inside:
+                if each not in found or found[each][0] < rank:
+                    found[each] = place
+    names = {each: _string(file, at, longest) for each, (_, at, longest) in found.items()}
+    return {each: name for each, name in names.items() if name}
+
+
+def _functions(file: int, table: _Section) -> Iterator[tuple[int, int, int, int]]:
+    """For each function with a size: where its name begins, its binding (0: local), its address, its size."""
+    size = _SYMBOL.size
+    count = min(table.nbytes // size, _MOST_SYMBOLS)
+    for begin in range(0, count, _SYMBOLS_AT_ONCE):
+        symbols = os.pread(file, min(count - begin, _SYMBOLS_AT_ONCE) * size, table.offset + begin * size)
+        if not symbols:
+            return
+        for name, info, _, section, value, nbytes in _SYMBOL.iter_unpack(
+            symbols[: len(symbols) // size * size]
+        ):
+            if info & 15 in (_FUNCTION, _INDIRECT_FUNCTION) and section and nbytes:
+                yield name, info >> 4, value, nbytes
+
+
+def _string(file: int, at: int, longest: int) -> str:
+    text = os.pread(file, longest, at).split(b"\0", 1)[0]
+    return text.decode(errors="replace")
+
+
+# ---- C++ ----
+
+# Names in, one a line; names out in the same order, each as soon as it is known: when the process is ended by
+# a name that takes too much, the number of answers says which one it was.
+_DEMANGLER = """
+import ctypes, resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+library = ctypes.CDLL("libstdc++.so.6")
+demangle, free = library.__cxa_demangle, ctypes.CDLL(None).free
+demangle.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+demangle.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+out = sys.stdout.buffer
+for line in sys.stdin.buffer.read().split(b"\\n"):
+    found = demangle(line, None, None, None)
+    text = ctypes.string_at(found)[:4096] if found else line
+    free(found)
+    out.write(text.replace(b"\\n", b" ") + b"\\n")
+    out.flush()
+"""
+
+
+def demangle(names: Iterable[str]) -> Mapping[str, str]:
+    """Readable forms of the C++ names among *names*; those that have none, or take too long, are left out."""
+    waiting = [name for name in dict.fromkeys(names) if _is_mangled(name)][:_MOST_DEMANGLED]
+    answers: dict[str, str] = {}
+    for _ in range(_MOST_ROUNDS):
+        if not waiting:
+            break
+        lines, was_ended = _run_demangler(waiting)
+        answers.update(zip(waiting, lines, strict=False))
+        if not was_ended:
+            break  # all answered, or there is no libstdc++
+        waiting = waiting[len(lines) + 1 :]
+    return {name: text for name, text in answers.items() if text != name}
+
+
+def _is_mangled(name: str) -> bool:
+    return name.startswith("_Z") and name.isascii() and name.isprintable() and len(name) <= _LONGEST_NAME
+
+
+def _run_demangler(names: list[str]) -> tuple[list[str], bool]:
+    """The first answers, and whether the process was ended in the middle."""
+    command = [sys.executable, "-I", "-S", "-c", _DEMANGLER]
+    pipe = subprocess.PIPE
+    try:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+            try:
+                output, _ = process.communicate("\n".join(names).encode(), timeout=_DEMANGLE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, _ = process.communicate()
+    except OSError:
+        return [], False
+    return output.decode(errors="replace").split("\n")[:-1][: len(names)], process.returncode < 0

@@ -1,0 +1,557 @@
+"""Traces made by hand: one that looks like a training run, a large one, and one whose names are hostile."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from vram.model.trace import (
+    BlockUse,
+    CallStack,
+    ChurnSite,
+    FailedAllocation,
+    Frame,
+    Gap,
+    GpuUse,
+    HeldBefore,
+    Holes,
+    LeakSite,
+    Mark,
+    MemoryKind,
+    Site,
+    TimelinePoint,
+    TracedProcess,
+    TraceView,
+)
+from vram.units import GIB, MIB
+
+SECOND = 1_000_000_000
+TORCH = "/opt/venv/lib/python3.12/site-packages/torch"
+WORK = "/home/user/project"
+
+
+def process(index: int = 0, pid: int = 4711, **changes: object) -> TracedProcess:
+    values: dict[str, object] = {
+        "index": index,
+        "pid": pid,
+        "parent_pid": 4700,
+        "command": ("python", "train.py", "--epochs", "3", "--batch", "32"),
+        "executable": "/opt/venv/bin/python",
+        "python": "3.12.4",
+        "attached": False,
+        "forked": False,
+        "stacks": "native",
+        "started_wall_ns": 1_767_268_800 * SECOND,
+        "first_ns": 0,
+        "last_ns": 132 * SECOND,
+        "end": "exit",
+        "threads": 9,
+        "events": 9_812_412,
+    }
+    return TracedProcess(**(values | changes))  # type: ignore[arg-type]
+
+
+def python(function: str, file: str, line: int) -> Frame:
+    return Frame("python", function, file, line)
+
+
+def native(function: str, library: str, offset: int = 0x1F40) -> Frame:
+    return Frame("native", function, f"/opt/venv/lib/python3.12/site-packages/nvidia/lib/{library}", offset)
+
+
+MAIN = (python("main", f"{WORK}/train.py", 112), python("<module>", f"{WORK}/train.py", 131))
+FIT = (python("fit", f"{WORK}/trainer.py", 57), *MAIN)
+CALL = python("_call_impl", f"{TORCH}/nn/modules/module.py", 1762)
+MODEL = (
+    CALL,
+    python("forward", f"{WORK}/model.py", 88),
+    CALL,
+    python("step", f"{WORK}/trainer.py", 74),
+    *FIT,
+)
+ATTENTION = (python("forward", f"{WORK}/attention.py", 41), *MODEL)
+FEED_FORWARD = (python("forward", f"{WORK}/feed_forward.py", 23), *MODEL)
+LINEAR = python("forward", f"{TORCH}/nn/modules/linear.py", 125)
+BACKWARD = (
+    python("_engine_run_backward", f"{TORCH}/autograd/graph.py", 841),
+    python("backward", f"{TORCH}/_tensor.py", 648),
+    python("step", f"{WORK}/trainer.py", 79),
+    *FIT,
+)
+ADAM = (
+    python("_init_group", f"{TORCH}/optim/adamw.py", 154),
+    python("step", f"{TORCH}/optim/adamw.py", 232),
+    python("wrapper", f"{TORCH}/optim/optimizer.py", 493),
+    python("step", f"{WORK}/trainer.py", 82),
+    *FIT,
+)
+LOAD = (
+    python("convert", f"{TORCH}/nn/modules/module.py", 1341),
+    python("_apply", f"{TORCH}/nn/modules/module.py", 928),
+    python("to", f"{TORCH}/nn/modules/module.py", 1355),
+    python("build_model", f"{WORK}/model.py", 140),
+    *MAIN,
+)
+CACHING = native(
+    "c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc", "libc10_cuda.so", 0x3A21
+)
+
+# (stack, kind, at the peak on each of two GPUs in MiB, allocations, share never freed, verdict)
+PLACES: tuple[tuple[tuple[Frame, ...], MemoryKind, float, int, float, str], ...] = (
+    ((CACHING, *LOAD), "device", 13_400, 214, 1.0, "in use at exit"),
+    ((CACHING, *ADAM), "device", 26_800, 428, 1.0, "in use at exit"),
+    ((CACHING, LINEAR, CALL, *ATTENTION), "device", 6_144, 96, 0.0, ""),
+    (
+        (CACHING, python("softmax", f"{TORCH}/nn/functional.py", 2140), *ATTENTION),
+        "device",
+        4_096,
+        64,
+        0.0,
+        "",
+    ),
+    ((CACHING, LINEAR, CALL, *FEED_FORWARD), "device", 5_120, 96, 0.0, ""),
+    (
+        (CACHING, python("gelu", f"{TORCH}/nn/functional.py", 1780), *FEED_FORWARD),
+        "device",
+        3_072,
+        48,
+        0.0,
+        "",
+    ),
+    (
+        (CACHING, python("dropout", f"{TORCH}/nn/functional.py", 1424), *FEED_FORWARD),
+        "device",
+        1_024,
+        48,
+        0.0,
+        "",
+    ),
+    ((CACHING, *BACKWARD), "device", 7_680, 310, 0.0, ""),
+    (
+        (
+            native("cublasLtCreate", "libcublasLt.so.13", 0x8F120),
+            native("cublasCreate_v2", "libcublas.so.13", 0x2210),
+            LINEAR,
+            CALL,
+            *ATTENTION,
+        ),
+        "device",
+        96,
+        3,
+        1.0,
+        "in use at exit",
+    ),
+    (
+        (
+            native("ncclCommInitRank", "libnccl.so.2", 0x51A0),
+            python("init_process_group", f"{TORCH}/distributed/distributed_c10d.py", 1764),
+            *MAIN,
+        ),
+        "device",
+        412,
+        12,
+        1.0,
+        "in use at exit",
+    ),
+    (
+        (python("remember", f"{WORK}/metrics.py", 41), python("step", f"{WORK}/trainer.py", 86), *FIT),
+        "device",
+        640,
+        320,
+        1.0,
+        "growing",
+    ),
+    (
+        (
+            python("load_plugin", "/opt/venv/lib/python3.12/site-packages/fastdecode/codec.py", 77),
+            native("fd_context_new", "libfastdecode.so.1", 0x9C0),
+            python("decode", f"{WORK}/data.py", 19),
+            *FIT,
+        ),
+        "device",
+        256,
+        4,
+        0.5,
+        "leaked",
+    ),
+    (
+        (native("cuLibraryLoadData", "libcudart.so.13", 0x7710), *LOAD),
+        "module",
+        148,
+        37,
+        1.0,
+        "in use at exit",
+    ),
+    (
+        (
+            python("__init__", "/opt/venv/lib/python3.12/site-packages/cupy/cuda/memory.py", 811),
+            python("augment", f"{WORK}/data.py", 63),
+            *FIT,
+        ),
+        "stream-ordered",
+        768,
+        18_000,
+        0.0,
+        "",
+    ),
+    (
+        (
+            python("pin_memory", f"{TORCH}/utils/data/_utils/pin_memory.py", 98),
+            python("_worker", "/usr/lib/python3.12/threading.py", 1010),
+        ),
+        "pinned host",
+        512,
+        640,
+        0.25,
+        "in use at exit",
+    ),
+    ((LINEAR, CALL, *ATTENTION), "torch block", 5_900, 410_000, 0.0, ""),
+    (ADAM, "torch block", 26_700, 428, 1.0, "in use at exit"),
+    (LOAD, "torch block", 13_300, 214, 1.0, "in use at exit"),
+    (BACKWARD, "torch block", 7_400, 310_000, 0.0, ""),
+)
+
+
+def training(gpus: int = 2) -> TraceView:
+    """A run of PyTorch on some GPUs, in one process for each, with a leak, a failure, a gap and marks."""
+    stacks = tuple(CallStack(place[0]) for place in PLACES)
+    allocations: list[Site] = []
+    peak: list[Site] = []
+    leaks: list[LeakSite] = []
+    churn: list[ChurnSite] = []
+    for gpu in range(gpus):
+        for stack, (_, kind, mib, count, left, verdict) in enumerate(PLACES):
+            repeated = 1 if left == 1 else 420
+            allocations.append(_site(stack, gpu, repeated))
+            if kind != "pinned host":
+                peak.append(_site(stack, gpu, 1))
+            if left:
+                leaks.append(
+                    LeakSite(
+                        site=_site(stack, gpu, left),
+                        verdict=verdict,  # type: ignore[arg-type]
+                        first_ns=3 * SECOND,
+                        last_ns=(128 if verdict == "growing" else 9) * SECOND,
+                        freed=int(count * (1 - left)),
+                        largest=int(mib * MIB / count),
+                    )
+                )
+            if repeated > 1 and kind in ("device", "stream-ordered"):
+                life = 40_000 if kind == "stream-ordered" else 21_000_000
+                churn.append(
+                    ChurnSite(site=_site(stack, gpu, repeated), median_life_ns=life, per_second=count * 3.2)
+                )
+    timeline = [point for gpu in range(gpus) for point in saw_tooth(gpu, 132 * SECOND, 1000)]
+    uses = tuple(_use(gpu, timeline, allocations) for gpu in range(gpus))
+    return TraceView(
+        paths=("vram-trace-train.vram",),
+        processes=tuple(process(gpu, 4711 + gpu, forked=gpu > 0) for gpu in range(gpus)),
+        stacks=stacks,
+        duration_ns=132 * SECOND,
+        events=9_812_412 * gpus,
+        gpus=uses,
+        allocations=tuple(allocations),
+        peak=tuple(peak),
+        leaks=tuple(leaks),
+        timeline=tuple(timeline),
+        churn=tuple(churn),
+        holes=tuple(scattered(gpu, uses[gpu].peak_ns, len(stacks)) for gpu in range(gpus)),
+        failures=(FailedAllocation(0, 97 * SECOND, "device", 0, 96 * GIB, 2, 2),),
+        failures_in_all=1,
+        gaps=(Gap(0, "another subscriber", 52 * SECOND, 57 * SECOND),),
+        marks=(
+            Mark(0, 9 * SECOND, "epoch 1"),
+            Mark(0, 50 * SECOND, "epoch 2"),
+            Mark(0, 91 * SECOND, "epoch 3"),
+        ),
+        before=(HeldBefore(0, 0, 512 * MIB, "the CUDA context"),),
+        host_peak_nbytes=512 * MIB,
+        frameworks=tuple(
+            BlockUse(
+                process=gpu,
+                framework="PyTorch",
+                gpu=gpu,
+                at=at,  # type: ignore[arg-type]
+                reserved_nbytes=int(reserved * (1 - 0.07 * gpu) * GIB),
+                used_nbytes=int(used * (1 - 0.07 * gpu) * GIB),
+                sites=tuple(each for each in peak if each.kind == "torch block" and each.gpu == gpu),
+            )
+            for gpu in range(gpus)
+            for at, reserved, used in (("peak", 65.7, 52.0), ("end", 53.0, 39.1))
+        ),
+    )
+
+
+def _site(stack: int, gpu: int, share: float) -> Site:
+    _, kind, mib, count, _, _ = PLACES[stack]
+    nbytes = int(mib * MIB * share * (1 - 0.07 * gpu))
+    return Site(stack=stack, kind=kind, gpu=gpu, process=gpu, count=max(1, int(count * share)), nbytes=nbytes)
+
+
+def saw_tooth(gpu: int, duration_ns: int, points: int) -> list[TimelinePoint]:
+    """Memory as training has it: weights first, then a tooth for every step."""
+    chance = random.Random(gpu)
+    found = []
+    for at in range(points):
+        share = at / points
+        weights = 13.4 * min(1.0, share / 0.04) + (26.8 if share > 0.09 else 0)
+        tooth = (
+            (0.5 + 0.5 * math.sin(at * 0.31 + gpu)) * 22 * (1 + 0.12 * math.sin(share * 40))
+            if share > 0.07
+            else 0
+        )
+        high = (weights + tooth + 1.4 + share * 0.6) * (1 - 0.07 * gpu) * GIB
+        low = (weights + tooth * 0.35 + 0.9 + share * 0.6) * (1 - 0.07 * gpu) * GIB
+        last = low + (high - low) * chance.random()
+        found.append(TimelinePoint(int(duration_ns * share), gpu, int(high), int(low), int(last)))
+    return found
+
+
+def _use(gpu: int, timeline: list[TimelinePoint], allocations: list[Site]) -> GpuUse:
+    own = [point for point in timeline if point.gpu == gpu]
+    highest = max(own, key=lambda point: point.highest)
+    sites = [site for site in allocations if site.gpu == gpu]
+    count = sum(site.count for site in sites)
+    return GpuUse(
+        gpu=gpu,
+        peak_nbytes=highest.highest,
+        peak_ns=highest.time_ns,
+        end_nbytes=own[-1].last,
+        allocated_nbytes=sum(site.nbytes for site in sites),
+        allocations=count,
+        frees=count - 1018,
+    )
+
+
+def scattered(gpu: int, at_ns: int, stacks: int, blocks: int = 400) -> Holes:
+    """Blocks of chosen sizes with holes between some of them, in two clusters."""
+    chance = random.Random(7 + gpu)
+    address, found, gaps = 0x7F2E_0000_0000, [], []
+    for number in range(blocks):
+        if number == blocks // 2:
+            address += 600 * GIB
+        nbytes = chance.choice((2, 2, 20, 20, 64, 128, 512, 1024)) * MIB
+        found.append((address, nbytes, chance.randrange(stacks)))
+        gap = chance.choice((0, 0, 0, 2, 20, 256)) * MIB
+        address += nbytes + gap
+        gaps.append(gap)
+    live = sum(nbytes for _, nbytes, _ in found)
+    return Holes(
+        gpu=gpu,
+        process=gpu,
+        at_ns=at_ns,
+        live_nbytes=live,
+        spanned_nbytes=live + sum(gaps),
+        holes=sum(gap > 0 for gap in gaps),
+        hole_nbytes=sum(gaps),
+        largest_hole=max(gaps),
+        blocks=tuple(found),
+    )
+
+
+def large(stacks: int = 500, depth: int = 20, points: int = 2000, gpus: int = 1) -> TraceView:
+    """As many places as a large program has; a tenth of the frames are native."""
+    chance = random.Random(stacks)
+    packages = ("torch", "transformers", "xformers", "cupy", "numpy", "accelerate")
+
+    def frame(level: int, branch: int) -> Frame:
+        if level > depth * 0.9:
+            return native(f"cudnn::ops::kernel_{branch % 17}", f"libcudnn_ops{branch % 3}.so.9", branch)
+        file = f"/opt/venv/lib/python3.12/site-packages/{packages[branch % 6]}/layers/part_{branch % 40}.py"
+        return python(
+            f"Layer{branch % 90}.forward_{level}", file if level > 3 else f"{WORK}/train.py", level * 7
+        )
+
+    paths = []
+    for number in range(stacks):
+        outermost_first = [frame(level, number * level // depth // 2) for level in range(depth)]
+        paths.append(
+            CallStack((python("leaf", f"{WORK}/place_{number}.py", number), *reversed(outermost_first)))
+        )
+    sites = [
+        Site(
+            stack=at,
+            kind="device",
+            gpu=at % gpus,
+            process=0,
+            count=chance.randrange(1, 40_000),
+            nbytes=int(chance.paretovariate(0.9) * MIB),
+        )
+        for at in range(stacks)
+    ]
+    timeline = [point for gpu in range(gpus) for point in saw_tooth(gpu, 600 * SECOND, points)]
+    leaks = tuple(
+        LeakSite(
+            site=site,
+            verdict=("in use at exit", "growing", "leaked")[at % 3],
+            first_ns=SECOND,  # type: ignore[arg-type]
+            last_ns=9 * SECOND,
+            freed=at,
+            largest=MIB,
+        )
+        for at, site in enumerate(sites[:: max(1, stacks // 100)])
+    )
+    uses = tuple(_use(gpu, timeline, sites) for gpu in range(gpus))
+    return TraceView(
+        paths=("large.vram",),
+        processes=(process(events=10_000_000, last_ns=600 * SECOND),),
+        stacks=tuple(paths),
+        duration_ns=600 * SECOND,
+        events=10_000_000,
+        gpus=uses,
+        allocations=tuple(sites),
+        peak=tuple(sites[::2]),
+        leaks=leaks,
+        timeline=tuple(timeline),
+        churn=tuple(ChurnSite(site=site, median_life_ns=20_000, per_second=50.0) for site in sites[1::3]),
+        holes=tuple(scattered(gpu, uses[gpu].peak_ns, stacks, 2000) for gpu in range(gpus)),
+        failures=(),
+        failures_in_all=0,
+        gaps=(),
+        marks=tuple(Mark(0, at * SECOND, f"step {at}") for at in range(0, 600, 20)),
+        before=(),
+        host_peak_nbytes=0,
+    )
+
+
+HOSTILE = (
+    "</script><script>window.owned = 1</script>",
+    "<img src=x onerror='window.owned = 2'>",
+    "<!--<script>",
+    "--!><svg/onload=window.owned=3>",
+    "{{script}}{{data}}",
+    "'\"`;window.owned=4;//${window.owned=5}",
+    "\u202e\u2066gnp.exe\u2069\u2028\u2029",
+    "\x00\x07\x1b[2J\x9b31m\x7f\r\n\t",
+    "\udc80\udcff broken \ud800",
+    "\\u003c/script\\u003e",
+    "javascript:window.owned=6",
+    "&lt;img src=x onerror=window.owned=7&gt;",
+    "A" * 100_000,
+    "𝕌𝕟𝕚𝕔𝕠𝕕𝕖 שלום 漢字",
+    "__proto__",
+    "constructor",
+    "",
+)
+
+
+def hostile() -> TraceView:
+    """Every text that a program can choose, chosen to break the page; figures that no GPU has."""
+    stacks = tuple(
+        CallStack((Frame("python", text, f"/srv/{text}.py", 1), Frame("native", text, text, 2**64 - 1)))
+        for text in HOSTILE
+    )
+    sites = tuple(
+        Site(
+            stack=at,
+            kind="device",
+            gpu=None if at % 3 == 0 else 0,
+            process=0,
+            count=2**63,
+            nbytes=(at + 1) * GIB,
+        )
+        for at in range(len(stacks))
+    )
+    leaks = tuple(
+        LeakSite(site=site, verdict="leaked", first_ns=0, last_ns=2**63, freed=0, largest=2**64 - 1)
+        for site in sites
+    )
+    deep = CallStack(tuple(python(f"recursion_{at}", "/srv/deep.py", at) for at in range(5_000)))
+    everywhere = " ".join(HOSTILE[:-1])
+    return TraceView(
+        paths=(everywhere,),
+        processes=(process(command=HOSTILE, executable=everywhere, python=everywhere, end="cut"),),
+        stacks=(*stacks, deep, CallStack()),
+        duration_ns=2**63,
+        events=2**64 - 1,
+        gpus=(
+            GpuUse(
+                gpu=None,
+                peak_nbytes=2**64 - 1,
+                peak_ns=0,
+                end_nbytes=0,
+                allocated_nbytes=2**70,
+                allocations=2**63,
+                frees=0,
+            ),
+            GpuUse(
+                gpu=0,
+                peak_nbytes=GIB,
+                peak_ns=2**63,
+                end_nbytes=1,
+                allocated_nbytes=1,
+                allocations=1,
+                frees=0,
+            ),
+        ),
+        allocations=sites,
+        peak=(
+            *sites,
+            Site(stack=len(stacks), kind="array", gpu=0, process=9, count=1, nbytes=GIB),
+            Site(stack=len(stacks) + 1, kind="module", gpu=0, process=0, count=1, nbytes=MIB),
+            Site(stack=10**9, kind="device", gpu=0, process=0, count=1, nbytes=MIB),
+        ),
+        leaks=leaks,
+        timeline=(
+            TimelinePoint(2**63, 0, 0, GIB, 7),
+            TimelinePoint(0, 0, 2**64 - 1, 0, 0),
+            TimelinePoint(5, None, 1, 1, 1),
+        ),
+        churn=tuple(ChurnSite(site=site, median_life_ns=0, per_second=1e300) for site in sites),
+        holes=(
+            Holes(
+                gpu=0,
+                process=0,
+                at_ns=0,
+                live_nbytes=2**64,
+                spanned_nbytes=0,
+                holes=2**40,
+                hole_nbytes=0,
+                largest_hole=0,
+                blocks=((2**64 - 1, 2**64 - 1, 10**9), (0, 0, 0), (0, 5, 0)),
+            ),
+        ),
+        failures=tuple(FailedAllocation(0, 5, "device", None, 2**64 - 1, 2, at) for at in range(len(stacks))),
+        failures_in_all=2**40,
+        gaps=(Gap(0, "unknown", 2**63, 0), Gap(0, "unknown", 0, None)),
+        marks=tuple(Mark(0, at, text) for at, text in enumerate(HOSTILE)),
+        before=(HeldBefore(0, None, 2**64 - 1, everywhere),),
+        host_peak_nbytes=2**64 - 1,
+        frameworks=(
+            BlockUse(
+                process=0,
+                framework=everywhere,
+                gpu=0,
+                at="peak",
+                reserved_nbytes=0,
+                used_nbytes=2**64 - 1,
+                sites=sites,
+                note=everywhere,
+            ),
+        ),
+        damage=(everywhere,),
+    )
+
+
+def empty() -> TraceView:
+    """A process that made a context and allocated nothing."""
+    return TraceView(
+        paths=("empty.vram",),
+        processes=(process(events=1),),
+        stacks=(),
+        duration_ns=0,
+        events=1,
+        gpus=(),
+        allocations=(),
+        peak=(),
+        leaks=(),
+        timeline=(),
+        churn=(),
+        holes=(),
+        failures=(),
+        failures_in_all=0,
+        gaps=(),
+        marks=(),
+        before=(),
+        host_peak_nbytes=0,
+    )
