@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 
-from vram.errors import CannotRecord, NotReachable, UsageError, VramError
+from vram.errors import (
+    CannotRecord,
+    NoSuchProcess,
+    NotReachable,
+    Refused,
+    UsageError,
+    VramError,
+    WorldChanged,
+)
 from vram.host.ports import Host
 from vram.ledger.processes import processes
 from vram.model.inside import Bytes, Count, Text, Via
@@ -212,7 +220,8 @@ def _environment(pid: int) -> Mapping[str, str]:
 
 # ---- until it ends by itself ----
 
-_LOOK_AGAIN_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+_LOOK_AGAIN_S = 0.5
 # What a recording takes to end after its time is over: frameworks hand over their account first.
 _ENDING_S = 30.0
 
@@ -220,28 +229,35 @@ _ENDING_S = 30.0
 def wait_for_end(host: Host, receipt: AttachReceipt, for_s: float) -> bool:
     """Wait until the recording of *receipt* has ended; False where it goes on although its time is over.
 
-    It ends by its own timer, by a `vram detach`, or with its process.
+    It ends by its own timer, by a `vram detach`, or with its process. The process itself is asked: when its
+    time is over, and now and then before that.
     """
-    pid = receipt.target.process.pid
-    handle = host.signals.open(pid)
+    handle = host.signals.open(receipt.target.process.pid)
     if handle is None:
         return True
-    until = host.clock.monotonic() + for_s + _ENDING_S
+    began, pause_s = host.clock.monotonic(), 1.0
     try:
-        while not handle.ended(_LOOK_AGAIN_S) and _has_open(pid, receipt.answer.file):
-            if host.clock.monotonic() > until:
-                return False
+        while (spent_s := host.clock.monotonic() - began) < for_s + _ENDING_S:
+            left_s = for_s + _LOOK_AGAIN_S - spent_s
+            if handle.ended(min(pause_s, left_s) if left_s > 0 else _LOOK_AGAIN_S):
+                return True
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            if not _is_recording(host, receipt):
+                return True
     finally:
         handle.close()
-    return True
+    return False
 
 
-def _has_open(pid: int, file: str) -> bool:
-    """Whether *pid* has *file* open, as it has as long as it records into it."""
+def _is_recording(host: Host, receipt: AttachReceipt) -> bool:
+    fields = {"verb": "status", "file": receipt.answer.file}
+    target = receipt.target
     try:
-        about = os.stat(file)
-    except OSError:  # in another container: only its end can be waited for
+        with open_verified(host, target):
+            told = ask(target, PAYLOAD, fields, _ENDING_S, via=receipt.via)
+        answer = payload.decoded(target.process.pid, told.body, RecorderAnswer)
+    except (NoSuchProcess, WorldChanged):  # it has ended, or is another program now
+        return False
+    except Refused:  # it does not answer just now
         return True
-    with ProcessFolder("/proc", pid) as folder:
-        found = (folder.about(f"fd/{name}") for name in folder.names("fd"))
-        return any(each is not None and os.path.samestat(each, about) for each in found)
+    return answer.outcome == "recording"

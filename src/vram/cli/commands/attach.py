@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
@@ -80,12 +79,11 @@ def run(args: Namespace) -> int:
         via=None if args.via == "auto" else args.via,
         deadline_s=args.deadline,
     )
-    for sentence in _begun(receipt, name):
-        say(sentence)
-    if args.for_s is None:
-        say(f"`vram detach {args.pid}` ends it")
-        return ExitCode.OK
-    return _wait(host, receipt, name, args.for_s)
+    if args.for_s is not None:
+        return _wait(host, receipt, name, args.for_s)
+    _say_begun(receipt, name)
+    say(f"`vram detach {args.pid}` ends it")
+    return ExitCode.OK
 
 
 def _name(host: LocalHost, pid: int) -> str:
@@ -95,14 +93,14 @@ def _name(host: LocalHost, pid: int) -> str:
     return unused_name((seen[1].executable or "") if seen else "", pid)
 
 
-def _begun(receipt: AttachReceipt, name: str) -> Iterator[str]:
+def _say_begun(receipt: AttachReceipt, name: str) -> None:
     answer, pid = receipt.answer, receipt.target.process.pid
-    yield f"recording pid {pid} into {shown_path(answer.file or name)}"
+    say(f"recording pid {pid} into {shown_path(answer.file or name)}")
     for line in answer.held:
         where = f" on its GPU {line.device}" if line.device >= 0 else ""
-        yield f"it held {size(line.nbytes)}{where} before, according to {line.source}"
+        say(f"it held {size(line.nbytes)}{where} before, according to {line.source}")
     if not answer.uses_cuda:
-        yield "it has not used CUDA yet: its trace begins when it does"
+        say("it has not used CUDA yet: its trace begins when it does")
 
 
 def _wait(host: LocalHost, receipt: AttachReceipt, name: str, for_s: float) -> int:
@@ -112,6 +110,7 @@ def _wait(host: LocalHost, receipt: AttachReceipt, name: str, for_s: float) -> i
 
     pid = receipt.target.process.pid
     try:
+        _say_begun(receipt, name)
         if not wait_for_end(host, receipt, for_s):
             say(f"pid {pid} is still being recorded, into {shown_path(name)}")
             return ExitCode.PARTIAL

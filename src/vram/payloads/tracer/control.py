@@ -1,7 +1,7 @@
 """Starts and stops the recorder inside a live process, and says what the process held before.
 
-The recorder is a library; it is loaded into the process and stays there. Verbs of a request: "start" and
-"stop". What cannot be done (the file, the library) is an answer, never an error in the program.
+The recorder is a library; it is loaded into the process and stays there. Verbs of a request: "start", "stop"
+and "status". What cannot be done (the file, the library) is an answer, never an error in the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALREADY = 1
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Do what *request* asks; "outcome" says what came of it."""
-    told = start(request) if request["verb"] == "start" else stop()
+    told = {"start": start, "stop": stop, "status": status}[request["verb"]](request)
     return {"status": "done", "python": sys.version.split()[0], **told}
 
 
@@ -107,7 +107,14 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def stop() -> dict[str, Any]:
+def status(request: dict[str, Any]) -> dict[str, Any]:
+    recorder = recorder_here()
+    if recorder is None or recorder.file != request["file"]:
+        return {"outcome": "not recording"}
+    return {"outcome": "recording", "file": recorder.file, **recorder.counts()}
+
+
+def stop(request: dict[str, Any]) -> dict[str, Any]:
     recorder = recorder_here()
     if recorder is None or not recorder.file:
         return {"outcome": "not recording"}
