@@ -77,13 +77,11 @@ ROWS = (
         "deadline; target unharmed over 1,000 tries",
     ),
     Row(21, "audit disk full", "actions refused, scans go on"),
-    Row(22, "traced process killed", "trace readable, at most one record lost", _TRACER, whole=True),
+    Row(22, "traced process killed", "trace readable, at most one record lost"),
     Row(
         23,
         "disk full while tracing",
         "tracing stops with a marker, the program goes on, no SIGBUS",
-        _TRACER,
-        whole=True,
     ),
     Row(
         24,
@@ -92,7 +90,7 @@ ROWS = (
         _TRACER,
         whole=True,
     ),
-    Row(25, "fork in a traced process", "files of their own", _TRACER, whole=True),
+    Row(25, "fork in a traced process", "files of their own"),
     Row(
         26,
         "names with escape codes, CR, bidi, broken UTF-8",

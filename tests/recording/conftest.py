@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vram.trace.reader import open_trace
 
 import vram
 from tests.recording.terminal import Terminal
 from vram.model.trace import TraceView
+from vram.trace.launch import LIBRARY
+from vram.trace.reader import EVENT_TYPES, open_trace
 from vram.virtualgpu import VirtualGpu
 
 SOURCES = Path(vram.__file__).parents[1]
@@ -66,6 +67,26 @@ class Workplace:
     def view(self, name: str) -> TraceView:
         """The trace of this name in the folder, read."""
         return open_trace([self.folder / name]).view()
+
+    def recorder_environment(self, output: str) -> dict[str, str]:
+        """The variables with which `vram run` starts a command, without vram around it."""
+        return {
+            **self.environment,
+            "CUDA_INJECTION64_PATH": LIBRARY,
+            "VRAM_TRACE_OUTPUT": str(self.folder / output),
+            "VRAM_TRACE_CUPTI": str(self.gpu.folder / "lib" / "libcupti.so.13"),
+        }
+
+    def sizes(self, name: str) -> tuple[set[int], set[int]]:
+        """The sizes of all allocations of device memory in a trace, and of all that were freed."""
+        allocated: set[int] = set()
+        freed: set[int] = set()
+        sides = {"alloc": allocated, "free": freed}
+        for batch in open_trace([self.folder / name]).events():
+            for kind, what, nbytes in zip(batch.kind, batch.type, batch.nbytes, strict=True):
+                if kind == 0 and EVENT_TYPES[what] in sides:
+                    sides[EVENT_TYPES[what]].add(nbytes)
+        return allocated, freed
 
     def start(self, argv: list[str], **environment: str) -> subprocess.Popen[str]:
         """Start a program that is told and says lines; it is killed at the end."""
