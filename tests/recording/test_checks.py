@@ -186,7 +186,7 @@ class TestWhatWasNotRecorded:
         lines = [next(violation_lines(each)) for each in unjudged(checks, "there is no trace")]
         assert lines == [
             "check leaks=0 failed: it cannot be judged, there is no trace",
-            "check peak=1.0GiB failed: it cannot be judged, there is no trace",
+            "check peak=1GiB failed: it cannot be judged, there is no trace",
         ]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import LONGEST_S
@@ -53,6 +54,12 @@ def duration(text: str) -> float:
     if not 0 < seconds <= LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write it like 60s, 5min or 2h")
     return seconds
+
+
+def say_below(lines: Iterable[str]) -> None:
+    """Print lines that belong to the sentence above them, on standard error."""
+    for line in lines if sys.stderr is not None else ():
+        print(inert(line), file=sys.stderr)
 
 
 # ---- what the recorder said ----
@@ -175,8 +182,8 @@ def gpu_name(gpu: int | None) -> str:
 def violation_lines(violation: Violation) -> Iterator[str]:
     """What was found, then the places, largest first."""
     check = violation.check
-    most = size(check.most) if check.name == "peak" else str(check.most)
-    wanted = f"{check.name}={most.replace(' ', '')}"
+    most = size(check.most).replace(".0 ", "").replace(" ", "") if check.name == "peak" else check.most
+    wanted = f"{check.name}={most}"
     if violation.unjudged:
         yield f"check {wanted} failed: it cannot be judged, {violation.unjudged}"
         return

@@ -191,7 +191,7 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
 
 def _report(launched: Launched, checks: Sequence[Check]) -> int:
     """Say what was recorded; return the exit code, or end by the command's signal."""
-    from vram.cli.tracing import sentences, summary, violation_lines
+    from vram.cli.tracing import say_below, sentences, summary, violation_lines
 
     for sentence in sentences(launched):
         say(sentence)
@@ -204,8 +204,9 @@ def _report(launched: Launched, checks: Sequence[Check]) -> int:
         say(summary(launched.trace, view, os.path.getsize(launched.trace)))
     violations = _judged(launched, view, checks)
     for violation in violations:
-        for line in violation_lines(violation):
-            say(line)
+        first, *places = violation_lines(violation)
+        say(first)
+        say_below(places)
     return _exit_code(launched.status, violations)
 
 
