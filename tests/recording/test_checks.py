@@ -20,7 +20,7 @@ from vram.model.trace import (
     TracedProcess,
     TraceView,
 )
-from vram.trace.checks import Check, judge, parse_check, unjudged
+from vram.trace.checks import TraceCheck, judge, parse_check, unjudged
 from vram.units import GIB, MIB
 
 LINE = Frame("python", "load", "/srv/train.py", 12)
@@ -79,13 +79,13 @@ def view(**changes: Any) -> TraceView:
 @pytest.mark.parametrize(
     ("text", "check"),
     [
-        ("leaks=0", Check("leaks", 0)),
-        ("peak=8GiB", Check("peak", 8 * GIB)),
-        ("peak=0", Check("peak", 0)),
-        ("failures=3", Check("failures", 3)),
+        ("leaks=0", TraceCheck("leaks", 0)),
+        ("peak=8GiB", TraceCheck("peak", 8 * GIB)),
+        ("peak=0", TraceCheck("peak", 0)),
+        ("failures=3", TraceCheck("failures", 3)),
     ],
 )
-def test_checks_are_read(text: str, check: Check) -> None:
+def test_checks_are_read(text: str, check: TraceCheck) -> None:
     assert parse_check(text) == check
 
 
@@ -100,18 +100,18 @@ def test_wrong_words_are_a_usage_error(text: str) -> None:
 class TestLeaks:
     def test_what_is_in_use_at_exit_is_none(self) -> None:
         found = view(leaks=(leak(1, GIB, 5, "in use at exit"),))
-        assert judge(found, [Check("leaks", 0)]) == ()
+        assert judge(found, [TraceCheck("leaks", 0)]) == ()
 
     def test_each_allocation_counts(self) -> None:
         found = view(leaks=(leak(1, MIB, 3), leak(2, GIB, 1, "leaked")))
-        assert judge(found, [Check("leaks", 4)]) == ()
-        (violation,) = judge(found, [Check("leaks", 3)])
+        assert judge(found, [TraceCheck("leaks", 4)]) == ()
+        (violation,) = judge(found, [TraceCheck("leaks", 3)])
         assert violation.found == 4
         assert [place.frame for place in violation.places] == [OTHER, LINE]
         assert [place.nbytes for place in violation.places] == [GIB, MIB]
 
     def test_the_places_are_printed_with_function_file_line_and_bytes(self) -> None:
-        (violation,) = judge(view(leaks=(leak(1, 6 * MIB, 3),)), [Check("leaks", 0)])
+        (violation,) = judge(view(leaks=(leak(1, 6 * MIB, 3),)), [TraceCheck("leaks", 0)])
         assert list(violation_lines(violation)) == [
             "check leaks=0 failed: 3 allocations never freed",
             "  6.0 MiB in 3 allocations, growing: load /srv/train.py:12",
@@ -120,7 +120,7 @@ class TestLeaks:
     def test_names_from_a_trace_cannot_write_to_the_terminal(self) -> None:
         hostile = CallStack((Frame("python", "f\x1b[2J", "a\r\nb.py", 1),))
         found = view(stacks=(hostile,), leaks=(leak(0, MIB, 1),))
-        (violation,) = judge(found, [Check("leaks", 0)])
+        (violation,) = judge(found, [TraceCheck("leaks", 0)])
         text = "".join(violation_lines(violation))
         assert not set(text) & set("\x1b\r\n")
 
@@ -131,21 +131,21 @@ class TestPeak:
             gpus=(gpu(0, 3 * GIB), gpu(1, 9 * GIB)),
             peak=(site(1, GIB), replace(site(3, 8 * GIB), gpu=1)),
         )
-        (violation,) = judge(found, [Check("peak", 8 * GIB)])
+        (violation,) = judge(found, [TraceCheck("peak", 8 * GIB)])
         assert (violation.gpu, violation.found) == (1, 9 * GIB)
         assert [place.frame for place in violation.places] == [LIBRARY]
         assert "9.0 GiB on GPU 1" in next(violation_lines(violation))
 
     def test_exactly_that_much_holds(self) -> None:
-        assert judge(view(), [Check("peak", 3 * GIB)]) == ()
+        assert judge(view(), [TraceCheck("peak", 3 * GIB)]) == ()
 
 
 class TestFailures:
     def test_failed_allocations_are_counted(self) -> None:
         failed = FailedAllocation(0, 3, "device", 0, GIB, 2, 1)
         found = view(failures=(failed,), failures_in_all=2)
-        assert judge(found, [Check("failures", 2)]) == ()
-        (violation,) = judge(found, [Check("failures", 0)])
+        assert judge(found, [TraceCheck("failures", 2)]) == ()
+        (violation,) = judge(found, [TraceCheck("failures", 0)])
         assert violation.found == 2
         assert violation.places[0].frame == LINE
 
@@ -166,23 +166,23 @@ class TestWhatWasNotRecorded:
         ],
     )
     def test_a_shortened_trace_fails(self, changes: dict[str, Any], reason: str) -> None:
-        (violation,) = judge(view(**changes), [Check("peak", 100 * GIB)])
+        (violation,) = judge(view(**changes), [TraceCheck("peak", 100 * GIB)])
         assert reason in violation.unjudged
 
     def test_a_process_that_was_killed_does_not(self) -> None:
-        assert judge(view(processes=(replace(PROCESS, end="cut"),)), [Check("leaks", 0)]) == ()
+        assert judge(view(processes=(replace(PROCESS, end="cut"),)), [TraceCheck("leaks", 0)]) == ()
 
     def test_what_is_known_to_fail_is_said_instead(self) -> None:
         found = view(processes=(replace(PROCESS, end="disk full"),))
-        (violation,) = judge(found, [Check("peak", GIB)])
+        (violation,) = judge(found, [TraceCheck("peak", GIB)])
         assert (violation.found, violation.unjudged) == (3 * GIB, "")
 
     def test_the_launcher_may_know_of_more(self) -> None:
-        (violation,) = judge(view(), [Check("leaks", 0)], missing="pid 9 was not recorded")
+        (violation,) = judge(view(), [TraceCheck("leaks", 0)], missing="pid 9 was not recorded")
         assert violation.unjudged == "pid 9 was not recorded"
 
     def test_without_a_trace_all_fail(self) -> None:
-        checks = [Check("leaks", 0), Check("peak", GIB)]
+        checks = [TraceCheck("leaks", 0), TraceCheck("peak", GIB)]
         lines = [next(violation_lines(each)) for each in unjudged(checks, "there is no trace")]
         assert lines == [
             "check leaks=0 failed: it cannot be judged, there is no trace",
@@ -192,7 +192,7 @@ class TestWhatWasNotRecorded:
 
 def test_only_the_largest_places_are_shown() -> None:
     many = tuple(leak(1, number * MIB, 1) for number in range(1, 31))
-    (violation,) = judge(view(leaks=many), [Check("leaks", 0)])
+    (violation,) = judge(view(leaks=many), [TraceCheck("leaks", 0)])
     assert len(violation.places) == 10
     assert violation.places[0].nbytes == 30 * MIB
     assert list(violation_lines(violation))[-1] == "  and 20 other places"

@@ -16,7 +16,7 @@ from vram.units import counted, size
 
 if TYPE_CHECKING:
     from vram.model.trace import TraceView
-    from vram.trace.checks import Place, Violation
+    from vram.trace.checks import CheckPlace, Violation
     from vram.trace.launch import Framework, Launched, Message, Stacks
 
 # Reading a trace of this size takes about a second; of a larger one only its length is said.
@@ -198,7 +198,7 @@ def violation_lines(violation: Violation) -> Iterator[str]:
         yield f"  and {counted(violation.left_out, 'other place')}"
 
 
-def _place_line(place: Place) -> str:
+def _place_line(place: CheckPlace) -> str:
     from vram.trace.places import place_text
 
     times = f" in {place.count:,} allocations" if place.count > 1 else ""

@@ -24,7 +24,7 @@ GRANULE = 2 << 20
 _OUT_OF_MEMORY = 2
 
 
-class Refused(Exception):
+class CallFailed(Exception):
     """A driver call that was needed and failed."""
 
 
@@ -37,7 +37,7 @@ def end_with(parent: int) -> None:
 
 def must(name: str, code: int) -> None:
     if code:
-        raise Refused(f"{name} answered {code}")
+        raise CallFailed(f"{name} answered {code}")
 
 
 def hold(cuda: Any, ordinal: int, left: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def answer(left: int) -> dict[str, Any]:
         must("cuInit", cuda.cuInit(0))
         must("cuDeviceGetCount", cuda.cuDeviceGetCount(byref(count)))
         return {"devices": [hold(cuda, ordinal, left) for ordinal in range(count.value)]}
-    except (OSError, Refused) as error:
+    except (OSError, CallFailed) as error:
         return {"error": str(error)}
 
 

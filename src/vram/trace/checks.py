@@ -23,14 +23,14 @@ _SHORTENED = {
 MOST_PLACES = 10
 
 
-class Check(Struct, frozen=True):
+class TraceCheck(Struct, frozen=True):
     """At most so many leaked allocations, bytes on a GPU, or failed allocations."""
 
     name: CheckName
     most: int
 
 
-class Place(Struct, frozen=True):
+class CheckPlace(Struct, frozen=True):
     """Where memory was allocated, with what it amounts to; ``frame`` is None where no stack was recorded."""
 
     frame: Frame | None
@@ -46,15 +46,15 @@ class Violation(Struct, frozen=True):
     Where it could not be judged, ``unjudged`` says why, and there is no figure.
     """
 
-    check: Check
+    check: TraceCheck
     found: int = 0
     gpu: int | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[CheckPlace, ...] = ()
     left_out: int = 0
     unjudged: str = ""
 
 
-def parse_check(text: str) -> Check:
+def parse_check(text: str) -> TraceCheck:
     """Read ``NAME=MOST``; raises UsageError."""
     name, equals, most = text.partition("=")
     if name not in get_args(CheckName) or not equals:
@@ -63,24 +63,24 @@ def parse_check(text: str) -> Check:
         nbytes = parse_size(most)
         if most.strip()[-1:].isdigit() and nbytes:
             raise UsageError(f"{text!r} has no unit", hint=_HINT)
-        return Check("peak", nbytes)
+        return TraceCheck("peak", nbytes)
     if not (most.isascii() and most.isdecimal()):
         raise UsageError(f"{text!r} has no number", hint=_HINT)
-    return Check("leaks" if name == "leaks" else "failures", int(most))
+    return TraceCheck("leaks" if name == "leaks" else "failures", int(most))
 
 
-def unjudged(checks: Iterable[Check], reason: str) -> tuple[Violation, ...]:
+def unjudged(checks: Iterable[TraceCheck], reason: str) -> tuple[Violation, ...]:
     """All of *checks* fail, since there is nothing to judge."""
     return tuple(Violation(check, unjudged=reason) for check in checks)
 
 
-def judge(view: TraceView, checks: Sequence[Check], missing: str = "") -> tuple[Violation, ...]:
+def judge(view: TraceView, checks: Sequence[TraceCheck], missing: str = "") -> tuple[Violation, ...]:
     """The checks that do not hold. Where some of it was not recorded (*missing*), none passes."""
     reason = missing or _shortened(view)
     return tuple(each for check in checks for each in _judged(view, check, reason))
 
 
-def _judged(view: TraceView, check: Check, reason: str) -> Iterator[Violation]:
+def _judged(view: TraceView, check: TraceCheck, reason: str) -> Iterator[Violation]:
     judges = {"leaks": _leaks, "peak": _peaks, "failures": _failures}
     found = list(judges[check.name](view, check))
     yield from found
@@ -88,7 +88,7 @@ def _judged(view: TraceView, check: Check, reason: str) -> Iterator[Violation]:
         yield Violation(check, unjudged=reason)
 
 
-def _leaks(view: TraceView, check: Check) -> Iterator[Violation]:
+def _leaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
     leaked = [each for each in view.leaks if each.verdict != "in use at exit"]
     count = sum(each.site.count for each in leaked)
     if count > check.most:
@@ -96,28 +96,29 @@ def _leaks(view: TraceView, check: Check) -> Iterator[Violation]:
         yield _violation(check, count, None, places)
 
 
-def _peaks(view: TraceView, check: Check) -> Iterator[Violation]:
+def _peaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
     for gpu in view.gpus:
         if gpu.peak_nbytes > check.most:
             places = [_place(view.stacks, site) for site in view.peak if site.gpu == gpu.gpu]
             yield _violation(check, gpu.peak_nbytes, gpu.gpu, places)
 
 
-def _failures(view: TraceView, check: Check) -> Iterator[Violation]:
+def _failures(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
     if view.failures_in_all > check.most:
         places = [
-            Place(innermost(view.stacks, each.stack), each.nbytes, 1, each.process) for each in view.failures
+            CheckPlace(innermost(view.stacks, each.stack), each.nbytes, 1, each.process)
+            for each in view.failures
         ]
         yield _violation(check, view.failures_in_all, None, places)
 
 
-def _violation(check: Check, found: int, gpu: int | None, places: list[Place]) -> Violation:
+def _violation(check: TraceCheck, found: int, gpu: int | None, places: list[CheckPlace]) -> Violation:
     largest = sorted(places, key=lambda place: -place.nbytes)
     return Violation(check, found, gpu, tuple(largest[:MOST_PLACES]), max(0, len(places) - MOST_PLACES))
 
 
-def _place(stacks: Sequence[CallStack], site: Site, verdict: str = "") -> Place:
-    return Place(innermost(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
+def _place(stacks: Sequence[CallStack], site: Site, verdict: str = "") -> CheckPlace:
+    return CheckPlace(innermost(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
 
 
 def _shortened(view: TraceView) -> str:

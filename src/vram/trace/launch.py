@@ -22,7 +22,7 @@ from msgspec import Struct
 from vram.errors import VramError
 from vram.host.ports import Host
 from vram.trace import cupti, output
-from vram.trace.output import Part
+from vram.trace.output import TracePart
 
 INJECTION = "CUDA_INJECTION64_PATH"
 PREFIX = "VRAM_TRACE_"
@@ -63,8 +63,8 @@ class Launched(Struct, frozen=True, kw_only=True):
 
     status: int
     trace: str | None = None
-    growing: tuple[Part, ...] = ()
-    left: tuple[Part, ...] = ()
+    growing: tuple[TracePart, ...] = ()
+    left: tuple[TracePart, ...] = ()
     left_reason: str = ""
     messages: tuple[Message, ...] = ()
     untraced: Untraced | None = None

@@ -31,7 +31,7 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-class Part(Struct, frozen=True):
+class TracePart(Struct, frozen=True):
     """What one process wrote, by the header of its file."""
 
     path: str
@@ -51,8 +51,8 @@ class Collected(Struct, frozen=True):
     """What became of the parts: the trace, those that still grow, and why others were left as they are."""
 
     trace: str | None
-    growing: tuple[Part, ...] = ()
-    left: tuple[Part, ...] = ()
+    growing: tuple[TracePart, ...] = ()
+    left: tuple[TracePart, ...] = ()
     reason: str = ""
 
 
@@ -98,7 +98,7 @@ def require_writable(path: str, *, force: bool) -> str:
     return where
 
 
-def read_part(path: str) -> Part | None:
+def read_part(path: str) -> TracePart | None:
     """The part at *path*; None where it is none, or not a file of ours."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -116,10 +116,10 @@ def read_part(path: str) -> Part | None:
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         return None
     _, _, _, _, _, pid, _, monotonic, began, _, _, _, _, run = _HEADER.unpack(header)
-    return Part(path, pid, began, monotonic, run.hex(), about.st_size)
+    return TracePart(path, pid, began, monotonic, run.hex(), about.st_size)
 
 
-def parts(output: str, run: str) -> list[Part]:
+def parts(output: str, run: str) -> list[TracePart]:
     """The parts of *run* at *output*, in the order in which they were begun. Others' are left out."""
     folder, name = os.path.split(output)
     found = []
@@ -149,7 +149,7 @@ def collect(output: str, run: str, *, force: bool = False) -> Collected:
     return Collected(output, growing)
 
 
-def _join(done: Sequence[Part], output: str, *, force: bool) -> None:
+def _join(done: Sequence[TracePart], output: str, *, force: bool) -> None:
     folder, name = os.path.split(output)
     fresh = os.path.join(folder, _passing_name(name))
     file = os.open(fresh, _NEW, 0o600)

@@ -28,7 +28,7 @@ from vram.errors import ExitCode, UsageError, VramError
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.trace import TraceView
-    from vram.trace.checks import Check, Violation
+    from vram.trace.checks import TraceCheck, Violation
     from vram.trace.launch import Launch, Launched
 
 NAME = "run"
@@ -189,7 +189,7 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
 # ---- at the end ----
 
 
-def _report(launched: Launched, checks: Sequence[Check]) -> int:
+def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
     """Say what was recorded; return the exit code, or end by the command's signal."""
     from vram.cli.tracing import say_below, sentences, summary, violation_lines
 
@@ -221,7 +221,9 @@ def _view(launched: Launched, *, needed: bool) -> TraceView | None:
     return read_view(launched.trace)
 
 
-def _judged(launched: Launched, view: TraceView | None, checks: Sequence[Check]) -> tuple[Violation, ...]:
+def _judged(
+    launched: Launched, view: TraceView | None, checks: Sequence[TraceCheck]
+) -> tuple[Violation, ...]:
     from vram.cli.tracing import not_recorded
     from vram.trace.checks import judge, unjudged
 

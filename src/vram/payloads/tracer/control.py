@@ -29,7 +29,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 # ---- the library ----
 
 
-class Recorder:
+class TracerLibrary:
     """The calls of libvramtracer.so that are used here."""
 
     def __init__(self, path: str, mode: int = ctypes.DEFAULT_MODE) -> None:
@@ -54,7 +54,7 @@ class Recorder:
         return (self.library.vram_tracer_error() or b"").decode("utf-8", "backslashreplace")
 
 
-def recorder_here() -> Recorder | None:
+def recorder_here() -> TracerLibrary | None:
     """The recorder that this process has loaded already, whoever loaded it."""
     try:
         with open("/proc/self/maps", "rb") as maps:
@@ -66,7 +66,7 @@ def recorder_here() -> Recorder | None:
         if path.endswith(" (deleted)"):
             path = path[: -len(" (deleted)")]
         try:
-            return Recorder(path, os.RTLD_NOLOAD | os.RTLD_NOW)
+            return TracerLibrary(path, os.RTLD_NOLOAD | os.RTLD_NOW)
         except (OSError, AttributeError):
             continue
     return None
@@ -83,7 +83,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     if reason:
         return {"outcome": "output", "error": reason}
     try:
-        recorder = recorder or Recorder(request["library"])
+        recorder = recorder or TracerLibrary(request["library"])
     except (OSError, AttributeError) as error:
         return {"outcome": "no recorder", "error": str(error)}
     settings = dict(request["settings"], cupti=":".join(libraries(request)))
@@ -146,7 +146,7 @@ except Exception:
 """
 
 
-def stop_later(recorder: Recorder, for_s: float) -> None:
+def stop_later(recorder: TracerLibrary, for_s: float) -> None:
     """Stop in a thread of its own, whatever becomes of vram: its text needs nothing of this module."""
     import _thread
 
@@ -191,7 +191,7 @@ def major(path: str) -> int:
 # ---- what it held before ----
 
 
-def ask_frameworks(recorder: Recorder, request: dict[str, Any]) -> list[dict[str, Any]]:
+def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dict[str, Any]]:
     """Have PyTorch hand over its own account; with "framework", that goes on until recording ends.
 
     Returns what each holds: {"framework", "device", "nbytes", "words"}.
