@@ -9,7 +9,8 @@ struct callback_name {
 };
 
 #define ENTRY(name, version, symbol, id, ...) {id, #symbol},
-static const struct callback_name driver_names[] = {{0, "INVALID"}, FUNCTIONS(ENTRY) UNSUPPORTED(ENTRY)};
+static const struct callback_name driver_names[] = {
+    {0, "INVALID"}, FUNCTIONS(ENTRY) UNREPORTED_FUNCTIONS(ENTRY) PER_THREAD_FUNCTIONS(ENTRY) UNSUPPORTED(ENTRY)};
 
 /* Only functions of the driver have names here. */
 API cupti_result cuptiGetCallbackName(int domain, uint32_t id, const char **name) {

@@ -29,11 +29,11 @@ static cupti_result refuse_second(const struct callback_calls *calls, const stru
 
 static cupti_result subscribe(struct subscriber **subscriber, callback_function callback, void *userdata,
                               const struct subscriber_params *params) {
-    char name[SUBSCRIBER_NAME] = "CUPTI";
+    char name[SUBSCRIBER_NAME];
     const struct callback_calls *calls = driver_calls();
     if (!calls) return CUPTI_ERROR_UNKNOWN; /* as NVIDIA's does where there is no driver */
     if (!subscriber) return CUPTI_ERROR_INVALID_PARAMETER;
-    if (params && params->name) snprintf(name, sizeof name, "CUPTI for %.53s", params->name);
+    snprintf(name, sizeof name, "CUPTI for %.53s", params && params->name ? params->name : "<not provided>");
     struct subscriber *made = calls->subscriber() ? NULL : calls->subscribe(callback, userdata, name);
     if (!made) return refuse_second(calls, params);
     *subscriber = made;

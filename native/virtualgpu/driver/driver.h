@@ -293,6 +293,8 @@ struct stream {
     bool busy, worker, dying, is_legacy;
 };
 
+/* Set while a thread is in a call whose default stream is its own: cuMemcpyAsync_ptsz and the like. */
+extern _Thread_local bool default_stream_is_own;
 /* What a stream argument means to this thread. Locked. */
 result stream_resolve(void *handle, struct stream **stream);
 struct stream *stream_create(struct context *context, unsigned flags, int priority);

@@ -34,3 +34,15 @@ FUNCTIONS(IMPLEMENTED)
 #define REFUSED(name, version, symbol, id, ...) \
     REPORTED(symbol, id, not_supported(#symbol), not_supported(#symbol), ##__VA_ARGS__)
 UNSUPPORTED(REFUSED)
+
+/* The call is the other form's, with a default stream of the thread's own. */
+static result own_stream_ends(result code) {
+    default_stream_is_own = false;
+    return code;
+}
+
+#define WITH_OWN_STREAM(code) (default_stream_is_own = true, own_stream_ends(code))
+#define PER_THREAD(name, version, symbol, id, base, ...) \
+    REPORTED(symbol, id, WITH_OWN_STREAM(base(ARGUMENTS(, ##__VA_ARGS__))), \
+             WITH_OWN_STREAM(base(ARGUMENTS(given., ##__VA_ARGS__))), ##__VA_ARGS__)
+PER_THREAD_FUNCTIONS(PER_THREAD)

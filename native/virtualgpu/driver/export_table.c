@@ -162,7 +162,10 @@ static void tell_once(void *address) {
     send(&message);
 }
 
-result cuGetExportTable(const void **table, const struct uuid *id) {
+API result cuGetExportTable(const void **table, const struct uuid *id);
+
+/* Exported as it is: behind entry.c, the return address would be the driver's own. */
+API result cuGetExportTable(const void **table, const struct uuid *id) {
     if (table) *table = NULL;
     if (!id || !store_config() || memcmp(id, &runtime_table, sizeof *id) != 0) return NOT_FOUND;
     tell_once(__builtin_return_address(0));

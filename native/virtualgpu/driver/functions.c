@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* ---- the table, from the two lists in functions.h ---- */
+/* ---- the table, from the lists in functions.h ---- */
 
 struct function {
     const char *name, *symbol;
@@ -15,35 +15,51 @@ struct function {
 /* Only the addresses of the exported functions (entry.c) are needed here, and no signatures. */
 #define DECLARE(name, version, symbol, ...) extern void address_of_##symbol(void) __asm__(#symbol);
 FUNCTIONS(DECLARE)
+UNREPORTED_FUNCTIONS(DECLARE)
+PER_THREAD_FUNCTIONS(DECLARE)
 UNSUPPORTED(DECLARE)
 
 #define ENTRY(name, version, symbol, ...) {#name, #symbol, version, address_of_##symbol},
-static const struct function function_table[] = {FUNCTIONS(ENTRY) UNSUPPORTED(ENTRY)};
+static const struct function function_table[] = {FUNCTIONS(ENTRY) UNREPORTED_FUNCTIONS(ENTRY)
+                                                     PER_THREAD_FUNCTIONS(ENTRY) UNSUPPORTED(ENTRY)};
 static const size_t function_count = sizeof function_table / sizeof *function_table;
 
 /* ---- cuGetProcAddress: from a name and a CUDA version to the form that the caller knows ---- */
 
 enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
 
-/* The newest form that the caller's version knows. */
-static const struct function *find(const char *name, int version, bool *name_known) {
+static bool is_per_thread(const char *symbol) {
+    size_t length = strlen(symbol);
+    return length > 5 && (strcmp(symbol + length - 5, "_ptsz") == 0 || strcmp(symbol + length - 5, "_ptds") == 0);
+}
+
+/* Whether *one* is to be preferred: it is of the wanted kind where the other is not, or newer. */
+static bool better(const struct function *one, const struct function *other, bool per_thread) {
+    if (!other) return true;
+    bool fits = is_per_thread(one->symbol) == per_thread, other_fits = is_per_thread(other->symbol) == per_thread;
+    return fits != other_fits ? fits : one->version > other->version;
+}
+
+/* The newest form that the caller's version knows; with *per_thread* one with the thread's own default stream, if
+ * the function has such forms. */
+static const struct function *find(const char *name, int version, bool per_thread, bool *name_known) {
     const struct function *best = NULL;
     for (size_t i = 0; i < function_count; i++) {
         const struct function *known = &function_table[i];
         bool exact = strcmp(known->symbol, name) == 0 && strcmp(known->name, name) != 0;
         if (exact) return known;
-        if (strcmp(known->name, name) != 0) continue;
+        if (strcmp(known->name, name) != 0 || (is_per_thread(known->symbol) && !per_thread)) continue;
         *name_known = true;
-        if (known->version <= version && (!best || known->version > best->version)) best = known;
+        if (known->version <= version && better(known, best, per_thread)) best = known;
     }
     return best;
 }
 
 result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+    enum { PER_THREAD_DEFAULT_STREAM = 2 };
     bool name_known = false;
-    (void)flags; /* work is done when its call returns, so both default streams act alike */
     if (!name || !function) return INVALID_VALUE;
-    const struct function *known = find(name, version, &name_known);
+    const struct function *known = find(name, version, flags & PER_THREAD_DEFAULT_STREAM, &name_known);
     *function = known ? (void *)known->address : NULL;
     if (status) *status = known ? FOUND : name_known ? VERSION_NOT_SUFFICIENT : SYMBOL_NOT_FOUND;
     return known || status ? OK : NOT_FOUND;

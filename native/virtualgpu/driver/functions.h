@@ -1,4 +1,4 @@
-/* The functions of the library in two lists. Each line has the function's name, the CUDA version that brought this
+/* The functions of the library in four lists. Each line has the function's name, the CUDA version that brought this
  * form, its symbol, CUPTI's number for it (CUpti_driver_api_trace_cbid), and the types of its parameters.
  *
  * Three things come from these lists: cuGetProcAddress (functions.c), which returns the newest form that is not
@@ -95,7 +95,6 @@
     X(cuFlushGPUDirectRDMAWrites, 11030, cuFlushGPUDirectRDMAWrites, 627, int, int) \
     X(cuGetErrorName, 6000, cuGetErrorName, 373, result, const char **) \
     X(cuGetErrorString, 6000, cuGetErrorString, 372, result, const char **) \
-    X(cuGetExportTable, 3000, cuGetExportTable, 135, const void **, const struct uuid *) \
     X(cuGetProcAddress, 11030, cuGetProcAddress, 626, const char *, void **, int, uint64_t) \
     X(cuGetProcAddress, 12000, cuGetProcAddress_v2, 677, const char *, void **, int, uint64_t, int *) \
     X(cuGreenCtxCreate, 12040, cuGreenCtxCreate, 743, struct green **, const struct green *, int, unsigned) \
@@ -222,6 +221,70 @@
     X(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2, 663, void *, deviceptr, uint32_t, unsigned) \
     X(cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2, 665, void *, deviceptr, uint64_t, unsigned) \
     X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode, 541, int *)
+
+/* A function that has to know who called it, and is not reported: what it returns is for tools and the runtime. */
+#define UNREPORTED_FUNCTIONS(X) \
+    X(cuGetExportTable, 3000, cuGetExportTable, 135, const void **, const struct uuid *)
+
+/* Forms of implemented functions whose default stream is that of the calling thread; the fifth column is the function that they are. */
+#define PER_THREAD_FUNCTIONS(X) \
+    X(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags_ptsz, 588, cuEventRecordWithFlags, struct event *, void *, unsigned) \
+    X(cuEventRecord, 7000, cuEventRecord_ptsz, 441, cuEventRecord, struct event *, void *) \
+    X(cuLaunchHostFunc, 10000, cuLaunchHostFunc_ptsz, 528, cuLaunchHostFunc, void *, host_function, void *) \
+    X(cuMemAllocAsync, 11020, cuMemAllocAsync_ptsz, 599, cuMemAllocAsync, deviceptr *, size_t, void *) \
+    X(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync_ptsz, 612, cuMemAllocFromPoolAsync, deviceptr *, size_t, struct pool *, void *) \
+    X(cuMemFreeAsync, 11020, cuMemFreeAsync_ptsz, 601, cuMemFreeAsync, deviceptr, void *) \
+    X(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync_ptsz, 468, cuMemPrefetchAsync, deviceptr, size_t, int, void *) \
+    X(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2_ptsz, 717, cuMemPrefetchAsync_v2, deviceptr, size_t, struct location, unsigned, void *) \
+    X(cuMemcpy2DAsync, 7000, cuMemcpy2DAsync_v2_ptsz, 424, cuMemcpy2DAsync_v2, const struct copy2d *, void *) \
+    X(cuMemcpy2DUnaligned, 7000, cuMemcpy2DUnaligned_v2_ptds, 406, cuMemcpy2DUnaligned_v2, const struct copy2d *) \
+    X(cuMemcpy2D, 7000, cuMemcpy2D_v2_ptds, 405, cuMemcpy2D_v2, const struct copy2d *) \
+    X(cuMemcpy3DAsync, 7000, cuMemcpy3DAsync_v2_ptsz, 425, cuMemcpy3DAsync_v2, const struct copy3d *, void *) \
+    X(cuMemcpy3DPeerAsync, 7000, cuMemcpy3DPeerAsync_ptsz, 427, cuMemcpy3DPeerAsync, const struct copy3d *, void *) \
+    X(cuMemcpy3DPeer, 7000, cuMemcpy3DPeer_ptds, 410, cuMemcpy3DPeer, const struct copy3d *) \
+    X(cuMemcpy3D, 7000, cuMemcpy3D_v2_ptds, 407, cuMemcpy3D_v2, const struct copy3d *) \
+    X(cuMemcpyAsync, 7000, cuMemcpyAsync_ptsz, 418, cuMemcpyAsync, deviceptr, deviceptr, size_t, void *) \
+    X(cuMemcpyBatchAsync, 12080, cuMemcpyBatchAsync_ptsz, 777, cuMemcpyBatchAsync, deviceptr *, deviceptr *, size_t *, size_t, void *, size_t *, size_t, size_t *, void *) \
+    X(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2_ptsz, 797, cuMemcpyBatchAsync_v2, deviceptr *, deviceptr *, size_t *, size_t, void *, size_t *, size_t, void *) \
+    X(cuMemcpyDtoDAsync, 7000, cuMemcpyDtoDAsync_v2_ptsz, 423, cuMemcpyDtoDAsync_v2, deviceptr, deviceptr, size_t, void *) \
+    X(cuMemcpyDtoD, 7000, cuMemcpyDtoD_v2_ptds, 399, cuMemcpyDtoD_v2, deviceptr, deviceptr, size_t) \
+    X(cuMemcpyDtoHAsync, 7000, cuMemcpyDtoHAsync_v2_ptsz, 422, cuMemcpyDtoHAsync_v2, void *, deviceptr, size_t, void *) \
+    X(cuMemcpyDtoH, 7000, cuMemcpyDtoH_v2_ptds, 398, cuMemcpyDtoH_v2, void *, deviceptr, size_t) \
+    X(cuMemcpyHtoDAsync, 7000, cuMemcpyHtoDAsync_v2_ptsz, 421, cuMemcpyHtoDAsync_v2, deviceptr, const void *, size_t, void *) \
+    X(cuMemcpyHtoD, 7000, cuMemcpyHtoD_v2_ptds, 397, cuMemcpyHtoD_v2, deviceptr, const void *, size_t) \
+    X(cuMemcpyPeerAsync, 7000, cuMemcpyPeerAsync_ptsz, 426, cuMemcpyPeerAsync, deviceptr, struct context *, deviceptr, struct context *, size_t, void *) \
+    X(cuMemcpyPeer, 7000, cuMemcpyPeer_ptds, 409, cuMemcpyPeer, deviceptr, struct context *, deviceptr, struct context *, size_t) \
+    X(cuMemcpy, 7000, cuMemcpy_ptds, 408, cuMemcpy, deviceptr, deviceptr, size_t) \
+    X(cuMemsetD16Async, 7000, cuMemsetD16Async_ptsz, 429, cuMemsetD16Async, deviceptr, unsigned short, size_t, void *) \
+    X(cuMemsetD16, 7000, cuMemsetD16_v2_ptds, 412, cuMemsetD16_v2, deviceptr, unsigned short, size_t) \
+    X(cuMemsetD2D16Async, 7000, cuMemsetD2D16Async_ptsz, 432, cuMemsetD2D16Async, deviceptr, size_t, unsigned short, size_t, size_t, void *) \
+    X(cuMemsetD2D16, 7000, cuMemsetD2D16_v2_ptds, 415, cuMemsetD2D16_v2, deviceptr, size_t, unsigned short, size_t, size_t) \
+    X(cuMemsetD2D32Async, 7000, cuMemsetD2D32Async_ptsz, 433, cuMemsetD2D32Async, deviceptr, size_t, unsigned, size_t, size_t, void *) \
+    X(cuMemsetD2D32, 7000, cuMemsetD2D32_v2_ptds, 416, cuMemsetD2D32_v2, deviceptr, size_t, unsigned, size_t, size_t) \
+    X(cuMemsetD2D8Async, 7000, cuMemsetD2D8Async_ptsz, 431, cuMemsetD2D8Async, deviceptr, size_t, unsigned char, size_t, size_t, void *) \
+    X(cuMemsetD2D8, 7000, cuMemsetD2D8_v2_ptds, 414, cuMemsetD2D8_v2, deviceptr, size_t, unsigned char, size_t, size_t) \
+    X(cuMemsetD32Async, 7000, cuMemsetD32Async_ptsz, 430, cuMemsetD32Async, deviceptr, unsigned, size_t, void *) \
+    X(cuMemsetD32, 7000, cuMemsetD32_v2_ptds, 413, cuMemsetD32_v2, deviceptr, unsigned, size_t) \
+    X(cuMemsetD8Async, 7000, cuMemsetD8Async_ptsz, 428, cuMemsetD8Async, deviceptr, unsigned char, size_t, void *) \
+    X(cuMemsetD8, 7000, cuMemsetD8_v2_ptds, 411, cuMemsetD8_v2, deviceptr, unsigned char, size_t) \
+    X(cuStreamAddCallback, 7000, cuStreamAddCallback_ptsz, 437, cuStreamAddCallback, void *, stream_callback, void *, unsigned) \
+    X(cuStreamAttachMemAsync, 7000, cuStreamAttachMemAsync_ptsz, 438, cuStreamAttachMemAsync, void *, deviceptr, size_t, unsigned) \
+    X(cuStreamCopyAttributes, 11000, cuStreamCopyAttributes_ptsz, 573, cuStreamCopyAttributes, void *, void *) \
+    X(cuStreamGetCaptureInfo, 10010, cuStreamGetCaptureInfo_ptsz, 537, cuStreamGetCaptureInfo, void *, int *, uint64_t *) \
+    X(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2_ptsz, 630, cuStreamGetCaptureInfo_v2, void *, int *, uint64_t *, void **, void *, size_t *) \
+    X(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3_ptsz, 730, cuStreamGetCaptureInfo_v3, void *, int *, uint64_t *, void **, void *, void *, size_t *) \
+    X(cuStreamGetCtx, 9020, cuStreamGetCtx_ptsz, 484, cuStreamGetCtx, void *, struct context **) \
+    X(cuStreamGetCtx, 12050, cuStreamGetCtx_v2_ptsz, 760, cuStreamGetCtx_v2, void *, struct context **, void **) \
+    X(cuStreamGetDevice, 12080, cuStreamGetDevice_ptsz, 775, cuStreamGetDevice, void *, int *) \
+    X(cuStreamGetFlags, 7000, cuStreamGetFlags_ptsz, 435, cuStreamGetFlags, void *, unsigned *) \
+    X(cuStreamGetId, 12000, cuStreamGetId_ptsz, 694, cuStreamGetId, void *, unsigned long long *) \
+    X(cuStreamGetPriority, 7000, cuStreamGetPriority_ptsz, 434, cuStreamGetPriority, void *, int *) \
+    X(cuStreamIsCapturing, 10000, cuStreamIsCapturing_ptsz, 500, cuStreamIsCapturing, void *, int *) \
+    X(cuStreamQuery, 7000, cuStreamQuery_ptsz, 439, cuStreamQuery, void *) \
+    X(cuStreamSynchronize, 7000, cuStreamSynchronize_ptsz, 440, cuStreamSynchronize, void *) \
+    X(cuStreamWaitEvent, 7000, cuStreamWaitEvent_ptsz, 436, cuStreamWaitEvent, void *, struct event *, unsigned) \
+    X(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2_ptsz, 664, cuStreamWriteValue32_v2, void *, deviceptr, uint32_t, unsigned) \
+    X(cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2_ptsz, 666, cuStreamWriteValue64_v2, void *, deviceptr, uint64_t, unsigned)
 
 /* Functions that answer NOT_SUPPORTED. Nothing reads what their parameters point to: any pointer is void *. */
 #define UNSUPPORTED(X) \
@@ -525,7 +588,45 @@
     X(cuUserObjectCreate, 11030, cuUserObjectCreate, 633, void *, void *, void *, unsigned, unsigned) \
     X(cuUserObjectRelease, 11030, cuUserObjectRelease, 635, void *, unsigned) \
     X(cuUserObjectRetain, 11030, cuUserObjectRetain, 634, void *, unsigned) \
-    X(cuWaitExternalSemaphoresAsync, 10000, cuWaitExternalSemaphoresAsync, 492, void *, void *, unsigned, void *)
+    X(cuWaitExternalSemaphoresAsync, 10000, cuWaitExternalSemaphoresAsync, 492, void *, void *, unsigned, void *) \
+    X(cuGraphInstantiateWithParams, 12000, cuGraphInstantiateWithParams_ptsz, 657, void *, void *, void *) \
+    X(cuGraphLaunch, 10000, cuGraphLaunch_ptsz, 515, void *, void *) \
+    X(cuGraphUpload, 11010, cuGraphUpload_ptsz, 581, void *, void *) \
+    X(cuGraphicsMapResources, 7000, cuGraphicsMapResources_ptsz, 443, unsigned, void *, void *) \
+    X(cuGraphicsUnmapResources, 7000, cuGraphicsUnmapResources_ptsz, 444, unsigned, void *, void *) \
+    X(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel_ptsz, 478, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void *) \
+    X(cuLaunchKernelEx, 11060, cuLaunchKernelEx_ptsz, 653, void *, void *, void *, void *) \
+    X(cuLaunchKernel, 7000, cuLaunchKernel_ptsz, 442, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void *, void *) \
+    X(cuMemBatchDecompressAsync, 12060, cuMemBatchDecompressAsync_ptsz, 762, void *, size_t, unsigned, void *, void *) \
+    X(cuMemDiscardAndPrefetchBatchAsync, 13000, cuMemDiscardAndPrefetchBatchAsync_ptsz, 792, void *, void *, size_t, void *, void *, size_t, unsigned long long, void *) \
+    X(cuMemDiscardBatchAsync, 13000, cuMemDiscardBatchAsync_ptsz, 790, void *, void *, size_t, unsigned long long, void *) \
+    X(cuMemMapArrayAsync, 11010, cuMemMapArrayAsync_ptsz, 585, void *, unsigned, void *) \
+    X(cuMemPrefetchBatchAsync, 13000, cuMemPrefetchBatchAsync_ptsz, 785, void *, void *, size_t, void *, void *, size_t, unsigned long long, void *) \
+    X(cuMemcpy3DBatchAsync, 12080, cuMemcpy3DBatchAsync_ptsz, 779, size_t, void *, void *, unsigned long long, void *) \
+    X(cuMemcpy3DBatchAsync, 13000, cuMemcpy3DBatchAsync_v2_ptsz, 799, size_t, void *, unsigned long long, void *) \
+    X(cuMemcpyAtoA, 7000, cuMemcpyAtoA_v2_ptds, 404, void *, size_t, void *, size_t, size_t) \
+    X(cuMemcpyAtoD, 7000, cuMemcpyAtoD_v2_ptds, 401, deviceptr, void *, size_t, size_t) \
+    X(cuMemcpyAtoHAsync, 7000, cuMemcpyAtoHAsync_v2_ptsz, 420, void *, void *, size_t, size_t, void *) \
+    X(cuMemcpyAtoH, 7000, cuMemcpyAtoH_v2_ptds, 403, void *, void *, size_t, size_t) \
+    X(cuMemcpyDtoA, 7000, cuMemcpyDtoA_v2_ptds, 400, void *, size_t, deviceptr, size_t) \
+    X(cuMemcpyHtoAAsync, 7000, cuMemcpyHtoAAsync_v2_ptsz, 419, void *, size_t, void *, size_t, void *) \
+    X(cuMemcpyHtoA, 7000, cuMemcpyHtoA_v2_ptds, 402, void *, size_t, void *, size_t) \
+    X(cuSignalExternalSemaphoresAsync, 10000, cuSignalExternalSemaphoresAsync_ptsz, 491, void *, void *, unsigned, void *) \
+    X(cuStreamBatchMemOp, 8000, cuStreamBatchMemOp_ptsz, 463, void *, unsigned, void *, unsigned) \
+    X(cuStreamBatchMemOp, 11070, cuStreamBatchMemOp_v2_ptsz, 668, void *, unsigned, void *, unsigned) \
+    X(cuStreamBeginCaptureToGraph, 12030, cuStreamBeginCaptureToGraph_ptsz, 721, void *, void *, void *, void *, size_t, int) \
+    X(cuStreamBeginCapture, 10000, cuStreamBeginCapture_ptsz, 496, void *) \
+    X(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2_ptsz, 540, void *, int) \
+    X(cuStreamEndCapture, 10000, cuStreamEndCapture_ptsz, 498, void *, void *) \
+    X(cuStreamGetAttribute, 11000, cuStreamGetAttribute_ptsz, 575, void *, int, void *) \
+    X(cuStreamSetAttribute, 11000, cuStreamSetAttribute_ptsz, 577, void *, int, void *) \
+    X(cuStreamUpdateCaptureDependencies, 11030, cuStreamUpdateCaptureDependencies_ptsz, 632, void *, void *, size_t, unsigned) \
+    X(cuStreamUpdateCaptureDependencies, 12030, cuStreamUpdateCaptureDependencies_v2_ptsz, 732, void *, void *, void *, size_t, unsigned) \
+    X(cuStreamWaitValue32, 8000, cuStreamWaitValue32_ptsz, 459, void *, deviceptr, uint32_t, unsigned) \
+    X(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2_ptsz, 660, void *, deviceptr, uint32_t, unsigned) \
+    X(cuStreamWaitValue64, 9000, cuStreamWaitValue64_ptsz, 474, void *, deviceptr, uint64_t, unsigned) \
+    X(cuStreamWaitValue64, 11070, cuStreamWaitValue64_v2_ptsz, 662, void *, deviceptr, uint64_t, unsigned) \
+    X(cuWaitExternalSemaphoresAsync, 10000, cuWaitExternalSemaphoresAsync_ptsz, 493, void *, void *, unsigned, void *)
 
 /* clang-format on */
 

@@ -85,6 +85,7 @@ static void plain_name(char *plain, size_t size, const char *function) {
     size_t length = strnlen(function, size - 1);
     memcpy(plain, function, length);
     plain[length] = '\0';
+    if (length > 5 && memcmp(plain + length - 5, "_pt", 3) == 0) plain[length -= 5] = '\0';
     if (length > 3 && plain[length - 3] == '_' && plain[length - 2] == 'v') plain[length - 3] = '\0';
 }
 

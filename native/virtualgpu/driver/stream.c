@@ -73,15 +73,19 @@ static struct stream *per_thread_stream(struct context *context) {
     return stream;
 }
 
+_Thread_local bool default_stream_is_own;
+
 result stream_resolve(void *handle, struct stream **stream) {
+    enum { LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };
     struct context *context;
-    if ((uint64_t)handle > 2) {
+    if ((uint64_t)handle > PER_THREAD_STREAM) {
         *stream = handle;
         return handle_is(handle, HANDLE_STREAM) ? OK : INVALID_HANDLE;
     }
     result failed = context_need(&context);
     if (failed) return failed;
-    *stream = (uint64_t)handle == 2 ? per_thread_stream(context) : context->legacy;
+    if (!handle) handle = (void *)(uint64_t)(default_stream_is_own ? PER_THREAD_STREAM : LEGACY_STREAM);
+    *stream = (uint64_t)handle == PER_THREAD_STREAM ? per_thread_stream(context) : context->legacy;
     return *stream ? OK : OUT_OF_MEMORY;
 }
 

@@ -71,8 +71,11 @@
     X(cuMemsetD8Async, deviceptr, unsigned char, size_t, void *) \
     X(cuMemsetD2D8Async, deviceptr, size_t, unsigned char, size_t, size_t, void *) \
     X(cuMemAllocAsync, deviceptr *, size_t, void *) \
+    X(cuMemAllocAsync_ptsz, deviceptr *, size_t, void *) \
     X(cuMemAllocFromPoolAsync, deviceptr *, size_t, void *, void *) \
+    X(cuMemAllocFromPoolAsync_ptsz, deviceptr *, size_t, void *, void *) \
     X(cuMemFreeAsync, deviceptr, void *) \
+    X(cuMemFreeAsync_ptsz, deviceptr, void *) \
     X(cuMemPoolCreate, void **, const struct pool_props *) \
     X(cuMemPoolDestroy, void *) \
     X(cuMemPoolTrimTo, void *, size_t) \

@@ -1,14 +1,17 @@
 /* Stream-ordered memory, its pools, and memory and events shared between processes. */
 #include "runtime.h"
 
+/* The driver's form of a function for the streams that the caller means. The driver tells CUPTI which one it was. */
+#define OWN_STREAM(name) (per_thread_streams ? cu.name##_ptsz : cu.name)
+
 static error allocate(void **address, size_t nbytes, void *pool, bool of_pool, void *stream) {
     deviceptr found = 0;
     NEED_DRIVER();
     if (!address || (of_pool && !pool)) return fail(INVALID_VALUE);
     NEED_CONTEXT();
     error code = OK;
-    if (nbytes && of_pool) code = cu.cuMemAllocFromPoolAsync(&found, nbytes, pool, stream_meant(stream));
-    if (nbytes && !of_pool) code = cu.cuMemAllocAsync(&found, nbytes, stream_meant(stream));
+    if (nbytes && of_pool) code = OWN_STREAM(cuMemAllocFromPoolAsync)(&found, nbytes, pool, stream);
+    if (nbytes && !of_pool) code = OWN_STREAM(cuMemAllocAsync)(&found, nbytes, stream);
     *address = (void *)found;
     return fail(code);
 }
@@ -27,7 +30,7 @@ PER_THREAD(cudaMallocFromPoolAsync, _ptsz, (void **address, size_t nbytes, void 
 API error cudaFreeAsync(void *address, void *stream) {
     NEED_DRIVER();
     NEED_CONTEXT();
-    return address ? fail(cu.cuMemFreeAsync((deviceptr)address, stream_meant(stream))) : OK;
+    return address ? fail(OWN_STREAM(cuMemFreeAsync)((deviceptr)address, stream)) : OK;
 }
 PER_THREAD(cudaFreeAsync, _ptsz, (void *address, void *stream), (address, stream))
 
