@@ -343,7 +343,7 @@ def test_chunks_that_are_missing_or_twice(read: Read) -> None:
     assert not shuffled.damage
     assert shuffled.events == 4
     twice = trace_of([0, 1, 1, 2, 3])
-    assert twice.damage == ("1 chunk of records occur twice; the second was left out",)
+    assert twice.damage == ("1 chunk of records found twice, read once",)
     assert twice.allocations == shuffled.allocations
     missing = trace_of([0, 2, 3])
     assert missing.processes[0].missing_chunks == 1
@@ -363,7 +363,7 @@ def test_time_that_goes_backwards_is_put_in_order(read: Read) -> None:
     other.alloc(1_000_000_000, 0x4000, 512)
     view = read(trace)
     assert view.events == 4
-    assert view.damage == ("1 time cannot be right, and were replaced by those of their neighbours",)
+    assert view.damage == ("1 impossible time, replaced by that of the record before or after",)
     assert [gpu.peak_ns for gpu in view.gpus] == [5_000_000_000]
 
 

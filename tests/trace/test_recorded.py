@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.tracer.conftest import Traced
 from vram.model.trace import TraceView
+from vram.trace.follow import Follower
 from vram.trace.reader import open_trace
 from vram.virtualgpu import VirtualGpu
 
@@ -167,3 +169,47 @@ for number in range(100000):
     # One more may have been recorded before it was said.
     assert done <= use.allocations <= done + 1
     assert view.processes[0].end == "cut"
+
+
+FOLLOWED = """
+from program import *
+context()
+kept = [alloc(1 << 20) for _ in range(50)]
+say("ready")
+sys.stdin.readline()
+free(kept.pop())
+say("done")
+sys.stdin.readline()
+"""
+
+
+def test_a_real_process_is_followed(traced: Traced) -> None:
+    command = [sys.executable, "-c", FOLLOWED]
+    environment = traced.environment()
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        follower = Follower(traced.folder / "trace")
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            await_live(follower, 50 * MIB)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"done\n"
+            await_live(follower, 49 * MIB)
+        finally:
+            process.stdin.close()
+    live = follower.live()
+    [use] = live.gpus
+    assert (use.peak_nbytes, use.frees) == (50 * MIB, 1)
+    assert live.stacks[live.sites[0].stack].frames[0].function == "alloc"
+
+
+def await_live(follower: Follower, nbytes: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        follower.advance()
+        if [use.end_nbytes for use in follower.live().gpus] == [nbytes]:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{nbytes} bytes were never live: {follower.live().gpus}")
