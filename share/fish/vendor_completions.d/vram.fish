@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'report:--by' 'report:--gpu' 'report:--process' 'report:--limit' 'report:--html' 'report:--export' 'report:-o' 'report:--output' 'report:--color' 'fit:--memory' 'fit:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -61,6 +61,8 @@ complete -c vram -n __vram_needs_command -a parked -d 'List parked processes; al
 complete -c vram -n __vram_needs_command -a borrow -d 'Park your idle processes, run a command, resume them'
 complete -c vram -n __vram_needs_command -a kill -d 'Terminate processes and measure the freed memory'
 complete -c vram -n __vram_needs_command -a reset -d 'Show what prevents a GPU reset; with --yes, as root, reset it'
+complete -c vram -n __vram_needs_command -a report -d 'Read a trace: which line allocated, what was live at the peak, what was never freed'
+complete -c vram -n __vram_needs_command -a fit -d 'Read a trace: which cards would it have fitted, and how much would be left'
 complete -c vram -n __vram_needs_command -a doctor -d 'Check what works on this host, and how to fix what does not'
 complete -c vram -n __vram_needs_command -a oom -d 'Explain an out-of-memory error from a message or a log'
 complete -c vram -n __vram_needs_command -a snapshot -d 'Save everything vram reads to a file, for `vram why --from`'
@@ -229,6 +231,37 @@ complete -c vram -n '__vram_at \'reset\'' -l json -d 'one JSON object instead of
 complete -c vram -n '__vram_at \'reset\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'reset\'' -l ascii -d 'draw bars and lines without Unicode'
 complete -c vram -n '__vram_at \'reset\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
+
+complete -c vram -n '__vram_at \'report\' 0' -a 'summary' -d 'one screen (the default)'
+complete -c vram -n '__vram_at \'report\' 0' -a 'peak' -d 'what was live at the highest moment'
+complete -c vram -n '__vram_at \'report\' 0' -a 'leaks' -d 'what was never freed, and whether that is a leak'
+complete -c vram -n '__vram_at \'report\' 0' -a 'timeline' -d 'live memory over time'
+complete -c vram -n '__vram_at \'report\' 0' -a 'churn' -d 'places that allocate and free again and again'
+complete -c vram -n '__vram_at \'report\' 0' -a 'frag' -d 'how scattered the live allocations are'
+complete -c vram -n '__vram_at \'report\' 0' -a 'diff' -d 'what the second of two traces holds more'
+complete -c vram -n '__vram_at \'report\' 0' -F
+complete -c vram -n '__vram_at \'report\' 1+' -F
+complete -c vram -n '__vram_at \'report\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'report\'' -l by -x -a 'line function file library stack' -d 'gather allocations by this (default: line; for diff: stack)'
+complete -c vram -n '__vram_at \'report\'' -l gpu -x -d 'only this GPU, as the traced program numbers them'
+complete -c vram -n '__vram_at \'report\'' -l process -x -d 'only this process of the trace'
+complete -c vram -n '__vram_at \'report\'' -l limit -x -d 'rows of a table (default: 10); 0 shows all'
+complete -c vram -n '__vram_at \'report\'' -l tree -d 'with peak: the calls that lead to what was live'
+complete -c vram -n '__vram_at \'report\'' -s v -l verbose -d 'whole stacks'
+complete -c vram -n '__vram_at \'report\'' -l json -d 'one JSON object instead of text'
+complete -c vram -n '__vram_at \'report\'' -l html -r -F -d 'write one HTML page that works offline instead'
+complete -c vram -n '__vram_at \'report\'' -l export -x -a 'perfetto speedscope torch parquet' -d 'write the trace for another tool, with -o'
+complete -c vram -n '__vram_at \'report\'' -s o -l output -r -F -d 'output file of --export'
+complete -c vram -n '__vram_at \'report\'' -l force -d 'replace an output file that exists'
+complete -c vram -n '__vram_at \'report\'' -l ascii -d 'draw bars and lines without Unicode'
+complete -c vram -n '__vram_at \'report\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
+
+complete -c vram -n '__vram_at \'fit\' 0+' -F
+complete -c vram -n '__vram_at \'fit\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'fit\'' -l memory -x -d 'judge a card with this much memory only: 24GiB'
+complete -c vram -n '__vram_at \'fit\'' -l json -d 'one JSON object instead of text'
+complete -c vram -n '__vram_at \'fit\'' -l ascii -d 'draw bars and lines without Unicode'
+complete -c vram -n '__vram_at \'fit\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'doctor\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'doctor\'' -l for -x -a 'why who check free trim park borrow kill reset deep' -d 'check only what one command needs: why, who, check, free, trim, park, borrow, kill, reset, deep (deep is `why --deep`)'
@@ -498,6 +531,8 @@ complete -c vram -n '__vram_at \'help\' 0' -a 'parked'
 complete -c vram -n '__vram_at \'help\' 0' -a 'borrow'
 complete -c vram -n '__vram_at \'help\' 0' -a 'kill'
 complete -c vram -n '__vram_at \'help\' 0' -a 'reset'
+complete -c vram -n '__vram_at \'help\' 0' -a 'report'
+complete -c vram -n '__vram_at \'help\' 0' -a 'fit'
 complete -c vram -n '__vram_at \'help\' 0' -a 'doctor'
 complete -c vram -n '__vram_at \'help\' 0' -a 'oom'
 complete -c vram -n '__vram_at \'help\' 0' -a 'snapshot'
