@@ -17,7 +17,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists: taken when a thread begins or ends */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_ends;
-static struct writer *all, *idle, *retired, *spare;
+static struct writer *all, *idle, *retired, *unused;
 static uint32_t writers;
 static _Atomic uint32_t generation = 1;
 static __thread struct writer *mine;
@@ -115,17 +115,17 @@ static struct writer *find_writer(void) {
         idle = writer->next_idle;
         return writer;
     }
-    writer = spare;
+    writer = unused;
     if (writer) {
-        spare = writer->next_idle;
+        unused = writer->next_idle;
     } else {
         writer = mmap(NULL, sizeof *writer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (writer == MAP_FAILED) return NULL;
     }
     writer->section = section_hold();
     if (!writer->section) { /* recording has just stopped */
-        writer->next_idle = spare;
-        spare = writer;
+        writer->next_idle = unused;
+        unused = writer;
         return NULL;
     }
     writer->number = ++writers;
@@ -199,8 +199,8 @@ static void release(struct writer *writer) {
     table_release(&writer->stack_numbers);
     /* The structure itself is used again: a thread may still point to it. */
     memset(writer, 0, sizeof *writer);
-    writer->next_idle = spare;
-    spare = writer;
+    writer->next_idle = unused;
+    unused = writer;
 }
 
 /* What earlier recordings had mapped is released, but for writers whose threads are in the middle of a record. */
@@ -227,7 +227,7 @@ void writers_new_generation(void) {
 void writers_forked(void) {
     /* Chunks are not mapped in the child, and the lock may be held by a thread that does not exist here. */
     pthread_mutex_init(&lock, NULL);
-    all = idle = retired = spare = NULL;
+    all = idle = retired = unused = NULL;
     writers = 0;
     mine = NULL;
     atomic_fetch_add(&generation, 1);

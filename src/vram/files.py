@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
 
 from vram import folders
 from vram.errors import UsageError
@@ -31,8 +32,7 @@ def write_file(path: str, contents: bytes, *, secret: bool = False) -> None:
     try:
         _write(path, contents, secret=secret)
     except OSError as error:
-        hint = "choose a file in a folder that only you can write to"
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+        raise _cannot_write(path, error) from error
 
 
 def write_files(folder: str, contents: Mapping[str, bytes]) -> None:
@@ -59,6 +59,50 @@ def write_new(path: str, contents: bytes) -> None:
             fresh.become_new(name)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def new_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
+    """A stream for contents that are too large for memory: they become *path* when the block ends well.
+
+    Raises UsageError where something is there already, unless *force*, and where *path* cannot be written.
+    """
+    try:
+        folder, name = _locate(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        with _stream(folder, name, force=force) as stream:
+            yield stream
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists", hint="choose another name, or add --force") from error
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _stream(folder: int, name: str, *, force: bool) -> Iterator[BinaryIO]:
+    entry = _lstat(folder, name)
+    own = _own_descriptor(folder, name)
+    if own is not None or (entry and not stat.S_ISREG(entry.st_mode)):
+        with open(_open_special(folder, name) if own is None else os.dup(own), "wb") as stream:
+            yield stream
+        return
+    if entry and not force:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+    if entry:
+        _require_replaceable(folder, entry)
+    with _Fresh(folder, b"", _USUAL) as fresh:
+        with fresh.stream() as stream:
+            yield stream
+        fresh.replace(name) if force else fresh.become_new(name)
+
+
+def _cannot_write(path: str, error: OSError) -> UsageError:
+    hint = "choose a file in a folder that only you can write to"
+    return UsageError(f"cannot write {path}: {error.strerror}", hint=hint)
 
 
 def make_folder(path: str, mode: int = 0o777) -> None:
@@ -108,6 +152,13 @@ class _Fresh:
         os.close(self._file)
         with suppress(OSError):
             os.unlink(self._name, dir_fd=self._folder)
+
+    @contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """Write it piece by piece; on the disk when the block ends."""
+        with open(os.dup(self._file), "wb") as stream:
+            yield stream
+        os.fsync(self._file)
 
     def set_mode(self, mode: int) -> None:
         os.fchmod(self._file, mode)

@@ -59,8 +59,12 @@ VALUE_LINES = (
     "vram lab ru",
     "vram lab run kill",
     "vram completion z",
+    "vram report tim",
 )
-FILE_LINES = ("vram why --from mach", "vram snapshot --output mach", "vram explain mach")
+FILE_LINES = (
+    *("vram why --from mach", "vram snapshot --output mach", "vram explain mach"),
+    *("vram report mach", "vram report leaks mach", "vram fit mach"),
+)
 RUNNER_LINES = ("vram borrow 1GiB -- mkfif", "vram virtual --gpus 2 -- mkfif")
 
 
@@ -98,12 +102,16 @@ def _values_come_from_where_the_program_takes_them(offers: shells.Offers) -> Non
     assert offers["vram lab ru"] == ["run"]
     assert "kill-nine" in offers["vram lab run kill"]
     assert offers["vram completion z"] == ["zsh"]
+    assert offers["vram report tim"] == ["timeline"]
 
 
 def _files_are_offered_where_a_file_is_wanted(offers: shells.Offers) -> None:
     assert offers["vram why --from mach"] == ["machine.json"]
     assert offers["vram snapshot --output mach"] == ["machine.json"]
     assert offers["vram explain mach"] == []
+    assert offers["vram report mach"] == ["machine.json"]  # a view or a trace
+    assert offers["vram report leaks mach"] == ["machine.json"]
+    assert offers["vram fit mach"] == ["machine.json"]
 
 
 def _after_two_dashes_another_command_begins(offers: shells.Offers) -> None:

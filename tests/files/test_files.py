@@ -16,7 +16,7 @@ import pytest
 
 from tests.files.conftest import NOBODY, needs_root, planted_link
 from vram.errors import UsageError
-from vram.files import make_folder, write_file, write_files, write_new
+from vram.files import make_folder, new_file, write_file, write_files, write_new
 
 WORDS = b"what vram has to say\n"
 PRECIOUS = b"root's own\n"
@@ -305,3 +305,54 @@ class TestFoldersMade:
         with pytest.raises(OSError, match="Not a directory") as caught:
             make_folder(str(precious / "below"))
         assert caught.value.errno == errno.ENOTDIR
+
+
+# ---- written piece by piece ----
+
+
+def test_a_new_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with new_file(str(path)) as stream:
+        stream.write(b"one")
+        assert not path.exists()
+        stream.write(b"two")
+    assert path.read_bytes() == b"onetwo"
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_new_file_replaces_nothing_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="exists"), new_file(str(path)) as stream:
+        stream.write(b"other")
+    assert path.read_bytes() == b"mine"
+    with new_file(str(path), force=True) as stream:
+        stream.write(b"other")
+    assert path.read_bytes() == b"other"
+
+
+def test_a_new_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with pytest.raises(UsageError, match="exists"), new_file(str(path)):
+        path.write_bytes(b"theirs")
+    assert path.read_bytes() == b"theirs"
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+
+
+def test_of_a_new_file_that_fails_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_file(str(tmp_path / "out")) as stream:
+        stream.write(bytes(1 // 0))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UsageError, match="cannot write"), new_file(str(tmp_path / "no" / "out")):
+        pass
+
+
+def test_a_new_file_may_be_a_device_or_a_pipe(tmp_path: Path) -> None:
+    with new_file("/dev/null") as stream:
+        stream.write(b"gone")
+    reading, writing = os.pipe()
+    with open(reading, "rb") as end:
+        with new_file(f"/proc/self/fd/{writing}") as stream:
+            stream.write(b"through")
+        os.close(writing)
+        assert end.read() == b"through"

@@ -21,16 +21,19 @@ from unittest import mock
 
 import msgspec
 from msgspec.structs import replace
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from tests.doctor.hosts import SOUND, confined
 from tests.ledger.world import CONTEXT, OVERHEAD, World
+from tests.report import training_traces
 from vram.cli.app import main
 from vram.doctor.engine import examine
 from vram.model.change import Change
 from vram.model.observation import ProbeRun
-from vram.report import changes, doctor
+from vram.report import changes, doctor, trace_chart, trace_fit, trace_summary, trace_views
 from vram.report.layout import RenderOptions
+from vram.report.trace_views import ViewOptions
+from vram.trace.fit import fit
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS as DEMO_PROGRAMS
@@ -177,6 +180,8 @@ def _still(situation: Situation) -> dict[str, str]:
         + vram("check", "--leftovers", "--gpu", "1", "--from", snapshot),
         "oom": vram("oom", "train.log"),
         "explain": vram("explain", "VR101") + vram("explain", "fragmented") + vram("explain", "VR999"),
+        "report": _report(vram),
+        "fit": _fit(),
         "doctor": _doctor(),
         "help": vram("help") + vram("help", "wyh"),
         "completion": vram("completion") + vram("completion", "--help"),
@@ -198,12 +203,48 @@ def _doctor() -> str:
     """What it looks at differs from host to host: two that are written down stand for them."""
     page = ""
     for host in (SOUND, confined(unreadable=213, yama=1)):
-        out = StringIO()
         facts = host.survey
         shown = doctor.text(examine(host), facts.host, facts.taken_at, RenderOptions(width=WIDTH))
-        Console(file=out, width=WIDTH, markup=False, highlight=False, emoji=False).print(shown)
-        page += "$ vram doctor\n" + "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+        page += f"$ vram doctor\n{_printed(shown)}"
     return page
+
+
+def _report(vram: Callable[..., str]) -> str:
+    """Every view of a trace that is written down, and words in the wrong order."""
+    options = RenderOptions(width=WIDTH)
+    view, shorter = training_traces.training(), training_traces.training(paths=("before.vram",))
+    shorter = replace(shorter, peak=shorter.peak[:2], leaks=shorter.leaks[2:])
+    few = ViewOptions()
+    blocks = training_traces.with_blocks()
+    views = {
+        "train.vram": trace_summary.summary(view, options),
+        "peak train.vram": trace_views.peak(view, few, options),
+        "peak blocks.vram": trace_views.peak(blocks, few, options),
+        "peak --tree train.vram": trace_views.tree(view, few, options),
+        "peak --by library train.vram": trace_views.peak(view, ViewOptions(by="library"), options),
+        "leaks train.vram": trace_views.leaks(view, few, options),
+        "timeline train.vram": trace_chart.timeline(view, options),
+        "timeline --ascii train.vram": trace_chart.timeline(view, options._replace(ascii=True)),
+        "churn train.vram": trace_views.churn(view, few, options),
+        "frag train.vram": trace_chart.holes(view, options, few.limit),
+        "diff before.vram train.vram": trace_views.diff(shorter, view, ViewOptions(by="stack"), options),
+    }
+    page = "".join(f"$ vram report {words}\n{_printed(shown)}" for words, shown in views.items())
+    for wrong in ((), ("train.vram", "leaks"), ("leak", "train.vram"), ("diff", "a.vram"), ("no-such.vram",)):
+        page += vram("report", *wrong)
+    return page
+
+
+def _fit() -> str:
+    blocks = training_traces.with_blocks()
+    shown = trace_fit.text(blocks, fit(blocks), RenderOptions(width=WIDTH))
+    return f"$ vram fit train.vram\n{_printed(shown)}"
+
+
+def _printed(shown: RenderableType) -> str:
+    out = StringIO()
+    Console(file=out, width=WIDTH, markup=False, highlight=False, emoji=False).print(shown)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def _changes() -> str:
@@ -251,12 +292,15 @@ def _changes() -> str:
 def _live(situation: Situation) -> dict[str, str]:
     vram = situation.vram
     train, serve = situation.start("train", 4101), situation.start("serve", 4202)
+    (situation.folder / "load.py").write_text("import driver\ndriver.context()\ndriver.alloc(1 << 30)\n")
     pages: dict[str, Callable[[], str]] = {
         "snapshot": lambda: vram("snapshot", "-o", "host.json"),
         "watch": lambda: vram("watch", "--for", "0.1") + _changes() + vram("watch", "--exec", "no-such"),
         "flush": lambda: vram("flush"),
         "inside": lambda: vram("inside", train),
         "trim": lambda: vram("trim", train) + vram("trim", 1),
+        "attach": lambda: vram("attach", train, "-o", "a.vram") + vram("attach", train, "-o", "b.vram"),
+        "detach": lambda: vram("detach", train) + vram("detach", train),
         "park": lambda: vram("park", train),
         "parked": lambda: vram("parked"),
         "unpark": lambda: vram("unpark", train) + vram("unpark", train),
@@ -266,6 +310,11 @@ def _live(situation: Situation) -> dict[str, str]:
         "reset": lambda: vram("reset", 0),
         "free": lambda: vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "30GiB"),
         "kill": lambda: vram("kill", train, "--dry-run") + vram("kill", train, "--yes"),
+        "run": lambda: (
+            vram("run", "-o", "load.vram", "--no-stacks", "--check", "peak=8MiB", "--", "python", "load.py")
+            + vram("run", "--", "true")
+            + vram("run", "--check", "leaks=none", "--", "true")
+        ),
         "lab": lambda: vram("lab", "show", "kill-nine") + vram("lab", "run", "kill-nine"),
         "demo": lambda: ANSWER.sub(r"\1│ …\n", vram("demo", "fork")),
         "virtual": lambda: vram("virtual", "nvidia-smi") + vram("virtual", "fault", "cuMemAlloc* sometimes"),

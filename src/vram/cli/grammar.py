@@ -26,9 +26,13 @@ _KINDS: dict[str, Kind] = {
     "DIR": "folder",
 }
 # Here stands what the command's own ``known_names`` lists.
-_NAMED = ("NAME", "COMMAND", "CODE")
+_NAMED = ("NAME", "COMMAND", "CODE", "VIEW")
+# ... or a file.
+_NAMED_OR_FILE = ("VIEW",)
 # Processes that are parked hold nothing on a GPU, so no list of holders has them.
 _OF_THE_PARKED = frozenset(("unpark",))
+# A trace's processes have mostly ended: nobody can list them.
+_OF_TRACES = frozenset(("report",))
 
 
 class Argument(Struct, frozen=True):
@@ -39,6 +43,8 @@ class Argument(Struct, frozen=True):
     help: str
     kind: Kind = "none"
     words: Words = ()
+    or_file: bool = False
+    """A file may stand in the words' place."""
     optional: bool = False
     repeats: bool = False
 
@@ -150,6 +156,7 @@ class _Reader:
             help=(action.help or "") % {**vars(action), "prog": " ".join(("vram", *words))},
             kind="words" if known else _kind(words, action, value),
             words=known,
+            or_file=bool(known) and value in _NAMED_OR_FILE,
             optional=action.nargs in ("?", "*"),
             repeats=action.nargs in ("*", "+") or isinstance(action, argparse._AppendAction),
         )
@@ -178,6 +185,8 @@ def _value(action: argparse.Action) -> str:
 
 def _kind(words: tuple[str, ...], action: argparse.Action, value: str) -> Kind:
     bare = value.partition("[")[0].partition("|")[0]
+    if words[0] in _OF_TRACES and bare in ("PID", "N"):
+        return "none"
     if bare == "N" and action.dest == "gpu":
         return "gpu"
     if bare == "PID" and words[0] in _OF_THE_PARKED:

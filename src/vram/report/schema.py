@@ -15,6 +15,8 @@ from vram.model.change import Change, WatchState
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
+from vram.report.trace_fit import FitReport
+from vram.report.trace_json import TraceDiffReport, TraceReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
 REPORTS: dict[str, Any] = {
@@ -25,6 +27,9 @@ REPORTS: dict[str, Any] = {
     "doctor": DoctorReport,
     "oom": OomReport,
     "watch": Change | WatchState,
+    "report": TraceReport,
+    "report-diff": TraceDiffReport,
+    "fit": FitReport,
 }
 
 
@@ -48,7 +53,7 @@ def generate(command: str = "why") -> dict[str, Any]:
             definition["description"] = cleandoc(definition["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"vram {command} --json",
+        "title": f"vram {command.replace('-', ' ')} --json",
         **root,
         "$defs": definitions,
     }

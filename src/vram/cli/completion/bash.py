@@ -144,7 +144,9 @@ def _places(command: CommandSpec) -> Iterator[tuple[str, str]]:
 def _offer(argument: Argument) -> str:
     match argument.kind:
         case "words":
-            return "_vram_offer " + " ".join(quoted(word) for word, _ in argument.words)
+            offer = "_vram_offer " + " ".join(quoted(word) for word, _ in argument.words)
+            # Files last: from there on bash takes every word for one.
+            return f"{offer}; _vram_files -f" if argument.or_file else offer
         case "file":
             return "_vram_files -f"
         case "folder":

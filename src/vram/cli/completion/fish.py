@@ -102,6 +102,8 @@ def _words(start: str, argument: Argument) -> Iterator[str]:
         for word, meaning in argument.words:
             told = f" -d {_quoted(meaning)}" if meaning else ""
             yield f"{start} -a {_quoted(word)}{told}"
+        if argument.or_file:
+            yield f"{start} -F"
     elif argument.kind == "file":
         yield f"{start} -F"
     elif argument.kind == "folder":

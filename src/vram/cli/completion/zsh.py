@@ -63,6 +63,8 @@ def _word_lists(command: CommandSpec) -> Iterator[str]:
             yield f"    _vram_words {_tag(argument)} \\"
             yield from (f"        {word} \\" for word in _described(argument.words[:-1]))
             yield from (f"        {word}" for word in _described(argument.words[-1:]))
+            if argument.or_file:
+                yield "    _files"
             yield "}"
             yield ""
 

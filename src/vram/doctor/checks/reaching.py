@@ -142,8 +142,9 @@ def check_cupti(facts: DoctorFacts) -> CheckAnswer:
 
     What it means
     -------------
-    vram does not use it. CUDA profilers do (PyTorch's, Nsight Systems), and before CUPTI 13.3 with driver
-    610 only one of them works per process: the second one records nothing.
+    `vram run` and `vram attach` record through it, and so do CUDA profilers (PyTorch's, Nsight Systems).
+    Before CUPTI 13.3 with driver 610 only one of them works per process: the second one records nothing.
+    vram's recorder shares its place with PyTorch's profiler.
 
     What to do
     ----------
@@ -176,8 +177,8 @@ def check_cupti(facts: DoctorFacts) -> CheckAnswer:
         return CheckAnswer(
             state="missing",
             seen="no libcupti found",
-            means="CUDA profilers need it; vram does not.",
-            fix="Install it if you want to profile.",
+            means="`vram run`, `vram attach` and CUDA profilers need it; everything else of vram does not.",
+            fix="Install it if you want to record allocations or to profile.",
             command="pip install nvidia-cuda-cupti",
         )
     mapped = f", mapped by {counted(len(facts.tracing), 'process')}" if facts.tracing else ""

@@ -1,0 +1,240 @@
+"""``vram report``: what a trace says: which line allocated, what was live at the peak, what never came back.
+
+`vram run` and `vram attach` write traces. Without a view, one screen; with one, a table, a chart or a tree.
+Exit code 0 means that the trace was read, also where it has leaks.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vram.cli.arguments import gpu_numbers, pid_number
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from vram.model.trace import TraceView
+    from vram.report.layout import RenderOptions
+    from vram.report.trace_rows import By
+    from vram.report.trace_views import ViewOptions
+    from vram.trace.reader import Trace
+
+NAME = "report"
+HELP = "read a trace: which line allocated, what was live at the peak, what was never freed"
+
+VIEWS = {
+    "summary": "one screen (the default)",
+    "peak": "what was live at the highest moment",
+    "leaks": "what was never freed, and whether that is a leak",
+    "timeline": "live memory over time",
+    "churn": "places that allocate and free again and again",
+    "frag": "how scattered the live allocations are",
+    "diff": "what the second of two traces holds more",
+}
+EXPORTS = ("perfetto", "speedscope", "torch", "parquet")
+_ROWS = 10
+_EPILOG = "views:\n" + "\n".join(f"  {name:<9} {meaning}" for name, meaning in VIEWS.items())
+
+
+def known_names() -> tuple[tuple[str, str], ...]:
+    """The views; a trace may stand in their place."""
+    return tuple(VIEWS.items())
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.usage, parser.epilog = "vram report [options] [VIEW] FILE...", _EPILOG
+    parser.add_argument(
+        "view",
+        nargs="?",
+        metavar="VIEW",
+        help="what to show of it (default: summary)",
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="trace; several are read as one, as the processes of one run. diff takes two",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("line", "function", "file", "library", "stack"),
+        help="gather allocations by this (default: line; for diff: stack)",
+    )
+    parser.add_argument(
+        "--gpu", action="append", metavar="N", help="only this GPU, as the traced program numbers them"
+    )
+    parser.add_argument(
+        "--process", action="append", type=pid_number, metavar="PID", help="only this process of the trace"
+    )
+    parser.add_argument(
+        "--limit", type=_row_count, metavar="N", help=f"rows of a table (default: {_ROWS}); 0 shows all"
+    )
+    parser.add_argument("--tree", action="store_true", help="with peak: the calls that lead to what was live")
+    parser.add_argument("-v", "--verbose", action="store_true", help="whole stacks")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--html", metavar="FILE", help="write one HTML page that works offline instead")
+    parser.add_argument("--export", choices=EXPORTS, help="write the trace for another tool, with -o")
+    parser.add_argument("-o", "--output", metavar="FILE", help="output file of --export")
+    parser.add_argument("--force", action="store_true", help="replace an output file that exists")
+    add_terminal_arguments(parser)
+
+
+def _row_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def run(args: Namespace) -> int:
+    view, files = _view_and_files(args)
+    _require_sense(args, view)
+    if args.export:
+        return _export(args, files)
+    if view == "diff":
+        return _diff(args, files)
+    trace = _narrowed(args, _open(files).view())
+    if args.html:
+        return _html(args, trace)
+    if args.json:
+        from vram.report import trace_json
+
+        emit(trace_json.report(trace, view, args.by or "line", args.limit or None))  # type: ignore[arg-type]
+        return ExitCode.OK
+    options = render_options(args)
+    show(_rendered(view, trace, args, options), args, options)
+    return ExitCode.OK
+
+
+# ---- the words ----
+
+
+def _view_and_files(args: Namespace) -> tuple[str, list[str]]:
+    """The first word is a view or, where it is none, a trace."""
+    if args.view is None or (args.view in VIEWS and not args.files):
+        hint = "`vram run -- COMMAND` records one; then `vram report FILE`"
+        raise UsageError("no trace given", hint=hint)
+    if args.view in VIEWS:
+        return args.view, args.files
+    files = [args.view, *args.files]
+    _require_order(files)
+    return "summary", files
+
+
+def _require_order(files: list[str]) -> None:
+    for word in files[1:]:
+        if word in VIEWS and not Path(word).exists():
+            others = [file for file in files if file != word]
+            raise UsageError("the view comes first", hint=f"vram report {word} {' '.join(others)}")
+    first = files[0]
+    if len(files) > 1 and "/" not in first and not Path(first).exists():
+        from difflib import get_close_matches
+
+        close = get_close_matches(first.lower(), VIEWS, n=1)
+        meant = f"did you mean `vram report {close[0]}`?" if close else f"the views are {', '.join(VIEWS)}"
+        raise UsageError(f"{first!r} is neither a view nor a trace", hint=meant)
+
+
+def _require_sense(args: Namespace, view: str) -> None:
+    if args.tree and view != "peak":
+        raise UsageError("--tree draws the calls of one view", hint="vram report peak --tree FILE")
+    if args.tree and args.json:
+        raise UsageError("--tree has no JSON form", hint="leave out --tree: every row has its stack")
+    if sum(map(bool, (args.json, args.html, args.export))) > 1:
+        raise UsageError("--json, --html and --export exclude each other", hint="choose one of them")
+    if (args.html or args.export) and view != "summary":
+        option = "--html" if args.html else "--export"
+        raise UsageError(f"{option} writes the whole trace, not a view", hint=f"leave out {view}")
+    if bool(args.export) != bool(args.output):
+        hint = "for example: --export perfetto -o trace.json"
+        raise UsageError("--export and -o belong together", hint=hint)
+
+
+# ---- traces ----
+
+
+def _open(files: list[str]) -> Trace:
+    from vram.trace.reader import open_trace
+
+    return open_trace([Path(file) for file in files])
+
+
+def _narrowed(args: Namespace, view: TraceView) -> TraceView:
+    from vram.report.trace_rows import narrowed
+
+    return narrowed(view, gpu_numbers(args.gpu) if args.gpu else (), args.process or ())
+
+
+def _rendered(name: str, view: TraceView, args: Namespace, options: RenderOptions) -> RenderableType:
+    from vram.report import trace_chart, trace_summary, trace_views
+
+    wanted = _wanted(args)
+    if name == "summary":
+        return trace_summary.summary(view, options)
+    if name == "timeline":
+        return trace_chart.timeline(view, options)
+    if name == "frag":
+        return trace_chart.holes(view, options, wanted.limit)
+    if args.tree:
+        return trace_views.tree(view, wanted, options)
+    table = {"peak": trace_views.peak, "leaks": trace_views.leaks, "churn": trace_views.churn}[name]
+    return table(view, wanted, options)
+
+
+def _wanted(args: Namespace, by: By = "line") -> ViewOptions:
+    from vram.report.trace_views import ViewOptions
+
+    limit = _ROWS if args.limit is None else args.limit
+    return ViewOptions(by=args.by or by, limit=limit, verbose=args.verbose)
+
+
+def _diff(args: Namespace, files: list[str]) -> int:
+    if len(files) != 2:
+        raise UsageError(
+            f"diff compares two traces, {len(files)} given", hint="vram report diff BEFORE AFTER"
+        )
+    before, after = (_narrowed(args, _open([file]).view()) for file in files)
+    if args.json:
+        from vram.report import trace_json
+
+        emit(trace_json.diff(before, after, args.by or "stack", args.limit or None))
+        return ExitCode.OK
+    from vram.report import trace_views
+
+    options = render_options(args)
+    show(trace_views.diff(before, after, _wanted(args, "stack"), options), args, options)
+    return ExitCode.OK
+
+
+# ---- files for other programs ----
+
+
+def _html(args: Namespace, view: TraceView) -> int:
+    from vram.files import new_file
+    from vram.report.trace_page import page
+
+    title = ", ".join(Path(path).name for path in view.paths)
+    contents = page(view, title=title).encode("utf-8", "backslashreplace")
+    with new_file(args.html, force=args.force) as stream:
+        stream.write(contents)
+    return _written(args.html)
+
+
+def _export(args: Namespace, files: list[str]) -> int:
+    from vram.trace.exports import export
+
+    if args.gpu or args.process:
+        raise UsageError("--export writes the whole trace", hint="leave out --gpu and --process")
+    export(_open(files), args.export, args.output, force=args.force)
+    return _written(args.output)
+
+
+def _written(path: str) -> int:
+    from vram.report.escape import inert
+
+    if path not in ("-", "/dev/stdout"):
+        emit(f"written: {inert(path)}\n")
+    return ExitCode.OK

@@ -1,0 +1,302 @@
+"""``vram report --json`` and ``vram report diff --json``: the trace for scripts. Unknown is null."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.trace import (
+    CallStack,
+    Frame,
+    Gap,
+    GpuUse,
+    HeldBefore,
+    LeakSite,
+    Mark,
+    MemoryKind,
+    TimelinePoint,
+    TracedProcess,
+    TraceView,
+)
+from vram.report.json import encode
+from vram.report.trace_diff import PICKS, DiffRow, differences
+from vram.report.trace_places import place, stack_of
+from vram.report.trace_rows import VERDICTS, AllocationRow, By, Verdict, churn_rows, leaks_of, rows
+
+View = Literal["summary", "peak", "leaks", "timeline", "churn", "frag"]
+
+
+class TraceRow(Struct, frozen=True, kw_only=True):
+    """Allocations that belong together, by ``by``.
+
+    ``place`` is the line of the program that they are shown with; ``stack`` counts in ``stacks`` and is the
+    one that has most of the bytes, of ``stack_count``. ``processes`` are the ``index`` of those.
+    """
+
+    label: str
+    place: Frame | None
+    stack: int
+    stack_count: int
+    nbytes: int
+    count: int
+    kinds: tuple[str, ...]
+    gpus: tuple[int | None, ...]
+    processes: tuple[int, ...]
+
+
+class LeakRow(Struct, frozen=True, kw_only=True):
+    """Allocations that were never freed. Times are nanoseconds since the recording began."""
+
+    verdict: Verdict
+    row: TraceRow
+    first_ns: int
+    last_ns: int
+    freed: int
+    largest: int
+
+
+class ChurnRow(Struct, frozen=True, kw_only=True):
+    """Allocations that were freed again soon. ``median_life_ns`` is that of the stack with most of them."""
+
+    row: TraceRow
+    median_life_ns: int
+    per_second: float
+
+
+class FrameworkRow(Struct, frozen=True, kw_only=True):
+    """How a framework used what it took from the driver."""
+
+    process: int
+    framework: str
+    gpu: int | None
+    at: Literal["peak", "end"]
+    reserved_nbytes: int
+    used_nbytes: int
+    rows: tuple[TraceRow, ...]
+    note: str | None
+
+
+class ScatteredRow(Struct, frozen=True, kw_only=True):
+    """How scattered the live allocations of a process are. A block is its address, size and stack."""
+
+    gpu: int | None
+    process: int
+    at_ns: int
+    live_nbytes: int
+    spanned_nbytes: int
+    holes: int
+    hole_nbytes: int
+    largest_hole: int
+    blocks: tuple[tuple[int, int, int], ...]
+
+
+class FailedRow(Struct, frozen=True, kw_only=True):
+    """An allocation that the driver refused; ``result`` is its CUresult."""
+
+    process: int
+    time_ns: int
+    kind: MemoryKind
+    gpu: int | None
+    nbytes: int
+    result: int
+    place: Frame | None
+    stack: int
+
+
+class TraceReport(Struct, frozen=True, kw_only=True):
+    """What ``vram report --json`` prints: the summary has all parts, a view its own; the others are null.
+
+    ``schema`` changes when a field changes its meaning or goes away; new fields may come without that.
+    """
+
+    schema: Literal[1] = 1
+    view: View
+    by: By
+    paths: tuple[str, ...]
+    processes: tuple[TracedProcess, ...]
+    duration_ns: int
+    events: int
+    gpus: tuple[GpuUse, ...]
+    host_peak_nbytes: int
+    gaps: tuple[Gap, ...]
+    marks: tuple[Mark, ...]
+    before: tuple[HeldBefore, ...]
+    failures: tuple[FailedRow, ...]
+    failures_in_all: int
+    damage: tuple[str, ...]
+    peak: tuple[TraceRow, ...] | None
+    leaks: tuple[LeakRow, ...] | None
+    churn: tuple[ChurnRow, ...] | None
+    timeline: tuple[TimelinePoint, ...] | None
+    holes: tuple[ScatteredRow, ...] | None
+    frameworks: tuple[FrameworkRow, ...] | None
+    stacks: tuple[CallStack, ...]
+
+
+class _Stacks:
+    """The stacks that rows refer to, numbered anew: a trace may have a hundred thousand others."""
+
+    def __init__(self, view: TraceView) -> None:
+        self._view = view
+        self._numbers: dict[int, int] = {}
+
+    def number(self, stack: int) -> int:
+        return self._numbers.setdefault(stack, len(self._numbers))
+
+    def kept(self) -> tuple[CallStack, ...]:
+        return tuple(stack_of(self._view, number) for number in self._numbers)
+
+    def row(self, row: AllocationRow) -> TraceRow:
+        return TraceRow(
+            label=row.label,
+            place=row.place,
+            stack=self.number(row.stack),
+            stack_count=row.stacks,
+            nbytes=row.nbytes,
+            count=row.count,
+            kinds=row.kinds,
+            gpus=row.gpus,
+            processes=row.processes,
+        )
+
+
+def report(view: TraceView, name: View, by: By, limit: int | None) -> bytes:
+    """Encode a view; *limit* rows of each part, all without it."""
+    stacks = _Stacks(view)
+
+    def wants(part: View) -> bool:
+        return name in ("summary", part)
+
+    built = TraceReport(
+        view=name,
+        by=by,
+        paths=view.paths,
+        processes=view.processes,
+        duration_ns=view.duration_ns,
+        events=view.events,
+        gpus=view.gpus,
+        host_peak_nbytes=view.host_peak_nbytes,
+        gaps=view.gaps,
+        marks=view.marks,
+        before=view.before,
+        failures=tuple(
+            FailedRow(
+                process=each.process,
+                time_ns=each.time_ns,
+                kind=each.kind,
+                gpu=each.gpu,
+                nbytes=each.nbytes,
+                result=each.result,
+                place=place(stack_of(view, each.stack)),
+                stack=stacks.number(each.stack),
+            )
+            for each in view.failures
+        ),
+        failures_in_all=view.failures_in_all,
+        damage=view.damage,
+        peak=tuple(_peak(view, stacks, by, limit)) if wants("peak") else None,
+        leaks=tuple(_leaks(view, stacks, by, limit)) if wants("leaks") else None,
+        churn=tuple(_churn(view, stacks, by, limit)) if wants("churn") else None,
+        timeline=view.timeline if wants("timeline") else None,
+        holes=tuple(_holes(view, stacks)) if wants("frag") else None,
+        frameworks=tuple(_frameworks(view, stacks, by, limit)) if wants("peak") else None,
+        stacks=stacks.kept(),
+    )
+    return encode(built)
+
+
+def _peak(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[TraceRow]:
+    for use in view.gpus:
+        sites = (site for site in view.peak if site.gpu == use.gpu)
+        yield from map(stacks.row, rows(view, sites, by)[:limit])
+
+
+def _leaks(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[LeakRow]:
+    for verdict in VERDICTS:
+        found = leaks_of(view, verdict)
+        by_stack: dict[int, list[LeakSite]] = {}
+        for leak in found:
+            by_stack.setdefault(leak.site.stack, []).append(leak)
+        for row in rows(view, (leak.site for leak in found), by)[:limit]:
+            theirs = by_stack[row.stack]
+            yield LeakRow(
+                verdict=verdict,
+                row=stacks.row(row),
+                first_ns=min(leak.first_ns for leak in theirs),
+                last_ns=max(leak.last_ns for leak in theirs),
+                freed=sum(leak.freed for leak in theirs),
+                largest=max(leak.largest for leak in theirs),
+            )
+
+
+def _churn(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[ChurnRow]:
+    for row, median_life_ns, per_second in churn_rows(view, by, limit):
+        yield ChurnRow(row=stacks.row(row), median_life_ns=median_life_ns, per_second=per_second)
+
+
+def _holes(view: TraceView, stacks: _Stacks) -> Iterable[ScatteredRow]:
+    for each in view.holes:
+        yield ScatteredRow(
+            gpu=each.gpu,
+            process=each.process,
+            at_ns=each.at_ns,
+            live_nbytes=each.live_nbytes,
+            spanned_nbytes=each.spanned_nbytes,
+            holes=each.holes,
+            hole_nbytes=each.hole_nbytes,
+            largest_hole=each.largest_hole,
+            blocks=tuple((address, nbytes, stacks.number(stack)) for address, nbytes, stack in each.blocks),
+        )
+
+
+def _frameworks(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[FrameworkRow]:
+    for use in view.frameworks:
+        yield FrameworkRow(
+            process=use.process,
+            framework=use.framework,
+            gpu=use.gpu,
+            at=use.at,
+            reserved_nbytes=use.reserved_nbytes,
+            used_nbytes=use.used_nbytes,
+            rows=tuple(map(stacks.row, rows(view, use.sites, by)[:limit])),
+            note=use.note,
+        )
+
+
+# ---- two traces ----
+
+
+class DiffSide(Struct, frozen=True, kw_only=True):
+    """One of the two traces."""
+
+    paths: tuple[str, ...]
+    duration_ns: int
+    gpus: tuple[GpuUse, ...]
+
+
+class TraceDiffReport(Struct, frozen=True, kw_only=True):
+    """What ``vram report diff A B --json`` prints: only what changed, the largest growth first."""
+
+    schema: Literal[1] = 1
+    by: By
+    before: DiffSide
+    after: DiffSide
+    at_peak: tuple[DiffRow, ...]
+    never_freed: tuple[DiffRow, ...]
+
+
+def diff(before: TraceView, after: TraceView, by: By, limit: int | None) -> bytes:
+    at_peak, never_freed = (
+        tuple(differences(before, after, pick, by, limit).rows) for pick in PICKS.values()
+    )
+    return encode(
+        TraceDiffReport(
+            by=by, before=_side(before), after=_side(after), at_peak=at_peak, never_freed=never_freed
+        )
+    )
+
+
+def _side(view: TraceView) -> DiffSide:
+    return DiffSide(paths=view.paths, duration_ns=view.duration_ns, gpus=view.gpus)

@@ -1,0 +1,333 @@
+"""Lines that the views of a trace share: head, places, times, stacks, what was not recorded."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from textwrap import wrap
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.text import Text
+
+from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
+from vram.report.layout import RenderOptions, paragraph, shorten
+from vram.report.trace_places import NO_STACK, position
+from vram.report.trace_rows import AllocationRow, CallerShare
+from vram.units import counted, duration, size
+
+_CALLERS = 3
+_MOST_FRAMES = 200
+_SECOND_NS, _MS_NS = 10**9, 10**6
+
+_ENDS = {
+    "detached": "recording was stopped by `vram detach`",
+    "disk full": "recording stopped early: no space was left on the disk",
+    "write error": "recording stopped early: the file could not be written",
+    "no cupti": "recording stopped early: CUPTI could not be used",
+    "cut": "the recording has no end: the process was killed, or still runs",
+}
+_GAPS = {
+    "another subscriber": "another profiler used CUPTI",
+    "cupti shut down": "the program shut CUPTI down",
+    "detached": "the recorder was detached",
+    "unknown": "for a reason that the file does not name",
+}
+# CUresult, as cuda.h numbers them.
+_RESULTS = {
+    1: "invalid value",
+    2: "out of memory",
+    3: "CUDA not initialised",
+    201: "invalid context",
+    700: "illegal address",
+    719: "launch failed",
+    800: "not permitted",
+    801: "not supported",
+}
+
+
+# ---- words ----
+
+
+def moment(ns: int) -> str:
+    """A time since the recording began, or a length of time: "12.3 ms", "4.21 s", "3 min 5 s"."""
+    if ns < _MS_NS:
+        return f"{max(0, ns) / 1e3:.0f} µs"
+    if ns < _SECOND_NS:
+        return f"{ns / 1e6:.1f} ms"
+    if ns < 60 * _SECOND_NS:
+        return f"{ns / 1e9:.2f} s" if ns < 10 * _SECOND_NS else f"{ns / 1e9:.1f} s"
+    return duration(ns / 1e9)
+
+
+def gpu_name(gpu: int | None) -> str:
+    return "unknown GPU" if gpu is None else f"GPU {gpu}"
+
+
+def allocations(count: int) -> str:
+    return f"{count:,} allocation{'' if count == 1 else 's'}"
+
+
+def command_of(process: TracedProcess) -> str:
+    return shlex.join(process.command) or process.executable or f"pid {process.pid}"
+
+
+def result_name(result: int) -> str:
+    return _RESULTS.get(result, f"CUDA error {result}")
+
+
+# ---- places and stacks ----
+
+
+def place_text(frame: Frame | None, width: int, options: RenderOptions) -> Text:
+    """``function  file:line`` in at most *width* cells; of a long path the end is kept."""
+    if frame is None:
+        return Text(options.short(NO_STACK, width), style="dim")
+    return _name_and_position(frame.function or "?", position(frame), width, options)
+
+
+def row_cell(row: AllocationRow, options: RenderOptions, note: str = "") -> Cell:
+    """What a row is about: its place, or its library or file; with its kind where that is not plain."""
+    kinds = [] if row.kinds == ("device",) else row.kinds
+    aside = ", ".join(filter(None, [*kinds, note]))
+
+    def cell(width: int) -> Text:
+        shown = f"  ({options.clean(aside)})" if aside else ""
+        room = width - cell_len(shown)
+        if room < 24:
+            shown, room = "", width
+        return label_text(row.place, row.label, room, options, row.caller).append(shown, style="dim")
+
+    return cell
+
+
+def place_cell(
+    frame: Frame | None, options: RenderOptions, label: str = NO_STACK, calling: Frame | None = None
+) -> Cell:
+    return lambda width: label_text(frame, label, width, options, calling)
+
+
+def label_text(
+    frame: Frame | None, label: str, width: int, options: RenderOptions, calling: Frame | None = None
+) -> Text:
+    """The place, and who called it where there is room; where there is no place what stands for it."""
+    if frame is None:
+        return Text(path_end(label, width, options))
+    both = None if calling is None else _with_caller(frame, calling, width, options)
+    return both or place_text(frame, width, options)
+
+
+def _with_caller(frame: Frame, calling: Frame, width: int, options: RenderOptions) -> Text | None:
+    """The place and who called it, where both fit: with their folders, or by their files' names alone."""
+    arrow = options.clean(" ← ")
+    name = options.clean(frame.function)
+    forms = [(name, position), (name, _short_position)]
+    if calling.function != "<module>":  # a wrapper's caller says more than the wrapper's own name
+        forms.append(("", _short_position))
+    for function, shown in forms:
+        where = options.clean(shown(frame))
+        caller = options.clean(f"{calling.function}  {shown(calling)}")
+        gap = "  " if function else ""
+        if sum(map(cell_len, (function, gap, where, arrow, caller))) <= width:
+            return Text.assemble((function, "bold"), gap, where, (arrow + caller, "dim"))
+    return None
+
+
+def _short_position(frame: Frame) -> str:
+    return position(frame).rpartition("/")[2]
+
+
+def branch_lines(found: Sequence[CallerShare], indent: int, options: RenderOptions) -> Iterator[Text]:
+    """Who a row's allocations come from, a line each."""
+    for branch in found[:_CALLERS]:
+        lead = f"{' ' * indent}{size(branch.nbytes):>10} from "
+        line = place_text(branch.frame, options.width - len(lead), options)
+        line.stylize("dim")
+        yield Text.assemble((lead, "dim"), line)
+    if len(found) > _CALLERS:
+        nbytes = sum(branch.nbytes for branch in found[_CALLERS:])
+        words = f"{size(nbytes):>10} from {len(found) - _CALLERS:,} others; --by stack shows them"
+        yield Text(" " * indent + words, style="dim")
+
+
+def path_end(path: str, width: int, options: RenderOptions) -> str:
+    """*path* in at most *width* cells: folders are left out at its beginning."""
+    path = options.clean(path)
+    if cell_len(path) <= width:
+        return path
+    mark = options.clean("…")
+    parts = path.split("/")
+    for at in range(1, len(parts)):
+        shown = f"{mark}/" + "/".join(parts[at:])
+        if cell_len(shown) <= width:
+            return shown
+    return shorten(parts[-1], width, mark=mark)
+
+
+def _name_and_position(name: str, where: str, width: int, options: RenderOptions) -> Text:
+    name = options.short(name, max(8, min(cell_len(options.clean(name)), width * 2 // 5, 48)))
+    room = width - cell_len(name) - 2
+    return Text.assemble((name, "bold"), "  ", path_end(where, max(8, room), options))
+
+
+def stack_lines(
+    stack: CallStack, shown: Frame | None, indent: int, options: RenderOptions, *, whole: bool
+) -> Iterator[Text]:
+    """The frames below a row, innermost first, without *shown*, which the row names: a few, or *whole*."""
+    frames = stack.frames[1:] if stack.frames and stack.frames[0] == shown else stack.frames
+    kept = frames[: _MOST_FRAMES if whole else _CALLERS]
+    for frame in kept:
+        line = place_text(frame, options.width - indent, options)
+        line.stylize("dim")
+        yield Text.assemble(" " * indent, line)
+    left = len(frames) - len(kept)
+    if left:
+        more = "" if whole else "; -v shows all"
+        yield Text(" " * indent + options.clean(f"… {counted(left, 'frame')} more{more}"), style="dim")
+
+
+# ---- tables: figures to the right, then what they are about ----
+
+# The last column is asked for in the width that is left.
+Cell = Callable[[int], Text]
+
+
+def table(
+    heads: Sequence[str], body: Iterable[tuple[Sequence[str], Cell, Iterable[Text]]], options: RenderOptions
+) -> list[Text]:
+    """Columns of figures as wide as their contents, then the text; further lines below a row."""
+    kept = [(list(map(options.clean, cells)), text, below) for cells, text, below in body]
+    columns = [
+        max([cell_len(head), *(cell_len(cells[at]) for cells, _, _ in kept)])
+        for at, head in enumerate(heads[:-1])
+    ]
+    lead = "  "
+    room = max(16, options.width - len(lead) - sum(columns) - 2 * len(columns))
+    first = "".join(f"{head:>{width}}  " for head, width in zip(heads, columns, strict=False)) + heads[-1]
+    lines = [Text(shorten(lead + first, options.width, mark=options.clean("…")), style="dim")]
+    for cells, text, below in kept:
+        figures = "".join(
+            " " * (width - cell_len(cell)) + cell + "  " for cell, width in zip(cells, columns, strict=True)
+        )
+        lines += [Text.assemble(lead, figures, text(room)), *below]
+    return lines
+
+
+def rest_line(hidden: int, nbytes: int, options: RenderOptions, *, noun: str = "place") -> list[Text]:
+    if hidden <= 0:
+        return []
+    what = noun if hidden == 1 else noun + "s"
+    words = options.clean(f"  … and {hidden:,} {what} more, {size(nbytes)} together; --limit 0 shows all")
+    return [Text(shorten(words, options.width, mark=options.clean("…")), style="dim")]
+
+
+def sentence(
+    text: str, options: RenderOptions, *, mark: str = "", style: str = "", indent: int = 2
+) -> RenderableType:
+    """Prose under a hanging indent, no wider than reads well."""
+    if not mark and not indent:
+        return Text("\n".join(wrap(options.clean(text), options.measure)), style=style)
+    return paragraph(mark, Text(options.clean(text), style=style), options, indent=indent)
+
+
+def heading(text: str, options: RenderOptions, *, style: str = "bold") -> Text:
+    return Text(options.clean(text), style=style)
+
+
+# ---- who was recorded, and what was not ----
+
+
+def head(view: TraceView, options: RenderOptions) -> list[RenderableType]:
+    """What was recorded: the command, its processes, how long, how many events."""
+    if not view.processes:
+        return [Text("no process recorded anything", style="bold")]
+    first = view.processes[0]
+    others = len(view.processes) - 1
+    tail = f"  and {counted(others, 'more process')}" if others else ""
+    command = options.short(command_of(first), options.width - cell_len(tail))
+    lines: list[RenderableType] = [Text.assemble((command, "bold"), (tail, "dim"))]
+    when = (
+        datetime.fromtimestamp(first.started_wall_ns / 1e9, UTC) if _is_date(first.started_wall_ns) else None
+    )
+    parts = [
+        f"pid {first.pid}" if not others else f"pids {_pids(view.processes)}",
+        f"{moment(view.duration_ns)}",
+        f"{view.events:,} events",
+        *([f"Python {first.python}"] if first.python else []),
+        *([f"{when:%Y-%m-%d %H:%M} UTC"] if when else []),
+    ]
+    if first.attached:
+        parts.append("attached while it ran")
+    lines.append(sentence(" · ".join(parts), options, style="dim"))
+    return lines
+
+
+def _is_date(ns: int) -> bool:
+    return 0 < ns < 253402300800 * 10**9
+
+
+def _pids(processes: Sequence[TracedProcess]) -> str:
+    shown = [str(each.pid) for each in processes[:4]]
+    return ", ".join(shown) + (" …" if len(processes) > 4 else "")
+
+
+def missing(view: TraceView) -> list[str]:
+    """What the trace does not have, a sentence each: gaps, early ends, damage, no stacks."""
+    words = [*_early_ends(view), *_gap_sentences(view)]
+    if view.processes and all(process.stacks == "none" for process in view.processes):
+        words.append("No stacks were recorded (--stacks none): places are unknown.")
+    words += _unpaired(view)
+    words += [_dotted(text) for text in view.damage]
+    return words
+
+
+def _unpaired(view: TraceView) -> Iterator[str]:
+    """Frees whose allocation was not recorded, and the other way round."""
+    for process in view.processes:
+        if process.unknown_frees:
+            what = "a free was" if process.unknown_frees == 1 else f"{process.unknown_frees:,} frees were"
+            yield f"pid {process.pid}: {what} of memory whose allocation was not recorded."
+        if process.missing_frees:
+            what = "a free is" if process.missing_frees == 1 else f"{process.missing_frees:,} frees are"
+            yield f"pid {process.pid}: {what} not in the trace: the address was given out again."
+
+
+def _early_ends(view: TraceView) -> Iterator[str]:
+    for process in view.processes:
+        if process.end in _ENDS:
+            errno = f" (errno {process.end_errno})" if process.end_errno else ""
+            yield f"pid {process.pid}: {_ENDS[process.end]}{errno}."
+
+
+def _gap_sentences(view: TraceView) -> Iterator[str]:
+    pids = {process.index: process.pid for process in view.processes}
+    for gap in view.gaps[:3]:
+        yield f"pid {pids.get(gap.process, '?')}: nothing was recorded {_span(gap)}: {_GAPS[gap.reason]}."
+    if len(view.gaps) > 3:
+        yield f"{len(view.gaps) - 3} more gaps."
+
+
+def _span(gap: Gap) -> str:
+    until = "to the end" if gap.end_ns is None else f"to {moment(gap.end_ns)}"
+    return f"from {moment(gap.start_ns)} {until}"
+
+
+def _dotted(text: str) -> str:
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def before_sentences(view: TraceView) -> list[str]:
+    """What was held before recording began."""
+    return [
+        f"{size(held.nbytes)} on {gpu_name(held.gpu)} were held before recording began ({held.source})."
+        for held in view.before
+    ]
+
+
+def failure_text(failure: FailedAllocation) -> str:
+    return (
+        f"{size(failure.nbytes)} on {gpu_name(failure.gpu)} after {moment(failure.time_ns)}:"
+        f" {result_name(failure.result)}"
+    )

@@ -1,0 +1,255 @@
+"""Rows of a trace: allocations gathered by line, function, file, library or stack; a part of a trace.
+
+Values in, values out: the text in them is foreign and still has to be made inert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import cache
+from typing import Literal, overload
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.errors import UsageError
+from vram.model.trace import ON_GPU, ChurnSite, Frame, LeakSite, Site, TraceView
+from vram.report.trace_places import NO_STACK, caller, library, place, position, shown_file, stack_of
+
+By = Literal["line", "function", "file", "library", "stack"]
+GROUPINGS: tuple[By, ...] = ("line", "function", "file", "library", "stack")
+Verdict = Literal["leaked", "growing", "in use at exit"]
+VERDICTS: tuple[Verdict, ...] = ("leaked", "growing", "in use at exit")
+
+# Of a row with many stacks, the largest are enough to say where they come from.
+_STACKS_COMPARED, _DEEPEST_COMPARED, _NEARLY_ALL = 64, 256, 0.95
+
+
+# ---- allocations gathered ----
+
+
+class AllocationRow(Struct, kw_only=True):
+    """Allocations that belong together: by line, function, file, library or stack."""
+
+    label: str
+    place: Frame | None
+    stack: int
+    """The stack that has most of the bytes."""
+    stacks: int
+    nbytes: int
+    count: int
+    kinds: tuple[str, ...]
+    gpus: tuple[int | None, ...]
+    processes: tuple[int, ...]
+    caller: Frame | None
+    """Who called the place from another file; None where there is none, or several."""
+    sites: list[Site]
+
+
+def rows(view: TraceView, sites: Iterable[Site], by: By) -> Rows:
+    """Gather *sites*; the largest row first."""
+    key = _key(view, by)
+    gathered: dict[Hashable, list[Site]] = {}
+    for site in sites:
+        gathered.setdefault(key(site.stack), []).append(site)
+    return Rows(
+        view, by, sorted(gathered.values(), key=lambda each: (-_nbytes(each), -_count(each), each[0].stack))
+    )
+
+
+class Rows(Sequence[AllocationRow]):
+    """Rows that are made when they are asked for: a trace may have a hundred thousand, a screen shows ten."""
+
+    def __init__(self, view: TraceView, by: By, gathered: list[list[Site]]) -> None:
+        self._view, self._by, self._gathered = view, by, gathered
+
+    def __len__(self) -> int:
+        return len(self._gathered)
+
+    @overload
+    def __getitem__(self, at: int) -> AllocationRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[AllocationRow]: ...
+    def __getitem__(self, at: int | slice) -> AllocationRow | list[AllocationRow]:
+        if isinstance(at, slice):
+            return [_row(self._view, sites, self._by) for sites in self._gathered[at]]
+        return _row(self._view, self._gathered[at], self._by)
+
+    def nbytes_from(self, at: int) -> int:
+        """The bytes of the rows from this one on."""
+        return sum(map(_nbytes, self._gathered[at:]))
+
+
+def _row(view: TraceView, sites: list[Site], by: By) -> AllocationRow:
+    largest = max(sites, key=lambda site: site.nbytes)
+    return AllocationRow(
+        label=label(view, largest.stack, by),
+        place=place(stack_of(view, largest.stack)) if by in ("line", "function", "stack") else None,
+        stack=largest.stack,
+        stacks=len({site.stack for site in sites}),
+        nbytes=_nbytes(sites),
+        count=_count(sites),
+        kinds=tuple(dict.fromkeys(site.kind for site in sites)),
+        gpus=tuple(dict.fromkeys(site.gpu for site in sites)),
+        processes=tuple(dict.fromkeys(site.process for site in sites)),
+        caller=_only_caller(view, sites) if by in ("line", "function", "stack") else None,
+        sites=sites,
+    )
+
+
+def _only_caller(view: TraceView, sites: list[Site]) -> Frame | None:
+    callers = {caller(stack_of(view, number)) for number in {site.stack for site in sites[:_STACKS_COMPARED]}}
+    return callers.pop() if len(callers) == 1 else None
+
+
+class CallerShare(Struct, frozen=True):
+    """A caller of a place, and what was allocated through it."""
+
+    frame: Frame | None
+    nbytes: int
+
+
+def branches(view: TraceView, row: AllocationRow) -> list[CallerShare]:
+    """Who the allocations of *row* come from, where its stacks part; the largest first, none for one stack.
+
+    From the innermost frame outwards, as long as nearly all bytes come from the same caller.
+    """
+    sites = sorted(row.sites, key=lambda site: -site.nbytes)[:_STACKS_COMPARED]
+    for depth in range(_DEEPEST_COMPARED):
+        by_frame: dict[Frame | None, list[Site]] = {}
+        for site in sites:
+            frames = stack_of(view, site.stack).frames
+            by_frame.setdefault(frames[depth] if depth < len(frames) else None, []).append(site)
+        largest = max(by_frame.values(), key=_nbytes)
+        if len(by_frame) > 1 and _nbytes(largest) < _NEARLY_ALL * _nbytes(sites):
+            found = [CallerShare(frame, _nbytes(each)) for frame, each in by_frame.items()]
+            return sorted(found, key=lambda branch: -branch.nbytes)
+        if None in by_frame and by_frame[None] is largest:
+            return []
+        sites = largest
+    return []
+
+
+def _nbytes(sites: Iterable[Site]) -> int:
+    return sum([site.nbytes for site in sites])
+
+
+def _count(sites: Iterable[Site]) -> int:
+    return sum([site.count for site in sites])
+
+
+def _key(view: TraceView, by: By) -> Callable[[int], Hashable]:
+    if by == "stack":
+        return lambda number: number
+
+    @cache
+    def key(number: int) -> Hashable:
+        stack = stack_of(view, number)
+        if by == "library":
+            return library(stack)
+        frame = place(stack)
+        if frame is None:
+            return None
+        if by == "line":
+            return frame
+        return frame.file if by == "file" else (frame.function, frame.file)
+
+    return key
+
+
+def label(view: TraceView, number: int, by: By) -> str:
+    """What a row is called, in one line."""
+    stack = stack_of(view, number)
+    if by == "library":
+        return library(stack)
+    frame = place(stack)
+    if frame is None:
+        return NO_STACK
+    return shown_file(frame.file) if by == "file" else f"{frame.function} {position(frame)}"
+
+
+def on_gpu(sites: Iterable[Site]) -> list[Site]:
+    """Those that occupy memory of a GPU; blocks of frameworks lie inside them."""
+    return [site for site in sites if site.kind in ON_GPU]
+
+
+def leaks_of(view: TraceView, verdict: Verdict) -> list[LeakSite]:
+    return [leak for leak in view.leaks if leak.verdict == verdict]
+
+
+def churn_rows(view: TraceView, by: By, limit: int | None) -> list[tuple[AllocationRow, int, float]]:
+    """Rows with the median life of their largest stack and allocations a second; the most pairs first."""
+    by_stack: dict[int, list[ChurnSite]] = {}
+    for each in view.churn:
+        by_stack.setdefault(each.site.stack, []).append(each)
+    key = _key(view, by)
+    gathered: dict[Hashable, list[Site]] = {}
+    for each in view.churn:
+        gathered.setdefault(key(each.site.stack), []).append(each.site)
+    found = []
+    for sites in sorted(gathered.values(), key=lambda each: (-_count(each), each[0].stack))[:limit]:
+        row = _row(view, sites, by)
+        theirs = [each for number in {site.stack for site in sites} for each in by_stack[number]]
+        life = max(by_stack[row.stack], key=lambda each: each.site.count).median_life_ns
+        found.append((row, life, sum(each.per_second for each in theirs)))
+    return found
+
+
+# ---- part of a trace ----
+
+
+def narrowed(view: TraceView, gpus: Collection[int] = (), pids: Collection[int] = ()) -> TraceView:
+    """*view* with only these GPUs and processes. Raises UsageError where it has none of them.
+
+    Figures per GPU (peak, end, timeline) stay those of all traced processes together.
+    """
+    if gpus:
+        view = _with_gpus(view, gpus)
+    return _with_processes(view, pids) if pids else view
+
+
+def _with_gpus(view: TraceView, gpus: Collection[int]) -> TraceView:
+    known = {use.gpu for use in view.gpus}
+    for gpu in gpus:
+        if gpu not in known:
+            there = ", ".join(str(each) for each in sorted(n for n in known if n is not None))
+            raise UsageError(
+                f"the trace has nothing on GPU {gpu}",
+                hint=f"it has GPU {there}" if there else "it has no allocation on a GPU",
+            )
+    return replace(
+        view,
+        gpus=tuple(each for each in view.gpus if each.gpu in gpus),
+        allocations=tuple(each for each in view.allocations if each.gpu in gpus),
+        peak=tuple(each for each in view.peak if each.gpu in gpus),
+        leaks=tuple(each for each in view.leaks if each.site.gpu in gpus),
+        timeline=tuple(each for each in view.timeline if each.gpu in gpus),
+        churn=tuple(each for each in view.churn if each.site.gpu in gpus),
+        holes=tuple(each for each in view.holes if each.gpu in gpus),
+        failures=tuple(each for each in view.failures if each.gpu in gpus),
+        before=tuple(each for each in view.before if each.gpu in gpus),
+        frameworks=tuple(each for each in view.frameworks if each.gpu in gpus),
+    )
+
+
+def _with_processes(view: TraceView, pids: Collection[int]) -> TraceView:
+    known = {process.pid for process in view.processes}
+    for pid in pids:
+        if pid not in known:
+            there = ", ".join(map(str, sorted(known)))
+            raise UsageError(f"the trace has no process {pid}", hint=f"it has {there}")
+    wanted = {process.index for process in view.processes if process.pid in pids}
+    return replace(
+        view,
+        processes=tuple(each for each in view.processes if each.index in wanted),
+        allocations=tuple(each for each in view.allocations if each.process in wanted),
+        peak=tuple(each for each in view.peak if each.process in wanted),
+        leaks=tuple(each for each in view.leaks if each.site.process in wanted),
+        churn=tuple(each for each in view.churn if each.site.process in wanted),
+        holes=tuple(each for each in view.holes if each.process in wanted),
+        failures=tuple(each for each in view.failures if each.process in wanted),
+        gaps=tuple(each for each in view.gaps if each.process in wanted),
+        marks=tuple(each for each in view.marks if each.process in wanted),
+        before=tuple(each for each in view.before if each.process in wanted),
+        frameworks=tuple(each for each in view.frameworks if each.process in wanted),
+    )

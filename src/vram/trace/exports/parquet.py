@@ -1,0 +1,126 @@
+"""A trace as Parquet: a row for each event, and a second table with the frames of the stacks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from vram.errors import UsageError
+from vram.model.trace import KIND_NUMBERS, CallStack, TraceView
+from vram.trace.exports.places import text
+
+if TYPE_CHECKING:
+    from vram.trace.reader import Trace
+
+OPERATIONS = {1: "alloc", 2: "free", 3: "failed", 4: "map", 5: "unmap", 6: "retain", 7: "trim"}
+_STACKS_AT_ONCE = 10_000
+
+
+def require_library() -> None:
+    """Raise UsageError where pyarrow is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "writing Parquet needs pyarrow, which is not installed",
+            hint="pip install 'vram[parquet]', or choose another --export",
+        ) from error
+
+
+def write(trace: Trace, events: BinaryIO, stacks: BinaryIO) -> None:
+    """Write both tables, batch by batch."""
+    kept: dict[int, CallStack] = {}
+    _write_events(trace, events, kept)
+    _write_stacks(kept, stacks)
+
+
+def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    view = trace.view()
+    schema = pa.schema(
+        [
+            ("time_ns", pa.int64()),
+            ("process", pa.int32()),
+            ("pid", pa.int32()),
+            ("thread", pa.int32()),
+            ("op", pa.dictionary(pa.int8(), pa.string())),
+            ("kind", pa.dictionary(pa.int8(), pa.string())),
+            ("gpu", pa.int16()),
+            ("stream", pa.uint64()),
+            ("address", pa.uint64()),
+            ("nbytes", pa.uint64()),
+            ("allocation", pa.uint64()),
+            ("stack", pa.uint32()),
+        ],
+        metadata={"vram": json.dumps(_about(view))},
+    )
+    operations = pa.array([OPERATIONS.get(number, "unknown") for number in range(8)])
+    kinds = pa.array([KIND_NUMBERS.get(number, "unknown") for number in range(21)])
+    pids = {process.index: process.pid for process in view.processes}
+    with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+        for batch in trace.events():
+            columns = [
+                pa.array(batch.time_ns, pa.int64()),
+                pa.array(batch.process, pa.int32()),
+                pa.array([pids.get(index) for index in batch.process], pa.int32()),
+                pa.array(batch.thread, pa.int32()),
+                _coded(pa, batch.type, operations, unknown=0),
+                _coded(pa, batch.kind, kinds, unknown=20),
+                pa.array([None if gpu < 0 else gpu for gpu in batch.gpu], pa.int16()),
+                pa.array(batch.stream, pa.uint64()),
+                pa.array(batch.address, pa.uint64()),
+                pa.array(batch.nbytes, pa.uint64()),
+                pa.array(batch.allocation, pa.uint64()),
+                pa.array(batch.stack, pa.uint32()),
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+            kept.update({number: batch.stacks[number] for number in set(batch.stack) - kept.keys()})
+
+
+def _coded(pa: Any, numbers: Any, words: Any, *, unknown: int) -> Any:
+    """Numbers as the words that they mean."""
+    codes = [number if number < len(words) else unknown for number in numbers]
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), words)
+
+
+def _about(view: TraceView) -> dict[str, Any]:
+    """What belongs to the whole: the processes and the marks."""
+    return {
+        "processes": [
+            {"index": each.index, "pid": each.pid, "command": [text(word) for word in each.command]}
+            for each in view.processes
+        ],
+        "marks": [
+            {"process": mark.process, "time_ns": mark.time_ns, "text": text(mark.text)} for mark in view.marks
+        ],
+    }
+
+
+def _write_stacks(stacks: dict[int, CallStack], stream: BinaryIO) -> None:
+    """A row for each frame: stack, depth (0 is the innermost), language, function, file, line or offset."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            ("stack", pa.uint32()),
+            ("depth", pa.int32()),
+            ("language", pa.string()),
+            ("function", pa.string()),
+            ("file", pa.string()),
+            ("line", pa.uint64()),
+        ]
+    )
+    with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+        numbers = sorted(stacks)
+        for start in range(0, max(1, len(numbers)), _STACKS_AT_ONCE):
+            rows = [
+                (number, depth, frame.language, text(frame.function), text(frame.file), frame.line)
+                for number in numbers[start : start + _STACKS_AT_ONCE]
+                for depth, frame in enumerate(stacks[number].frames)
+            ]
+            columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))

@@ -1,0 +1,218 @@
+"""A trace for Perfetto (ui.perfetto.dev): the JSON that Chrome's tracing defined, written event by event.
+
+Format: "Trace Event Format" of the Chromium project. Used of it: counters (``C``), instants (``i``), slices
+that may overlap (``b`` and ``e``, paired by category and id), metadata (``M``). Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+from vram.model.trace import KIND_NUMBERS, ON_GPU, TraceView
+from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, innermost, lines, text
+
+if TYPE_CHECKING:
+    from vram.trace.analysis import StackTable
+    from vram.trace.reader import EventBatch, Trace
+
+# From this size on an allocation is a slice of its own; smaller ones would bury them.
+SLICE_NBYTES = 1 << 20
+# A browser takes a file of some hundred megabytes. With many events each carries fewer frames; with very many
+# only large allocations are events of their own, and a counter moves in steps of a thousandth of the peak.
+_FRAMES, _FEW_FRAMES, _MANY_EVENTS = 32, 4, 200_000
+VERY_MANY_EVENTS, _STEPS = 1_000_000, 1000
+_PIECE = 1 << 20
+_COUNTED = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
+_BLOCKS = frozenset(number for number in KIND_NUMBERS if number >= 16)
+_ALLOC, _FREE, _FAILED = 1, 2, 3
+
+
+def write(trace: Trace, stream: BinaryIO) -> None:
+    """Write *trace* to *stream*, without keeping it in memory."""
+    view = trace.view()
+    stream.write(
+        b'{"displayTimeUnit":"ns","otherData":' + _encoded({"exporter": "vram"}) + b',"traceEvents":[\n'
+    )
+    writer = _Writer(view)
+    first = True
+    for piece in _pieces(writer.head(), *(writer.batch(batch) for batch in trace.events()), writer.tail()):
+        stream.write(piece if first else b",\n" + piece)
+        first = False
+    stream.write(b"\n]}\n")
+
+
+def _pieces(*parts: Iterator[str]) -> Iterator[bytes]:
+    """Gather events into pieces that are worth a write."""
+    kept: list[str] = []
+    size = 0
+    for part in parts:
+        for event in part:
+            kept.append(event)
+            size += len(event)
+            if size > _PIECE:
+                yield ",\n".join(kept).encode()
+                kept, size = [], 0
+    if kept:
+        yield ",\n".join(kept).encode()
+
+
+class _Allocated(NamedTuple):
+    """What has to be known of a live allocation when it ends."""
+
+    process: int
+    context: int
+    gpu: int
+    kind: int
+    nbytes: int
+    slice: str
+
+
+class _Writer:
+    """Turns events into JSON; keeps what is live, not what was."""
+
+    def __init__(self, view: TraceView) -> None:
+        self._view = view
+        self._pids = {process.index: process.pid for process in view.processes}
+        self._sums: dict[tuple[int, int, str], int] = {}
+        self._live: dict[int, _Allocated] = {}
+        self._stacks: dict[int, tuple[str, str]] = {}
+        self._frames = _FRAMES if view.events <= _MANY_EVENTS else _FEW_FRAMES
+        self._is_thinned = view.events > VERY_MANY_EVENTS
+        peak = max((use.peak_nbytes for use in view.gpus), default=0)
+        self._step = peak // _STEPS if self._is_thinned else 0
+        self._drawn: dict[tuple[int, int, str], int] = {}
+
+    def head(self) -> Iterator[str]:
+        for process in self._view.processes:
+            name = text(" ".join(process.command) or process.executable or "traced process")[:200]
+            yield _event(ph="M", name="process_name", pid=process.pid, tid=0, args={"name": name})
+
+    def batch(self, batch: EventBatch) -> Iterator[str]:
+        rows = zip(
+            batch.type,
+            batch.kind,
+            batch.time_ns,
+            batch.process,
+            batch.thread,
+            batch.gpu,
+            batch.nbytes,
+            batch.address,
+            batch.allocation,
+            batch.context,
+            batch.stream,
+            batch.stack,
+            strict=True,
+        )
+        for (
+            type_,
+            kind,
+            time_ns,
+            process,
+            thread,
+            gpu,
+            nbytes,
+            address,
+            number,
+            context,
+            stream,
+            stack,
+        ) in rows:
+            at = f"{time_ns // 1000}.{time_ns % 1000:03d}"
+            where = f'"pid":{self._pids.get(process, process)},"tid":{thread},"ts":{at}'
+            if type_ == _ALLOC:
+                name, frames = self._stack(stack, batch.stacks)
+                about = (
+                    f'{{"bytes":{nbytes},"address":"{address:#x}","stream":"{stream:#x}","gpu":{gpu},'
+                    f'"kind":"{KIND_NUMBERS.get(kind, "unknown")}","stack":{frames}}}'
+                )
+                if nbytes >= SLICE_NBYTES or not self._is_thinned:
+                    yield f'{{"ph":"i","s":"t","cat":"alloc","name":{name},{where},"args":{about}}}'
+                head = ""
+                if nbytes >= SLICE_NBYTES and number:
+                    head = f'"cat":"live","id":"{number:#x}","name":{name}'
+                    yield f'{{"ph":"b",{head},{where},"args":{about}}}'
+                if number:
+                    self._live[number] = _Allocated(process, context, gpu, kind, nbytes, head)
+                yield from self._counted(process, gpu, kind, nbytes, at)
+            elif type_ == _FREE:
+                if (ended := self._live.pop(number, None)) is not None:
+                    yield from self._ended(ended, where, at)
+                if kind == CONTEXT:
+                    yield from self._context_ended(process, address, where, at)
+            elif type_ == _FAILED:
+                about = f'{{"bytes":{nbytes},"gpu":{gpu},"stack":{self._stack(stack, batch.stacks)[1]}}}'
+                name = '"cat":"failed","name":"allocation failed"'
+                yield f'{{"ph":"i","s":"p",{name},{where},"args":{about}}}'
+
+    def _ended(self, ended: _Allocated, where: str, at: str) -> Iterator[str]:
+        if ended.slice:
+            yield f'{{"ph":"e",{ended.slice},{where}}}'
+        yield from self._counted(ended.process, ended.gpu, ended.kind, -ended.nbytes, at)
+
+    def _context_ended(self, process: int, handle: int, where: str, at: str) -> Iterator[str]:
+        """What was allocated in a context ends with it, without events of its own."""
+        for number, each in list(self._live.items()):
+            if (each.process, each.context) == (process, handle) and each.kind not in OUTLIVE_CONTEXT:
+                del self._live[number]
+                yield from self._ended(each, where, at)
+
+    def tail(self) -> Iterator[str]:
+        if self._is_thinned:
+            for key, live in self._sums.items():
+                yield self._counter(key, live, f"{self._view.duration_ns / 1000:.3f}")
+        for mark in self._view.marks:
+            pid = self._pids.get(mark.process, 0)
+            yield _event(
+                ph="i", s="p", cat="mark", name=text(mark.text), pid=pid, tid=pid, ts=mark.time_ns / 1000
+            )
+        for number, gap in enumerate(self._view.gaps):
+            pid = self._pids.get(gap.process, 0)
+            end = self._view.duration_ns if gap.end_ns is None else gap.end_ns
+            about = {
+                "cat": "gap",
+                "id": f"gap-{number}",
+                "name": f"not recorded: {gap.reason}",
+                "pid": pid,
+                "tid": pid,
+            }
+            yield _event(ph="b", ts=gap.start_ns / 1000, **about)
+            yield _event(ph="e", ts=end / 1000, **about)
+
+    def _counted(self, process: int, gpu: int, kind: int, change: int, at: str) -> Iterator[str]:
+        """The live bytes of the process on the GPU, drawn as a counter; a framework's blocks apart."""
+        if kind in _COUNTED:
+            what = "live"
+        elif kind in _BLOCKS:
+            what = f"in {KIND_NUMBERS[kind]}s"
+        else:
+            return
+        key = (process, gpu, what)
+        live = self._sums[key] = self._sums.get(key, 0) + change
+        if abs(live - self._drawn.get(key, -1)) >= self._step:
+            yield self._counter(key, live, at)
+
+    def _counter(self, key: tuple[int, int, str], live: int, at: str) -> str:
+        self._drawn[key] = live
+        process, gpu, what = key
+        name = f"GPU {gpu} {what}" if gpu >= 0 else f"unknown GPU {what}"
+        pid = self._pids.get(process, process)
+        return f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{at},"args":{{"bytes":{live}}}}}'
+
+    def _stack(self, number: int, stacks: StackTable) -> tuple[str, str]:
+        """The name and the frames of a stack, as JSON."""
+        found = self._stacks.get(number)
+        if found is None:
+            stack = stacks[number]
+            found = json.dumps(innermost(stack)), json.dumps("\n".join(lines(stack, self._frames)))
+            self._stacks[number] = found
+        return found
+
+
+def _event(**fields: object) -> str:
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

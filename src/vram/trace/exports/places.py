@@ -1,0 +1,35 @@
+"""What the exports share: frames and stacks as plain text, and what a context takes along when it ends."""
+
+from __future__ import annotations
+
+from vram.model.trace import CallStack, Frame
+
+CONTEXT = 13
+# Kinds of memory that stay when the context is destroyed in which they were allocated (native/FORMAT.md).
+OUTLIVE_CONTEXT = frozenset((2, 6, 13, 14, 15))
+
+
+def text(foreign: str) -> str:
+    """*foreign* without halves of surrogate pairs, which JSON and pickle cannot carry as UTF-8."""
+    return foreign.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def position(frame: Frame) -> str:
+    if frame.language == "native":
+        return f"{text(frame.file)}+{frame.line:#x}"
+    return f"{text(frame.file)}:{frame.line}"
+
+
+def innermost(stack: CallStack) -> str:
+    """What an allocation is called: the function that made it, and where."""
+    if not stack.frames:
+        return "no stack"
+    frame = stack.frames[0]
+    return f"{text(frame.function)} {position(frame).rpartition('/')[2]}"
+
+
+def lines(stack: CallStack, most: int) -> list[str]:
+    """The frames, innermost first, at most so many."""
+    shown = [f"{text(frame.function)} {position(frame)}" for frame in stack.frames[:most]]
+    left = len(stack.frames) - len(shown)
+    return [*shown, f"({left} frames more)"] if left else shown

@@ -1,0 +1,85 @@
+"""A trace for speedscope (speedscope.app): flame graphs of bytes at the peak, never freed, and in all.
+
+Format: https://www.speedscope.app/file-format-schema.json, profiles of type "sampled" in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+from vram.model.trace import ON_GPU, Frame, Site, TraceView
+from vram.trace.exports.places import text
+
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+# The largest number that JavaScript counts without gaps.
+_LARGEST = 2**53 - 1
+
+
+def write(view: TraceView, stream: BinaryIO) -> None:
+    """Write the flame graphs of *view* as one JSON object."""
+    frames = _Frames()
+    profiles = [
+        _profile("live at the peak", (site for site in view.peak if site.kind in ON_GPU), view, frames),
+        _profile("never freed", (leak.site for leak in view.leaks), view, frames),
+        _profile(
+            "allocated in all", (site for site in view.allocations if site.kind in ON_GPU), view, frames
+        ),
+    ]
+    for use in view.frameworks:
+        gpu = "unknown GPU" if use.gpu is None else f"GPU {use.gpu}"
+        title = f"{text(use.framework)}'s blocks at the {use.at}, {gpu}"
+        profiles.append(_profile(title, use.sites, view, frames))
+    contents = {
+        "$schema": _SCHEMA,
+        "exporter": "vram",
+        "name": text(", ".join(view.paths)),
+        "activeProfileIndex": 0,
+        "shared": {"frames": frames.listed},
+        "profiles": profiles,
+    }
+    stream.write(json.dumps(contents, separators=(",", ":")).encode())
+
+
+class _Frames:
+    """Each place once, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Frame | None, int] = {}
+        self.listed: list[dict[str, Any]] = []
+
+    def number(self, frame: Frame | None) -> int:
+        found = self._numbers.get(frame)
+        if found is None:
+            found = self._numbers[frame] = len(self.listed)
+            self.listed.append(_described(frame))
+        return found
+
+
+def _described(frame: Frame | None) -> dict[str, Any]:
+    if frame is None:
+        return {"name": "no stack was recorded"}
+    described: dict[str, Any] = {"name": text(frame.function) or "?", "file": text(frame.file)}
+    if frame.language == "python":
+        described["line"] = min(frame.line, _LARGEST)
+    return described
+
+
+def _profile(name: str, sites: Iterable[Site], view: TraceView, frames: _Frames) -> dict[str, Any]:
+    samples, weights = [], []
+    for site in sites:
+        known = 0 <= site.stack < len(view.stacks)
+        stack = view.stacks[site.stack].frames if known else ()
+        # Outermost first.
+        samples.append([frames.number(frame) for frame in reversed(stack)] or [frames.number(None)])
+        weights.append(min(site.nbytes, _LARGEST))
+    return {
+        "type": "sampled",
+        "name": name,
+        "unit": "bytes",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }

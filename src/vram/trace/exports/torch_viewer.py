@@ -1,0 +1,282 @@
+"""A trace for PyTorch's memory viewer (pytorch.org/memory_viz, torch/cuda/_memory_viz.py): a pickle.
+
+Its form is that of ``torch.cuda.memory._snapshot()``: ``device_traces`` has a list of events for each GPU,
+``segments`` what is live at the end, in blocks that fill each segment. Memory of the driver is a segment.
+Where no framework's blocks lie in it, one block fills it, so that the viewer draws it too.
+"""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from vram.model.trace import KIND_NUMBERS, ON_GPU
+from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, text
+
+if TYPE_CHECKING:
+    from vram.trace.analysis import StackTable
+    from vram.trace.reader import EventBatch, Trace
+
+# As many as PyTorch keeps at most by default; a browser takes no more. The last ones are kept.
+MOST_EVENTS = 1_000_000
+_ON_GPU = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
+_PHYSICAL = 6
+_FIRST_BLOCK = 16
+# Processes have their own addresses: those of later ones are moved apart. JavaScript counts up to 2**53.
+_APART = 48
+_MOST_PROCESSES = 32
+
+Frames = list[dict[str, Any]]
+
+
+def write(trace: Trace, stream: BinaryIO) -> None:
+    """Write the snapshot of *trace*; of a long one, its last events."""
+    split = _Segments()
+    for batch in trace.events():
+        for row in _rows(batch):
+            split.see(row)
+    history = _History(trace, split)
+    for batch in trace.events():
+        for row in _rows(batch):
+            history.add(row, batch.stacks)
+    pickle.dump(history.snapshot(), stream, protocol=4)
+
+
+class _Row:
+    """One event."""
+
+    __slots__ = (
+        "address",
+        "context",
+        "frames",
+        "gpu",
+        "handle",
+        "kind",
+        "nbytes",
+        "process",
+        "stack",
+        "stream",
+        "time_ns",
+        "type",
+    )
+
+    def __init__(self, *values: int) -> None:
+        (
+            self.type,
+            self.kind,
+            self.time_ns,
+            self.process,
+            self.gpu,
+            self.nbytes,
+            self.handle,
+            self.context,
+            self.stream,
+            self.stack,
+        ) = values
+        self.frames: Frames = []
+        self.address = self.handle + (min(self.process, _MOST_PROCESSES - 1) << _APART)
+
+
+def _rows(batch: EventBatch) -> Iterator[_Row]:
+    return map(
+        _Row,
+        batch.type,
+        batch.kind,
+        batch.time_ns,
+        batch.process,
+        batch.gpu,
+        batch.nbytes,
+        batch.address,
+        batch.context,
+        batch.stream,
+        batch.stack,
+    )
+
+
+class _Segments:
+    """Finds which memory of the driver has a framework's blocks in it, and which blocks lie in none.
+
+    Both by address and time. A block lies in none where a process was attached to: its segment is older.
+    """
+
+    def __init__(self) -> None:
+        self.holding: set[tuple[int, int]] = set()
+        self.outside: set[tuple[int, int]] = set()
+        self._starts: list[int] = []
+        self._at: dict[int, tuple[int, int]] = {}
+
+    def see(self, row: _Row) -> None:
+        if row.type == 1 and row.kind >= _FIRST_BLOCK:
+            found = bisect_right(self._starts, row.address) - 1
+            start = self._starts[found] if found >= 0 else 0
+            end, time_ns = self._at[start] if found >= 0 else (0, 0)
+            if row.address < end:
+                self.holding.add((start, time_ns))
+            else:
+                self.outside.add((row.address, row.time_ns))
+        elif _begins_segment(row):
+            if row.address not in self._at:
+                insort(self._starts, row.address)
+            self._at[row.address] = (row.address + row.nbytes, row.time_ns)
+        elif _ends_segment(row) and row.address in self._at:
+            del self._at[row.address]
+            del self._starts[bisect_right(self._starts, row.address) - 1]
+
+
+def _begins_segment(row: _Row) -> bool:
+    """A plain allocation, or a handle's memory where it is mapped."""
+    return row.type == 4 or (row.type == 1 and row.kind in _ON_GPU and row.kind != _PHYSICAL)
+
+
+def _ends_segment(row: _Row) -> bool:
+    return row.type == 5 or (row.type == 2 and row.kind in _ON_GPU and row.kind != _PHYSICAL)
+
+
+class _History:
+    """The events of each GPU, and what is live."""
+
+    def __init__(self, trace: Trace, split: _Segments) -> None:
+        view = trace.view()
+        self._began_us = view.processes[0].started_wall_ns // 1000 if view.processes else 0
+        self._holding, self._outside = split.holding, split.outside
+        self._frames: dict[int, Frames] = {}
+        self._traces: dict[int, deque[dict[str, Any]]] = {}
+        self._segments: dict[int, _Row] = {}
+        self._blocks: dict[int, _Row] = {}
+        self._ordered: list[int] = []
+
+    def add(self, row: _Row, stacks: StackTable) -> None:
+        if row.type in (1, 3, 4):
+            row.frames = self._described(row.stack, stacks)
+        if row.type == 1 and row.kind >= _FIRST_BLOCK and (row.address, row.time_ns) not in self._outside:
+            self._blocks[row.address] = row
+            self._keep("alloc", row)
+        elif row.type == 2 and row.kind >= _FIRST_BLOCK:
+            if row.address in self._blocks:
+                self._end_block(row.address, row.time_ns)
+            elif row.address in self._segments:
+                self._end_segment(row.address, row.time_ns)
+        elif _begins_segment(row) or (row.type == 1 and row.kind >= _FIRST_BLOCK):
+            # The viewer draws no block without a segment: one that lies in none is its own.
+            self._segments[row.address] = row
+            self._keep("segment_map" if row.type == 4 else "segment_alloc", row)
+            if not self._holds_blocks(row):
+                self._keep("alloc", row)
+        elif _ends_segment(row):
+            self._end_segment(row.address, row.time_ns)
+        elif row.type == 2 and row.kind == CONTEXT:
+            self._end_context(row)
+        elif row.type == 3:
+            self._keep("oom", row)
+
+    def _end_block(self, address: int, time_ns: int) -> None:
+        self._keep("free_completed", self._blocks.pop(address), time_ns)
+
+    def _end_segment(self, address: int, time_ns: int) -> None:
+        made = self._segments.pop(address, None)
+        if made is not None:
+            if self._holds_blocks(made):
+                for block in [each for each in self._blocks if address <= each < address + made.nbytes]:
+                    self._end_block(block, time_ns)
+            else:
+                self._keep("free_completed", made, time_ns)
+            self._keep("segment_unmap" if made.type == 4 else "segment_free", made, time_ns)
+
+    def _end_context(self, row: _Row) -> None:
+        """What was allocated in a context ends with it, without events of its own."""
+        for address, made in list(self._segments.items()):
+            inside = (made.process, made.context) == (row.process, row.handle)
+            if inside and made.type == 1 and made.kind not in OUTLIVE_CONTEXT:
+                self._end_segment(address, row.time_ns)
+
+    def _holds_blocks(self, row: _Row) -> bool:
+        return (row.address, row.time_ns) in self._holding
+
+    def _keep(self, action: str, row: _Row, time_ns: int | None = None) -> None:
+        kept = self._traces.setdefault(max(0, row.gpu), deque(maxlen=MOST_EVENTS))
+        at = row.time_ns if time_ns is None else time_ns
+        event = {
+            "action": action,
+            "addr": row.address,
+            "size": row.nbytes,
+            "stream": row.stream,
+            "time_us": self._began_us + at // 1000,
+            "frames": row.frames,
+        }
+        if action == "oom":
+            event["device_free"] = 0  # a trace does not have it
+        kept.append(event)
+
+    def _described(self, number: int, stacks: StackTable) -> Frames:
+        """Innermost first, as PyTorch has them. One list for all events of a stack: pickled once."""
+        found = self._frames.get(number)
+        if found is None:
+            found = self._frames[number] = [
+                {
+                    "name": text(frame.function),
+                    "filename": text(frame.file),
+                    "line": min(frame.line, 2**31 - 1),
+                }
+                for frame in stacks[number].frames
+            ]
+        return found
+
+    def snapshot(self) -> dict[str, Any]:
+        self._ordered = sorted(self._blocks)
+        segments = sorted(self._segments.values(), key=lambda row: row.address)
+        gpus = [*self._traces, *(max(0, row.gpu) for row in self._segments.values())]
+        return {
+            "segments": [self._segment(row) for row in segments],
+            "device_traces": [list(self._traces.get(gpu, ())) for gpu in range(max(gpus, default=-1) + 1)],
+        }
+
+    def _segment(self, row: _Row) -> dict[str, Any]:
+        blocks = self._filled(row)
+        used = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
+        return {
+            "device": max(0, row.gpu),
+            "address": row.address,
+            "total_size": row.nbytes,
+            "allocated_size": used,
+            "active_size": used,
+            "requested_size": used,
+            "stream": row.stream,
+            "segment_type": "large" if row.nbytes > 2 << 20 else "small",
+            "segment_pool_id": (0, 0),
+            "is_expandable": row.type == 4,
+            "frames": row.frames,
+            "blocks": blocks,
+        }
+
+    def _filled(self, row: _Row) -> list[dict[str, Any]]:
+        """The blocks of a segment, with what lies between them."""
+        if not self._holds_blocks(row):
+            return [self._block(row.address, row.nbytes, row)]
+        end = row.address + row.nbytes
+        first = bisect_right(self._ordered, row.address - 1)
+        filled, at = [], row.address
+        for address in self._ordered[first:]:
+            if address >= end:
+                break
+            block = self._blocks[address]
+            if address > at:
+                filled.append(self._block(at, address - at, None))
+            if address >= at:
+                nbytes = min(block.nbytes, end - address)
+                filled.append(self._block(address, nbytes, block))
+                at = address + nbytes
+        if at < end:
+            filled.append(self._block(at, end - at, None))
+        return filled
+
+    def _block(self, address: int, nbytes: int, row: _Row | None) -> dict[str, Any]:
+        return {
+            "address": address,
+            "size": nbytes,
+            "requested_size": nbytes if row else 0,
+            "state": "active_allocated" if row else "inactive",
+            "frames": row.frames if row else [],
+        }

@@ -1,0 +1,342 @@
+"""The views of a trace: what they say, that they fit their width, and that names in a trace stay text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from io import StringIO
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from tests.report import training_traces
+from tests.report.training_traces import SECOND, python, site, training
+from vram.errors import UsageError
+from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
+from vram.report import trace_chart, trace_fit, trace_summary, trace_views
+from vram.report.layout import RenderOptions
+from vram.report.trace_diff import PICKS, differences
+from vram.report.trace_lines import moment
+from vram.report.trace_places import NO_STACK, OWN_CODE, STANDARD_LIBRARY, caller, library, place
+from vram.report.trace_rows import GROUPINGS, branches, narrowed, rows
+from vram.report.trace_views import ViewOptions
+from vram.trace.fit import fit
+from vram.units import GIB, MIB
+
+Render = Callable[[TraceView, RenderOptions], RenderableType]
+VIEWS: dict[str, Render] = {
+    "summary": trace_summary.summary,
+    "timeline": trace_chart.timeline,
+    "frag": lambda view, options: trace_chart.holes(view, options, 10),
+    "peak": lambda view, options: trace_views.peak(view, ViewOptions(), options),
+    "tree": lambda view, options: trace_views.tree(view, ViewOptions(), options),
+    "leaks": lambda view, options: trace_views.leaks(view, ViewOptions(), options),
+    "leaks -v": lambda view, options: trace_views.leaks(view, ViewOptions(verbose=True), options),
+    "churn": lambda view, options: trace_views.churn(view, ViewOptions(), options),
+    "diff": lambda view, options: trace_views.diff(training(), view, ViewOptions(by="stack"), options),
+    "fit": lambda view, options: trace_fit.text(view, fit(view), options),
+}
+SAMPLES = {
+    "training": training,
+    "with blocks": training_traces.with_blocks,
+    "empty": training_traces.empty,
+    "hostile": training_traces.hostile,
+}
+
+
+def shown(renderable: RenderableType, width: int = 80) -> str:
+    out = StringIO()
+    console = Console(file=out, width=width, markup=False, highlight=False, emoji=False, no_color=True)
+    console.print(renderable, crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def text(name: str, view: TraceView, width: int = 80, *, ascii_only: bool = False) -> str:
+    return shown(VIEWS[name](view, RenderOptions(width=width, ascii=ascii_only)), width)
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("name", VIEWS)
+def test_lines_fit_and_are_inert(name: str, sample: str) -> None:
+    """At any width, also where a trace tries to steer the terminal."""
+    view = SAMPLES[sample]()
+    for width in (40, 80, 200):
+        said = text(name, view, width)
+        assert said.replace("\n", "").isprintable()
+        wide = [line for line in said.splitlines() if cell_len(line) > max(width, 60)]
+        assert not wide, wide
+    assert text(name, view, ascii_only=True).isascii()
+
+
+def test_the_summary_is_one_screen() -> None:
+    for sample in SAMPLES.values():
+        for width in (80, 200):
+            assert len(text("summary", sample(), width).splitlines()) <= 40
+
+
+def test_the_summary_names_the_lines() -> None:
+    said = text("summary", training(), 200)
+    assert "python train.py --lr 1e-3" in said
+    assert "peak 18.0 GiB after 56.0 s · 7.0 GiB at the end" in said
+    assert "forward  /home/user/project/model.py:88" in said
+    assert "leaked   512.0 MiB in 2 allocations  make_workspace  /home/user/project/kernels.py:52" in said
+    assert "growing  3.0 GiB in 48 allocations  remember  /home/user/project/history.py:14" in said
+    assert "20.0 GiB on GPU 0 after 57.0 s: out of memory  batch  /home/user/project/data.py:20" in said
+    assert "nothing was recorded from 20.0 s to 24.0 s: another profiler used CUPTI" in said
+    assert "vram report peak|leaks|timeline|churn|frag train.vram" in said
+
+
+def test_a_frameworks_blocks_stand_for_its_segments() -> None:
+    """Which line made PyTorch take a segment says nothing about who uses it."""
+    said = text("summary", training_traces.with_blocks(), 200)
+    assert "PyTorch: 17.0 GiB taken from the driver, 15.0 GiB of it in use, 2.0 GiB cached" in said
+    assert "9.0 GiB    50%  4,096  forward" in said
+    assert "8.0 GiB    44%" not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"processes": (training_traces.process(end="cut"),)}, "the process was killed, or still runs"),
+        (
+            {"processes": (training_traces.process(end="disk full", end_errno=28),)},
+            "no space was left on the disk (errno 28)",
+        ),
+        ({"processes": (training_traces.process(stacks="none"),)}, "No stacks were recorded"),
+        ({"damage": ("3 chunks are missing",)}, "3 chunks are missing."),
+    ],
+)
+def test_what_is_missing_is_said(changes: dict[str, object], words: str) -> None:
+    said = " ".join(text("summary", training(gaps=(), **changes), 200).split())
+    assert words in said
+
+
+# ---- leaks ----
+
+
+def test_each_verdict_has_its_reason() -> None:
+    said = " ".join(text("leaks", training()).split())
+    for verdict, reason in trace_views.REASONS.items():
+        assert verdict in said.lower()
+        assert reason in said
+
+
+def test_whole_stacks_are_shown_on_request() -> None:
+    deep = CallStack(tuple(python(f"call{at}", "/p/x.py", at) for at in range(20)))
+    stacks = (*training_traces.STACKS[:3], deep, *training_traces.STACKS[4:])
+    view = training(stacks=stacks)
+    assert "call19" not in text("leaks", view)
+    assert "16 frames more; -v shows all" in text("leaks", view)
+    assert "call19" in text("leaks -v", view)
+
+
+def test_nothing_left_behind() -> None:
+    assert "Everything that was allocated was freed again." in text("leaks", training(leaks=()))
+
+
+def test_rows_are_limited() -> None:
+    view = many_sites(200)
+    said = text("peak", view)
+    assert "… and 190 places more" in said
+    whole = shown(trace_views.peak(view, ViewOptions(limit=0), RenderOptions(width=80)))
+    assert "more" not in whole
+    assert len(whole.splitlines()) > 200
+
+
+# ---- places ----
+
+
+def test_a_place_is_the_programs_own_line() -> None:
+    own = python("f", "/home/u/a.py", 3)
+    inside = python("g", "/venv/lib/python3.12/site-packages/torch/x.py", 9)
+    standard = python("run", "/usr/lib/python3.12/threading.py", 1)
+    cuda = Frame("native", "cuMemAlloc", "/usr/lib/libcuda.so.1", 1)
+    blas = Frame("native", "cublasCreate", "/x/libcublas.so.13", 2)
+    assert place(CallStack((cuda, inside, own, standard))) == own
+    assert place(CallStack((inside, standard))) == inside
+    assert place(CallStack((cuda, blas))) == blas
+    assert place(CallStack((cuda,))) == cuda
+    assert place(CallStack()) is None
+    assert library(CallStack((cuda, blas, own))) == "libcublas.so.13"
+    assert library(CallStack((inside, own))) == "torch"
+    assert library(CallStack((standard,))) == STANDARD_LIBRARY
+    assert library(CallStack((own,))) == OWN_CODE
+    assert library(CallStack()) == NO_STACK
+
+
+def test_who_called_a_wrapper_is_named() -> None:
+    wrapper, main = python("alloc", "/p/gpu.py", 5), python("<module>", "/p/main.py", 90)
+    load, step = python("load", "/p/model.py", 7), python("step", "/p/train.py", 9)
+    stacks = (CallStack((wrapper, load, main)), CallStack((wrapper, step, main)))
+    assert [caller(stack) for stack in stacks] == [load, step]
+    view = training(stacks=stacks, peak=(site(0, 3 * GIB), site(1, GIB)), leaks=())
+    (row,) = rows(view, view.peak, "line")
+    assert (row.place, row.caller) == (wrapper, None)
+    assert [(each.frame, each.nbytes) for each in branches(view, row)] == [(load, 3 * GIB), (step, GIB)]
+    assert "3.0 GiB from load  /p/model.py:7" in text("summary", view)
+    alone = training(stacks=stacks, peak=(site(0, 3 * GIB),))
+    assert "alloc  /p/gpu.py:5 ← load  /p/model.py:7" in text("peak", alone, 120)
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_gathering_loses_nothing(by: str) -> None:
+    view = training()
+    gathered = rows(view, view.peak, by)  # type: ignore[arg-type]
+    assert sum(row.nbytes for row in gathered) == sum(each.nbytes for each in view.peak)
+    assert sum(row.count for row in gathered) == sum(each.count for each in view.peak)
+    assert [row.nbytes for row in gathered] == sorted((row.nbytes for row in gathered), reverse=True)
+
+
+def test_gathering_by_file_and_library() -> None:
+    view = training()
+    assert rows(view, view.peak, "file")[0].label == "/home/user/project/model.py"
+    assert {row.label for row in rows(view, view.peak, "library")} == {"torch", OWN_CODE, "libcublas.so.13"}
+
+
+# ---- parts of a trace ----
+
+
+def test_one_gpu_and_one_process() -> None:
+    second = GpuUse(
+        gpu=1, peak_nbytes=GIB, peak_ns=0, end_nbytes=0, allocated_nbytes=GIB, allocations=1, frees=1
+    )
+    view = training()
+    view = training(gpus=(*view.gpus, second), peak=(*view.peak, site(1, GIB, gpu=1, process=0)))
+    assert {each.gpu for each in narrowed(view, [1]).peak} == {1}
+    assert [use.gpu for use in narrowed(view, [1]).gpus] == [1]
+    assert narrowed(view, (), [4101]).peak == view.peak
+    with pytest.raises(UsageError, match="nothing on GPU 7"):
+        narrowed(view, [7])
+    with pytest.raises(UsageError, match="no process 9"):
+        narrowed(view, (), [9])
+
+
+# ---- charts ----
+
+
+def test_the_chart_has_the_highest_of_each_stretch() -> None:
+    points = [TimelinePoint(0, 0, 10, 0, 5), TimelinePoint(50, 0, 90, 5, 7)]
+    assert trace_chart.highest_per_column(points, 100, 4) == [10, 5, 90, 7]
+
+
+def test_the_chart_says_when() -> None:
+    said = text("timeline", training())
+    assert "18.0 GiB│" in said
+    assert "1     4.00 s  epoch 1" in said
+    assert "unrecorded" in said
+    ascii_chart = text("timeline", training(), ascii_only=True)
+    assert "18.0 GiB|" in ascii_chart
+    assert "#" in ascii_chart
+
+
+def test_holes_are_drawn() -> None:
+    said = text("frag", training())
+    assert "3 holes, 3.0 GiB in all (30% of the range); the largest 2.0 GiB" in said
+    assert "2 ranges that lie far apart" in said
+    bar = next(line for line in said.splitlines() if "█" in line)
+    assert "····" in bar
+    assert "│" in bar
+
+
+def test_moments() -> None:
+    assert [moment(ns) for ns in (0, 900, 84_000, 1_500_000, 2 * SECOND, 59 * SECOND, 3605 * SECOND)] == [
+        "0 µs",
+        "1 µs",
+        "84 µs",
+        "1.5 ms",
+        "2.00 s",
+        "59.0 s",
+        "1 h 5 s",
+    ]
+
+
+# ---- two traces ----
+
+
+def test_a_line_that_moved_is_the_same_place() -> None:
+    moved = tuple(
+        CallStack(
+            tuple(
+                Frame(f.language, f.function, f.file.replace("/home/user", "/srv/b"), f.line + 7)
+                for f in s.frames
+            )
+        )
+        for s in training_traces.STACKS
+    )
+    before, after = training(), training(stacks=moved)
+    for by in GROUPINGS:
+        assert not differences(before, after, PICKS["at the peak"], by).rows
+    assert "no place changed" in shown(
+        trace_views.diff(before, after, ViewOptions(), RenderOptions(width=80))
+    )
+
+
+def test_what_grew_comes_first() -> None:
+    before = training()
+    grown = tuple(site(each.stack, each.nbytes + each.stack * MIB) for each in before.peak[:2])
+    whole = differences(before, training(peak=grown), PICKS["at the peak"], "line")
+    found = whole.rows
+    assert whole.total == sum(row.change for row in found)
+    few = differences(before, training(peak=grown), PICKS["at the peak"], "line", 1)
+    assert (few.hidden, few.hidden_nbytes) == (len(found) - 1, whole.total - few.rows[0].change)
+    assert [row.change for row in found[:2]] == [2 * MIB, MIB]
+    assert found[-1].change == -3 * GIB
+    assert found[-1].after_nbytes == 0
+
+
+# ---- cards ----
+
+
+def test_which_cards_it_fits() -> None:
+    judged = fit(training_traces.with_blocks())
+    verdicts = {each.card.name: each.verdict for each in judged.cards}
+    (need,) = judged.needs
+    assert need.most == 18 * GIB + 527 * MIB
+    assert need.least == need.most - 2 * GIB
+    assert verdicts["RTX 4090"] == "fits"
+    assert verdicts["T4"] == "too small"
+    left = {each.card.name: each.left_nbytes for each in judged.cards}
+    assert left["RTX 4090"] == 24564 * MIB - 615 * MIB - need.most
+
+
+def test_a_cache_that_shrinks_decides() -> None:
+    from vram.model.fit import GraphicsCard
+
+    (each,) = fit(training_traces.with_blocks(), [GraphicsCard("17.5 GiB", 17 * GIB + 512 * MIB)]).cards
+    assert each.verdict == "if caches shrink"
+    assert each.left_nbytes < 0
+
+
+def test_what_was_held_before_counts_and_has_its_context() -> None:
+    from vram.model.trace import HeldBefore
+
+    before = (HeldBefore(0, 0, 3 * GIB, "torch.cuda.memory_snapshot"), HeldBefore(0, 0, 4 * GIB, "NVML"))
+    (need,) = fit(training(before=before)).needs
+    assert (need.before_nbytes, need.contexts) == (4 * GIB, 0)
+
+
+# ---- large traces ----
+
+
+def many_sites(count: int) -> TraceView:
+    main = python("main", "/p/main.py", 1)
+    stacks = tuple(CallStack((python(f"f{at}", f"/p/m{at % 97}.py", at), main)) for at in range(count))
+    peak = tuple(site(at, (at + 1) * MIB) for at in range(count))
+    return training(stacks=stacks, peak=peak, allocations=peak)
+
+
+def test_many_stacks_are_still_fast() -> None:
+    """Rows are limited, and only those shown are laid out. Seconds of CPU, generous for a busy machine."""
+    view = many_sites(100_000)
+    began = time.process_time()
+    text("peak", view)
+    text("summary", view)
+    text("leaks", view)
+    text("diff", view)
+    assert time.process_time() - began < 8
+    view = many_sites(500)
+    text("summary", view)
+    began = time.process_time()
+    text("summary", view)
+    assert time.process_time() - began < 0.3
