@@ -325,7 +325,6 @@ void replay(struct vramreader *reader, struct writer *writer, struct replayed *r
     section = SECTION(reader, writer->section);
     if (replayed->is_event) {
         section->row.events++;
-        if (section->first_event_ns == UINT64_MAX) section->first_event_ns = event->time;
         return;
     }
     if (event->type == RECORD_GAP)
