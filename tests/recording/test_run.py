@@ -205,7 +205,9 @@ for _ in range(40):
         done = work.record("-o", "t", "--check", "leaks=0", program=self.LEAK)
         assert done.returncode == 90
         assert "check leaks=0 failed: 40 allocations never freed" in done.stderr
-        assert re.search(r"120\.0 MiB in 40 allocations, growing: alloc \S+program\.py:\d+", done.stderr)
+        assert re.search(
+            r"120\.0 MiB in 40 allocations, growing: alloc  \S+program\.py:\d+ ← forget", done.stderr
+        )
 
     def test_what_holds_exits_with_zero(self, work: Workplace) -> None:
         checks = ("--check", "leaks=40", "--check", "peak=121MiB", "--check", "failures=0")

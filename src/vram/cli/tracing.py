@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Reading a trace of this size takes about a second; of a larger one only its length is said.
 SUMMARISED_NBYTES = 64 << 20
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_LONGEST_PLACE = 160
+_WIDEST_PLACE = 160
 
 
 def add_recording_arguments(parser: ArgumentParser) -> None:
@@ -199,10 +199,13 @@ def violation_lines(violation: Violation) -> Iterator[str]:
 
 
 def _place_line(place: CheckPlace) -> str:
-    from vram.trace.places import place_text
+    from vram.report.layout import RenderOptions
+    from vram.report.trace_lines import label_text
+    from vram.report.trace_rows import NO_STACK, caller
+    from vram.report.trace_rows import place as found_at
 
+    options = RenderOptions(width=_WIDEST_PLACE)
+    where = label_text(found_at(place.stack), NO_STACK, _WIDEST_PLACE, options, caller(place.stack))
     times = f" in {place.count:,} allocations" if place.count > 1 else ""
     verdict = f", {place.verdict}" if place.verdict else ""
-    where, half = inert(place_text(place.frame)), _LONGEST_PLACE // 2
-    shown = where if len(where) <= _LONGEST_PLACE else f"{where[:half]}…{where[-half:]}"
-    return f"  {size(place.nbytes)}{times}{verdict}: {shown}"
+    return f"  {size(place.nbytes)}{times}{verdict}: {where.plain}"
