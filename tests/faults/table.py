@@ -87,8 +87,6 @@ ROWS = (
         24,
         "trace files truncated at every byte, bits flipped, huge lengths",
         "a typed error or a partial report, bounded memory",
-        _TRACER,
-        whole=True,
     ),
     Row(25, "fork in a traced process", "files of their own"),
     Row(

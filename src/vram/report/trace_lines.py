@@ -13,7 +13,8 @@ from rich.text import Text
 
 from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.report.trace_rows import NO_STACK, AllocationRow, CallerShare, position
+from vram.report.trace_places import NO_STACK, position
+from vram.report.trace_rows import AllocationRow, CallerShare
 from vram.units import counted, duration, size
 
 _CALLERS = 3
@@ -88,7 +89,7 @@ def place_text(frame: Frame | None, width: int, options: RenderOptions) -> Text:
 
 def row_cell(row: AllocationRow, options: RenderOptions, note: str = "") -> Cell:
     """What a row is about: its place, or its library or file; with its kind where that is not plain."""
-    kinds = [kind for kind in row.kinds if kind != "device"]
+    kinds = [] if row.kinds == ("device",) else row.kinds
     aside = ", ".join(filter(None, [*kinds, note]))
 
     def cell(width: int) -> Text:
