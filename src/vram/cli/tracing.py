@@ -161,9 +161,11 @@ def trace_line(path: str) -> str:
 def read_view(path: str) -> TraceView:
     from pathlib import Path
 
+    from vram.trace.frameworks import with_frameworks
     from vram.trace.reader import open_trace
 
-    return open_trace([Path(path)]).view()
+    with open_trace([Path(path)]) as trace:
+        return with_frameworks(trace.view(), trace)
 
 
 def shown_path(path: str) -> str:

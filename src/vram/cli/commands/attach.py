@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NAME = "attach"
 HELP = "record the GPU allocations of a running Python process"
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 EPILOG = """\
 Only your own processes, unless you are root, and only Python: `vram run` records any program from
 its start. Ways to attach are those of `vram trim`; the process stops for about a millisecond. The

@@ -14,7 +14,7 @@ from vram.model.inside import Via
 NAME = "detach"
 HELP = "stop recording a process"
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 EPILOG = """\
 The process continues. Its trace is complete then; one of `vram run` is put together with the
 others of that run when the command ends. Only Python processes can be detached from outside.
