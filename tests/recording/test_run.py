@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recording.conftest import Workplace
+from tests.recording.conftest import VRAM, Workplace
 from vram.units import MIB
 
 PROGRAM = """
@@ -63,6 +63,19 @@ def test_input_and_output_are_the_commands_alone(work: Workplace) -> None:
     )
     assert done.stdout == b"\x00in\xff"
     assert done.stderr.startswith(b"error\nvram: nothing was recorded")
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_nobody_reads_what_vram_says_and_the_exit_code_is_the_same(work: Workplace, closing: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = 'exec "$@" 2>&-' if closing else 'exec "$@"'
+    argv = ["sh", "-c", script, "sh", *VRAM, "run", "--", "sh", "-c", "exit 3"]
+    try:
+        done = subprocess.run(argv, env=work.environment, cwd=work.folder, stderr=writing, check=False)
+    finally:
+        os.close(writing)
+    assert done.returncode == 3
 
 
 def test_a_command_that_uses_no_cuda_is_said_to(work: Workplace) -> None:

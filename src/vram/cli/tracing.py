@@ -56,10 +56,20 @@ def duration(text: str) -> float:
     return seconds
 
 
-def say_below(lines: Iterable[str]) -> None:
-    """Print lines that belong to the sentence above them, on standard error."""
-    for line in lines if sys.stderr is not None else ():
-        print(inert(line), file=sys.stderr)
+def say(sentence: str, below: Iterable[str] = ()) -> None:
+    """Print a sentence for people, and lines that belong to it, on standard error.
+
+    Where nobody reads that any more, nothing is said: the exit code is the command's all the same.
+    """
+    if sys.stderr is None:
+        return
+    lines = [f"vram: {inert(sentence)}", *map(inert, below)]
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stderr.fileno())  # else the interpreter fails to flush it at exit
+        os.close(null)
 
 
 # ---- what the recorder said ----

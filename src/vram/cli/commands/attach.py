@@ -16,9 +16,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
 from vram.cli.arguments import pid_number, seconds
-from vram.cli.parking import say
 from vram.cli.prestart import open_host
-from vram.cli.tracing import add_recording_arguments, duration, framework, shown_path, stacks, trace_line
+from vram.cli.tracing import (
+    add_recording_arguments,
+    duration,
+    framework,
+    say,
+    shown_path,
+    stacks,
+    trace_line,
+)
 from vram.errors import ExitCode
 from vram.model.inside import Via
 from vram.units import size

@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from typing import get_args
 
 from vram.cli.arguments import pid_number, seconds
-from vram.cli.parking import say
 from vram.cli.prestart import open_host
 from vram.errors import ExitCode
 from vram.model.inside import Via
@@ -41,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     host = open_host(reads_driver=False)
-    from vram.cli.tracing import trace_line
+    from vram.cli.tracing import say, trace_line
     from vram.trace.attach import detach
 
     via = None if args.via == "auto" else args.via
