@@ -213,8 +213,8 @@ def violation_lines(violation: Violation) -> Iterator[str]:
 def _place_line(place: CheckPlace) -> str:
     from vram.report.layout import RenderOptions
     from vram.report.trace_lines import label_text
-    from vram.report.trace_rows import NO_STACK, caller
-    from vram.report.trace_rows import place as found_at
+    from vram.report.trace_places import NO_STACK, caller
+    from vram.report.trace_places import place as found_at
 
     options = RenderOptions(width=_WIDEST_PLACE)
     where = label_text(found_at(place.stack), NO_STACK, _WIDEST_PLACE, options, caller(place.stack))

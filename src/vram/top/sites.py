@@ -17,7 +17,7 @@ from vram.errors import VramError
 from vram.model.trace import CallStack, LiveTrace, Site
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import label_text, place_text
-from vram.report.trace_rows import NO_STACK, caller, place
+from vram.report.trace_places import NO_STACK, caller, place
 from vram.top.history import History, sparkline
 from vram.top.panels import DetailsPanel, KeyBar, TextPanel
 from vram.top.table import ProcessTable
