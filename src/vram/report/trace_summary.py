@@ -104,11 +104,17 @@ def blocks_at_peak(view: TraceView, gpu: int | None) -> list[BlockUse]:
     return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu]
 
 
+OUTSIDE = "outside frameworks"
+"""What the driver gave a process beyond what its frameworks took (trace/frameworks)."""
+
+
 def framework_name(name: str) -> str:
     return _FRAMEWORKS.get(name, name)
 
 
 def framework_sentence(block: BlockUse) -> str:
+    if block.framework == OUTSIDE:
+        return f"outside frameworks (cuBLAS, NCCL, code, other libraries): {size(block.reserved_nbytes)}"
     unused = max(0, block.reserved_nbytes - block.used_nbytes)
     note = f" ({block.note})" if block.note else ""
     return (
