@@ -27,9 +27,7 @@ def main() -> None:
         step()
         if number % 2 == 0:
             remember(history)
-    for each in model:
-        each.free()
-    context.pop()
+    globals()["kept"] = model, history, context
     globals()["kept"] = history  # else they would be freed here
 
 
