@@ -27,8 +27,7 @@ def main() -> None:
         step()
         if number % 2 == 0:
             remember(history)
-    globals()["kept"] = model, history, context
-    globals()["kept"] = history  # else they would be freed here
+    globals()["kept"] = model, history, context  # else they would be freed here
 
 
 if __name__ == "__main__":

@@ -351,10 +351,6 @@ def _pools(backend: Any) -> list[list[int]]:
     return lines
 
 
-# What `vram attach` uses of this file (control.py).
-Torch, Recorder = TorchAccount, RecorderCalls
-
-
 # ---- which of them the program has ----
 
 
