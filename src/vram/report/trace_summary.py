@@ -104,11 +104,18 @@ def blocks_at_peak(view: TraceView, gpu: int | None) -> list[BlockUse]:
     return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu]
 
 
+BLOCKS = ("torch block", "cupy block", "jax buffer", "framework block")
+OUTSIDE = "outside frameworks"
+"""What the driver gave a process beyond what its frameworks took (trace/frameworks)."""
+
+
 def framework_name(name: str) -> str:
     return _FRAMEWORKS.get(name, name)
 
 
 def framework_sentence(block: BlockUse) -> str:
+    if block.framework == OUTSIDE:
+        return f"outside frameworks (cuBLAS, NCCL, code, other libraries): {size(block.reserved_nbytes)}"
     unused = max(0, block.reserved_nbytes - block.used_nbytes)
     note = f" ({block.note})" if block.note else ""
     return (
@@ -181,7 +188,8 @@ def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[Renderable
     more = sum(map(len, gathered.values())) - _MOST_LEAKS
     if more > 0:
         yield Text(f"    {more:,} places more: `vram report leaks`", style="dim")
-    held = leaks_of(view, "in use at exit")
+    # The blocks of frameworks lie inside the driver's allocations: they are not added to them.
+    held = [row for row in leaks_of(view, "in use at exit") if row.site.kind not in BLOCKS]
     if held:
         total, count = sum(leak.site.nbytes for leak in held), sum(leak.site.count for leak in held)
         words = f"{size(total)} in {allocations(count)}: in use at exit, no sign of a leak"

@@ -96,7 +96,7 @@ def run(args: Namespace) -> int:
         return _export(args, files)
     if view == "diff":
         return _diff(args, files)
-    trace = _narrowed(args, _open(files).view())
+    trace = _narrowed(args, _with_frameworks(_open(files)))
     if args.html:
         return _html(args, trace)
     if args.json:
@@ -156,6 +156,13 @@ def _require_sense(args: Namespace, view: str) -> None:
 # ---- traces ----
 
 
+def _with_frameworks(trace: Trace) -> TraceView:
+    """The view, with what PyTorch, CuPy and JAX said of the memory that they took from the driver."""
+    from vram.trace.frameworks import with_frameworks
+
+    return with_frameworks(trace.view(), trace)
+
+
 def _open(files: list[str]) -> Trace:
     from vram.trace.reader import open_trace
 
@@ -196,7 +203,7 @@ def _diff(args: Namespace, files: list[str]) -> int:
         raise UsageError(
             f"diff compares two traces, {len(files)} given", hint="vram report diff BEFORE AFTER"
         )
-    before, after = (_narrowed(args, _open([file]).view()) for file in files)
+    before, after = (_narrowed(args, _with_frameworks(_open([file]))) for file in files)
     if args.json:
         from vram.report import trace_json
 

@@ -207,7 +207,7 @@ def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dic
         names: dict[str, Any] = {"__name__": f"{FRAMEWORKS}_once"}
         exec(code, names)
         found = []
-        torch = names["Torch"](names["Recorder"](recorder.path))
+        torch = names["TorchAccount"](names["RecorderCalls"](recorder.path))
         if torch.is_loaded():
             lines = torch.held()
             found = [
