@@ -278,6 +278,7 @@ def missing(view: TraceView) -> list[str]:
     if view.processes and all(process.stacks == "none" for process in view.processes):
         words.append("No stacks were recorded (--stacks none): places are unknown.")
     words += _unpaired(view)
+    words += [_dotted(block.note) for block in view.frameworks if block.note and not block.reserved_nbytes]
     words += [_dotted(text) for text in view.damage]
     return words
 

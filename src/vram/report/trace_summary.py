@@ -36,6 +36,7 @@ _MOST_GPUS = 8
 _MOST_LEAKS = 5
 _MOST_NOTES = 4
 _FRAMEWORKS = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "other": "another framework"}
+_OUTSIDE = "outside frameworks"
 _STYLES = {"leaked": "red", "growing": "yellow", "in use at exit": "dim"}
 
 
@@ -96,24 +97,41 @@ def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
 
 
 def _frameworks(view: TraceView, use: GpuUse, options: RenderOptions) -> Iterator[RenderableType]:
-    for block in blocks_at_peak(view, use.gpu):
-        yield sentence(framework_sentence(block), options, style="dim", indent=7)
+    for words in framework_sentences(view, use.gpu):
+        yield sentence(words, options, style="dim", indent=7)
 
 
 def blocks_at_peak(view: TraceView, gpu: int | None) -> list[BlockUse]:
-    return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu]
+    """Frameworks' accounts of a GPU's highest moment that say which place holds what."""
+    return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu and block.sites]
 
 
 def framework_name(name: str) -> str:
     return _FRAMEWORKS.get(name, name)
 
 
-def framework_sentence(block: BlockUse) -> str:
-    unused = max(0, block.reserved_nbytes - block.used_nbytes)
-    note = f" ({block.note})" if block.note else ""
+def framework_sentences(view: TraceView, gpu: int | None) -> list[str]:
+    """How each framework used what it took from the driver: at the peak, or at the end if only that is known."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for block in view.frameworks:
+        if block.gpu == gpu and block.reserved_nbytes:
+            total = sums.setdefault((block.framework, block.at), [0, 0])
+            total[0] += block.reserved_nbytes
+            total[1] += block.used_nbytes
+    return [
+        _framework_sentence(name, at, *total)
+        for (name, at), total in sums.items()
+        if at == "peak" or (name, "peak") not in sums
+    ]
+
+
+def _framework_sentence(name: str, at: str, reserved: int, used: int) -> str:
+    when = "" if at == "peak" else " at the end"
+    if name == _OUTSIDE:
+        return f"outside frameworks{when}: {size(reserved)} (cuBLAS, NCCL, code and other libraries)"
     return (
-        f"{framework_name(block.framework)}: {size(block.reserved_nbytes)} taken from the driver,"
-        f" {size(block.used_nbytes)} of it in use, {size(unused)} cached{note}"
+        f"{framework_name(name)}{when}: {size(reserved)} taken from the driver, {size(used)} of it in use,"
+        f" {size(max(0, reserved - used))} cached"
     )
 
 
@@ -149,7 +167,9 @@ def top_places(view: TraceView) -> tuple[Rows, int]:
         blocks = blocks_at_peak(view, use.gpu)
         driver = [site for site in on_gpu(view.peak) if site.gpu == use.gpu]
         whole += sum(site.nbytes for site in driver)
-        sites += [site for block in blocks for site in block.sites] if blocks else driver
+        known = {block.process for block in blocks}
+        sites += [site for block in blocks for site in block.sites]
+        sites += [site for site in driver if site.process not in known]
     return rows(view, sites, "line"), whole
 
 

@@ -43,7 +43,7 @@ from vram.report.trace_rows import (
     on_gpu,
     rows,
 )
-from vram.report.trace_summary import blocks_at_peak, framework_name, framework_sentence
+from vram.report.trace_summary import blocks_at_peak, framework_name, framework_sentences
 from vram.units import size
 
 REASONS: dict[Verdict, str] = {
@@ -170,14 +170,15 @@ def peak(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Render
     for use, driver in _per_gpu(view):
         title = f"  {size(use.peak_nbytes)} live after {moment(use.peak_ns)}, its highest moment"
         blocks += [Text(), Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), options.clean(title))]
-        for block in blocks_at_peak(view, use.gpu):
-            blocks.append(sentence(framework_sentence(block), options))
-            whole = sum(site.nbytes for site in block.sites)
-            blocks += _peak_table(
-                view, block.sites, whole, f"{framework_name(block.framework)}'s blocks, by", wanted, options
-            )
-        title = "taken from the driver by" if blocks_at_peak(view, use.gpu) else "allocated by"
-        blocks += _peak_table(view, driver, sum(site.nbytes for site in driver), title, wanted, options)
+        blocks += [sentence(words, options) for words in framework_sentences(view, use.gpu)]
+        used = blocks_at_peak(view, use.gpu)
+        for framework in dict.fromkeys(block.framework for block in used):
+            sites = [site for block in used if block.framework == framework for site in block.sites]
+            title = f"{framework_name(framework)}'s blocks, by"
+            blocks += _peak_table(view, sites, title, wanted, options)
+        blocks += _peak_table(
+            view, driver, "taken from the driver by" if used else "allocated by", wanted, options
+        )
     return Group(*blocks)
 
 
@@ -190,12 +191,12 @@ def _per_gpu(view: TraceView) -> Iterator[tuple[GpuUse, list[Site]]]:
 def _peak_table(
     view: TraceView,
     sites: Sequence[Site],
-    whole: int,
     title: str,
     wanted: ViewOptions,
     options: RenderOptions,
 ) -> Iterator[Text]:
     gathered = rows(view, sites, wanted.by)
+    whole = gathered.nbytes_from(0)
     body = (
         (
             (size(row.nbytes), f"{100 * row.nbytes / whole:.1f}%" if whole else "", f"{row.count:,}"),

@@ -28,6 +28,8 @@ def write(view: TraceView, stream: BinaryIO) -> None:
         ),
     ]
     for use in view.frameworks:
+        if not use.sites:
+            continue
         gpu = "unknown GPU" if use.gpu is None else f"GPU {use.gpu}"
         title = f"{text(use.framework)}'s blocks at the {use.at}, {gpu}"
         profiles.append(_profile(title, use.sites, view, frames))
