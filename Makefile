@@ -100,6 +100,7 @@ golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every 
 pictures: $(VENV)/ready-test native ## draw the pictures of docs/ and README.md, from demos on the virtual GPU
 	@$(RUN)/python docs/generators/pictures.py docs
 	@$(RUN)/python docs/generators/top_pictures.py docs/pictures
+	@$(RUN)/python docs/generators/trace_pictures.py docs/pictures
 	@$(RUN)/python tools/bytes_picture.py docs/bytes.svg
 
 matrix: ## the suite on every supported Python that is found

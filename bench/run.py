@@ -36,6 +36,8 @@ from bench.cases import (  # noqa: E402
     scan,
     scopes,
     top,
+    trace,
+    trace_page,
     trim,
     vendors,
     watch,
@@ -62,6 +64,8 @@ CASES = {
     "park": park,
     "lab": lab,
     "oom": oom,
+    "trace": trace,
+    "trace-page": trace_page,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)

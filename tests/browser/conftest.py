@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.browser import Browser, Page, find, started
+from tests.browser.chromium import Browser, Page, find, started
 from vram.model.trace import TraceView
 from vram.report.trace_page import page
 

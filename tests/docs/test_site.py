@@ -13,15 +13,15 @@ from typing import get_args
 import pytest
 
 import vram
+from tests.browser import chromium
 from tests.docs.conftest import ROOT, sphinx
-from tools import browser
 from vram.cli import manual
 from vram.cli.app import COMMANDS
 from vram.model.kinds import Kind
 from vram.report.process_rows import STATES
 from vram.virtualgpu.demos import DEMOS
 
-BROWSER = browser.find()
+BROWSER = chromium.find()
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.report.trace_samples import HOSTILE, SECOND, empty, hostile, large, process, python, training
-from vram.model.trace import CallStack, Frame, Gap, Site, TracedProcess, TraceView
+from vram.model.trace import CallStack, Frame, Gap, Site, TimelinePoint, TracedProcess, TraceView
 from vram.report.escape import inert
 from vram.report.trace_page import fragment, page
 from vram.report.trace_page.content import DEEPEST, MOST_PLACES, content
@@ -229,6 +229,19 @@ def test_points_of_the_timeline_are_sorted_by_time_for_each_gpu() -> None:
     for lane in lanes:
         assert list(lane["time"]) == sorted(lane["time"])
         assert len(lane["time"]) == len(lane["highest"]) == len(lane["lowest"]) == 1000
+
+
+def test_a_level_goes_on_where_nothing_changed() -> None:
+    """A point lasts one stretch; after it the last level holds, up to the next point and to the end."""
+    points = (
+        TimelinePoint(0, 0, 10, 0, 10),
+        TimelinePoint(1000, 0, 90, 10, 20),
+        TimelinePoint(5000, 0, 20, 0, 5),
+    )
+    lane = content(replace(empty(), timeline=points, duration_ns=9000))["timeline"][0]
+    assert lane["time"] == (0, 1000, 2000, 5000, 6000)
+    assert lane["highest"] == (10, 90, 20, 20, 5)
+    assert lane["lowest"] == (0, 10, 20, 0, 5)
 
 
 def test_addresses_are_exact_above_what_javascript_can_count() -> None:

@@ -6,6 +6,7 @@ import math
 import random
 
 from vram.model.trace import (
+    ON_GPU,
     BlockUse,
     CallStack,
     ChurnSite,
@@ -241,7 +242,11 @@ def training(gpus: int = 2) -> TraceView:
                 churn.append(
                     ChurnSite(site=_site(stack, gpu, repeated), median_life_ns=life, per_second=count * 3.2)
                 )
-    timeline = [point for gpu in range(gpus) for point in saw_tooth(gpu, 132 * SECOND, 1000)]
+    timeline: list[TimelinePoint] = []
+    for gpu in range(gpus):
+        highest = sum(site.nbytes for site in peak if site.gpu == gpu and site.kind in ON_GPU)
+        end = sum(leak.site.nbytes for leak in leaks if leak.site.gpu == gpu and leak.site.kind in ON_GPU)
+        timeline += saw_tooth(gpu, 132 * SECOND, 1000, highest, end)
     uses = tuple(_use(gpu, timeline, allocations) for gpu in range(gpus))
     return TraceView(
         paths=("vram-trace-train.vram",),
@@ -277,7 +282,7 @@ def training(gpus: int = 2) -> TraceView:
                 sites=tuple(each for each in peak if each.kind == "torch block" and each.gpu == gpu),
             )
             for gpu in range(gpus)
-            for at, reserved, used in (("peak", 65.7, 52.0), ("end", 53.0, 39.1))
+            for at, reserved, used in (("peak", 65.7, 54.8), ("end", 39.2, 38.7))
         ),
     )
 
@@ -288,9 +293,21 @@ def _site(stack: int, gpu: int, share: float) -> Site:
     return Site(stack=stack, kind=kind, gpu=gpu, process=gpu, count=max(1, int(count * share)), nbytes=nbytes)
 
 
-def saw_tooth(gpu: int, duration_ns: int, points: int) -> list[TimelinePoint]:
-    """Memory as training has it: weights first, then a tooth for every step."""
+def saw_tooth(gpu: int, duration_ns: int, points: int, highest: int, end: int) -> list[TimelinePoint]:
+    """Memory as training has it: weights first, then a tooth for every step, and what is left at the end."""
+    shape = _shape(gpu, points)
+    scale = highest / max(high for high, _ in shape)
     chance = random.Random(gpu)
+    found = []
+    for at, (high, low) in enumerate(shape):
+        figures = (high * scale, low * scale, (low + (high - low) * chance.random()) * scale)
+        if at > points * 0.985:
+            figures = (end, end, end)
+        found.append(TimelinePoint(duration_ns * at // points, gpu, *(round(each) for each in figures)))
+    return found
+
+
+def _shape(gpu: int, points: int) -> list[tuple[float, float]]:
     found = []
     for at in range(points):
         share = at / points
@@ -300,10 +317,7 @@ def saw_tooth(gpu: int, duration_ns: int, points: int) -> list[TimelinePoint]:
             if share > 0.07
             else 0
         )
-        high = (weights + tooth + 1.4 + share * 0.6) * (1 - 0.07 * gpu) * GIB
-        low = (weights + tooth * 0.35 + 0.9 + share * 0.6) * (1 - 0.07 * gpu) * GIB
-        last = low + (high - low) * chance.random()
-        found.append(TimelinePoint(int(duration_ns * share), gpu, int(high), int(low), int(last)))
+        found.append((weights + tooth + 1.4 + share * 0.6, weights + tooth * 0.35 + 0.9 + share * 0.6))
     return found
 
 
@@ -320,6 +334,8 @@ def _use(gpu: int, timeline: list[TimelinePoint], allocations: list[Site]) -> Gp
         allocated_nbytes=sum(site.nbytes for site in sites),
         allocations=count,
         frees=count - 1018,
+        name="NVIDIA H200",
+        total_nbytes=143771 * MIB,
     )
 
 
@@ -379,12 +395,14 @@ def large(stacks: int = 500, depth: int = 20, points: int = 2000, gpus: int = 1)
         )
         for at in range(stacks)
     ]
-    timeline = [point for gpu in range(gpus) for point in saw_tooth(gpu, 600 * SECOND, points)]
+    timeline = [
+        point for gpu in range(gpus) for point in saw_tooth(gpu, 600 * SECOND, points, 66 * GIB, 9 * GIB)
+    ]
     leaks = tuple(
         LeakSite(
             site=site,
             verdict=("in use at exit", "growing", "leaked")[at % 3],
-            first_ns=SECOND,  # type: ignore[arg-type]
+            first_ns=SECOND,
             last_ns=9 * SECOND,
             freed=at,
             largest=MIB,

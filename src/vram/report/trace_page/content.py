@@ -11,8 +11,16 @@ from typing import Any
 from msgspec import Struct
 
 from vram.model.trace import ON_GPU, BlockUse, Frame, Holes, MemoryKind, Site, TraceView
+from vram.report.trace_page.lanes import lanes
 from vram.report.trace_page.packages import package
-from vram.report.trace_page.phrases import VERDICTS, command_line, is_block, sentences, shortened
+from vram.report.trace_page.phrases import (
+    VERDICTS,
+    command_line,
+    framework_name,
+    is_block,
+    sentences,
+    shortened,
+)
 
 MOST_PLACES = 20_000
 MOST_MARKS = 2_000
@@ -143,6 +151,8 @@ def content(view: TraceView) -> dict[str, Any]:
         "gpus": [
             {
                 "gpu": use.gpu,
+                "name": use.name and shortened(use.name),
+                "total": use.total_nbytes,
                 "peak": use.peak_nbytes,
                 "peak_at": use.peak_ns,
                 "end": use.end_nbytes,
@@ -280,14 +290,10 @@ def _processes(view: TraceView) -> list[dict[str, Any]]:
 
 
 def _timeline(view: TraceView) -> list[dict[str, Any]]:
-    lanes: dict[int | None, list[tuple[int, int, int, int]]] = {use.gpu: [] for use in view.gpus}
-    for point in view.timeline:
-        lanes.setdefault(point.gpu, []).append((point.time_ns, point.highest, point.lowest, point.last))
     names = ("time", "highest", "lowest", "last")
     return [
-        {"gpu": gpu, **dict(zip(names, zip(*sorted(points), strict=True), strict=True))}
-        for gpu, points in lanes.items()
-        if points
+        {"gpu": gpu, **dict(zip(names, zip(*levels, strict=True), strict=True))}
+        for gpu, levels in lanes(view).items()
     ]
 
 
@@ -313,7 +319,7 @@ def _holes(holes: Holes, node: Any) -> dict[str, Any]:
 def _framework(use: BlockUse, node: Any) -> dict[str, Any]:
     return {
         "process": use.process,
-        "framework": shortened(use.framework),
+        "framework": framework_name(use.framework),
         "gpu": use.gpu,
         "at": use.at,
         "reserved": use.reserved_nbytes,

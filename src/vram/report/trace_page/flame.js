@@ -2,7 +2,7 @@
 
 const canvas = byId("flame");
 const MEASURES = {
-  peak: { name: "At the peak", count: "peak_count", text: trace.gpus.length > 1 ? "live at each GPU's peak" : "live at the peak" },
+  peak: { name: "At the peak", count: "peak_count", text: "live at the peak" },
   left: { name: "Never freed", count: "left_count", text: "never freed" },
   allocated: { name: "Allocated in all", count: "allocations", text: "allocated in all" },
   churn: { name: "Freed again soon", count: "churn_count", text: "freed again soon" },
@@ -12,6 +12,13 @@ const NARROWEST = 1; // CSS pixels; narrower bars are drawn together
 const COLORS = 10;
 
 const measure = () => (Object.hasOwn(MEASURES, state.flame) ? state.flame : "peak");
+
+// The peaks of several GPUs are at different moments.
+function measureText() {
+  const isMany = measure() === "peak" && state.gpu === "" && trace.gpus.length > 1;
+  return isMany ? "live at each GPU's peak" : MEASURES[measure()].text;
+}
+
 const zoomed = () => (/^\d+$/.test(state.zoom) && Number(state.zoom) < nodes.parent.length ? Number(state.zoom) : -1);
 
 // Children of each node as a linked list; the outermost frames belong to node -1, kept at the end.
@@ -171,14 +178,16 @@ function paintBar(pen, bar, y, ink, [family, size]) {
 
 function barName(bar) {
   if (bar.merged) return `${bar.merged} smaller`;
-  if (bar.node === ROOT) return `All: ${bytes(weight[ROOT])} ${MEASURES[measure()].text}`;
-  return `${functionOf(nodes.frame[bar.node]) || "(no name)"}  ${bytes(bar.nbytes)}`;
+  if (bar.node === ROOT) return `All: ${bytes(weight[ROOT])} ${measureText()}`;
+  const frame = nodes.frame[bar.node];
+  const where = frames.native[frame] ? "" : `  ${whereOf(frame).split("/").pop()}`;
+  return `${functionOf(frame) || "(no name)"}${where}  ${bytes(bar.nbytes)}`;
 }
 
 // As much of a text as fits: without asking the canvas about every letter.
 function fitting(pen, text, width) {
-  if (text.length * 4 < width || pen.measureText(text).width <= width) return text;
   let letters = Math.min(text.length, Math.floor(width / 3));
+  if (letters === text.length && pen.measureText(text).width <= width) return text;
   while (letters > 0 && pen.measureText(`${text.slice(0, letters)}…`).width > width) letters -= Math.max(1, Math.floor(letters / 12));
   return letters > 1 ? `${text.slice(0, letters)}…` : "";
 }
@@ -244,7 +253,7 @@ function barAt(event) {
 }
 
 function describe(bar) {
-  const share = `${bytes(bar.nbytes)} ${MEASURES[measure()].text}, ${percent(bar.nbytes, weight[ROOT])}`;
+  const share = `${bytes(bar.nbytes)} ${measureText()}, ${percent(bar.nbytes, weight[ROOT])}`;
   if (bar.merged) return [counted(bar.merged, "smaller bar"), "", share];
   if (bar.node === ROOT) return ["All", "", share];
   const frame = nodes.frame[bar.node];

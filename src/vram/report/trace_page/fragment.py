@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from vram.model.trace import ON_GPU, CallStack, Frame, Gap, GpuUse, Site, TimelinePoint, TraceView
+from vram.model.trace import ON_GPU, CallStack, Frame, Gap, GpuUse, Site, TraceView
+from vram.report.trace_page.lanes import Level, lanes
 from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, package
 from vram.report.trace_page.phrases import gpu_name, moment, sentences, shortened
 from vram.units import size
@@ -19,7 +20,12 @@ MUTED = "opacity:.7;font-size:90%"
 def fragment(view: TraceView) -> str:
     """Return a ``<div>`` that shows *view* in a few lines, in the colours of the page around it."""
     lines = [_line(sentence.text) for sentence in sentences(view)[1:] if sentence.tone != "good"]
-    pictures = [_picture(view, use, number) for number, use in enumerate(view.gpus)]
+    levels = lanes(view)
+    pictures = [
+        _picture(view, use, levels[use.gpu], number)
+        for number, use in enumerate(view.gpus)
+        if use.gpu in levels
+    ]
     return f'<div style="max-width:{WIDTH}px">{"".join(pictures)}{"".join(lines)}{_places(view)}</div>'
 
 
@@ -30,10 +36,7 @@ def _line(text: str) -> str:
 # ---- the timeline ----
 
 
-def _picture(view: TraceView, use: GpuUse, number: int) -> str:
-    points = sorted((point for point in view.timeline if point.gpu == use.gpu), key=lambda p: p.time_ns)
-    if not points:
-        return ""
+def _picture(view: TraceView, use: GpuUse, points: list[Level], number: int) -> str:
     end = max(view.duration_ns, points[-1].time_ns, 1)
     most = max(1, *(point.highest for point in points))
     color = COLORS[number % len(COLORS)]
@@ -66,7 +69,7 @@ def _y(nbytes: int, most: int) -> str:
     return f"{4 + (HEIGHT - 4) * (1 - nbytes / most):.1f}"
 
 
-def _steps(points: list[TimelinePoint], name: str, end: int, most: int) -> list[str]:
+def _steps(points: list[Level], name: str, end: int, most: int) -> list[str]:
     """Two corners for each point: it lasts until the next one."""
     ends = [point.time_ns for point in points[1:]] + [end]
     return [
@@ -76,12 +79,12 @@ def _steps(points: list[TimelinePoint], name: str, end: int, most: int) -> list[
     ]
 
 
-def _area(points: list[TimelinePoint], end: int, most: int) -> str:
+def _area(points: list[Level], end: int, most: int) -> str:
     first = _x(points[0].time_ns, end)
     return f"M{first} {HEIGHT}L{'L'.join(_steps(points, 'highest', end, most))}V{HEIGHT}Z"
 
 
-def _band(points: list[TimelinePoint], end: int, most: int) -> str:
+def _band(points: list[Level], end: int, most: int) -> str:
     lower = reversed(_steps(points, "lowest", end, most))
     return f"M{'L'.join(_steps(points, 'highest', end, most))}L{'L'.join(lower)}Z"
 

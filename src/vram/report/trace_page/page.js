@@ -29,8 +29,10 @@ function drawCards() {
 
 function gpuCard(gpu) {
   const card = element("div", { class: "card" }, element("h3", null, `${gpuName(gpu.gpu)}, peak`), element("p", { class: "large" }, bytes(gpu.peak)));
+  const name = gpu.name ? `${gpu.name}, ` : "";
+  if (gpu.total) card.append(element("p", null, `${percent(gpu.peak, gpu.total)} of ${name}${bytes(gpu.total)}`));
   card.append(element("p", null, `after ${time(gpu.peak_at)}; ${bytes(gpu.end)} at the end`));
-  card.append(element("p", null, `${bytes(gpu.allocated)} allocated in ${counted(gpu.allocations, "allocation")}`));
+  card.append(element("p", null, `${bytes(gpu.allocated)} in ${counted(gpu.allocations, "allocation")}`));
   if (state.process !== "") {
     let nbytes = 0;
     for (let place = 0; place < placeCount; place++) {

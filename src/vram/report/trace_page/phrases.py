@@ -65,6 +65,12 @@ def command_line(process: TracedProcess) -> str:
     return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"
 
 
+def framework_name(name: str) -> str:
+    return {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "other": "other frameworks"}.get(
+        name, shortened(name)
+    )
+
+
 def gpu_name(gpu: int | None) -> str:
     return "unknown GPU" if gpu is None else f"GPU {gpu}"
 
@@ -83,7 +89,7 @@ def sentences(view: TraceView) -> list[Sentence]:
             for each in view.processes
             if each.end in _ENDS
         ),
-        *(Sentence("warning", shortened(text)) for text in view.damage),
+        *(Sentence("warning", f"Damaged: {shortened(text).rstrip('.')}.") for text in view.damage),
     ]
 
 
@@ -105,7 +111,8 @@ def _use(gpu: GpuUse) -> str:
     name = gpu_name(gpu.gpu)
     name = name[0].upper() + name[1:]
     left = f"held {size(gpu.end_nbytes)} at the end" if gpu.end_nbytes else "held nothing at the end"
-    return f"{name} was highest at {size(gpu.peak_nbytes)}, after {moment(gpu.peak_ns)}, and {left}."
+    whole = "" if gpu.total_nbytes is None else f" of {size(gpu.total_nbytes)}"
+    return f"{name} was highest at {size(gpu.peak_nbytes)}{whole}, after {moment(gpu.peak_ns)}, and {left}."
 
 
 def _never_freed(leaks: tuple[LeakSite, ...]) -> Iterator[Sentence]:

@@ -97,16 +97,23 @@ function splitBar(pieces) {
 function drawHoles() {
   const shown = trace.holes.filter((holes) => hasGpu(holes.gpu) && hasProcess(holes.process));
   byId("holes-section").hidden = !shown.length;
-  byId("holes").replaceChildren(...shown.flatMap(holesBar));
+  const isPeak = (holes) => trace.gpus.some((gpu) => gpu.gpu === holes.gpu && gpu.peak_at === holes.at);
+  const parts = [];
+  for (const [name, found] of [["At the peak", shown.filter(isPeak)], ["At the end", shown.filter((holes) => !isPeak(holes))]]) {
+    if (found.length) parts.push(element("h3", null, name), ...found.flatMap(holesBar));
+  }
+  byId("holes").replaceChildren(...parts);
 }
 
-// Far apart are two blocks with more between them than all blocks together: such a distance says nothing.
+// Blocks that are further apart than this are in other parts of the address space: there is no hole between.
+const NEIGHBOURS = 2 ** 30;
+const MOST_CLUSTERS = 40;
+
 function clusters(holes) {
-  const far = Math.max(2 ** 30, holes.live);
   const found = [];
   let end = -Infinity;
   holes.address.forEach((address, at) => {
-    if (address - end > far) found.push({ first: at, start: address, end: address });
+    if (address - end > NEIGHBOURS) found.push({ first: at, start: address, end: address });
     const cluster = found[found.length - 1];
     cluster.last = at;
     end = cluster.end = Math.max(cluster.end, address + holes.size[at]);
@@ -116,14 +123,15 @@ function clusters(holes) {
 
 function holesBar(holes) {
   const name = trace.processes.length > 1 ? `${gpuName(holes.gpu)}, ${pidName(holes.process)}` : gpuName(holes.gpu);
-  const sentence = `${name}, after ${time(holes.at)}: ${bytes(holes.live)} live, with ${counted(holes.holes, "hole")}`
+  const sentence = `${name}: ${bytes(holes.live)} live, with ${counted(holes.holes, "hole")}`
     + (holes.holes ? ` of ${bytes(holes.hole_nbytes)} together between them; the largest hole is ${bytes(holes.largest)}.` : ".");
   const parts = [element("p", { class: "bar-title" }, sentence)];
   const groups = clusters(holes);
   const spanned = groups.reduce((sum, cluster) => sum + cluster.end - cluster.start, 0);
   if (!(spanned > 0)) return parts;
   const bar = element("div", { class: "addresses", role: "img", "aria-label": sentence });
-  for (const cluster of groups.slice(0, 40)) {
+  const drawn = [...groups].sort((a, b) => b.end - b.start - (a.end - a.start)).slice(0, MOST_CLUSTERS);
+  for (const cluster of groups.filter((each) => drawn.includes(each))) {
     const piece = element("canvas", { height: 34 });
     piece.style.flexGrow = String((cluster.end - cluster.start) / spanned);
     bar.append(piece);
@@ -132,6 +140,10 @@ function holesBar(holes) {
     piece.addEventListener("pointerleave", hideTip);
   }
   parts.push(bar);
+  const missing = holes.live - holes.size.reduce((sum, nbytes) => sum + nbytes, 0);
+  if (missing > 0 || drawn.length < groups.length) {
+    parts.push(element("p", { class: "help" }, `The ${counted(holes.size.length, "largest block")} are drawn; smaller ones look like holes.`));
+  }
   return parts;
 }
 
