@@ -87,10 +87,10 @@ def place_text(frame: Frame | None, width: int, options: RenderOptions) -> Text:
     return _name_and_position(frame.function or "?", position(frame), width, options)
 
 
-def row_cell(row: AllocationRow, options: RenderOptions, note: str = "") -> Cell:
-    """What a row is about: its place, or its library or file; with its kind where that is not plain."""
-    kinds = [] if row.kinds == ("device",) else row.kinds
-    aside = ", ".join(filter(None, [*kinds, note]))
+def row_cell(row: AllocationRow, options: RenderOptions, note: str = "", *, kinds: bool = True) -> Cell:
+    """What a row is about: its place, or its library or file; with its *kinds* where that is not plain."""
+    shown_kinds = row.kinds if kinds and row.kinds != ("device",) else ()
+    aside = ", ".join(filter(None, [*shown_kinds, note]))
 
     def cell(width: int) -> Text:
         shown = f"  ({options.clean(aside)})" if aside else ""

@@ -175,7 +175,7 @@ def peak(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Render
         for framework in dict.fromkeys(block.framework for block in used):
             sites = [site for block in used if block.framework == framework for site in block.sites]
             title = f"{framework_name(framework)}'s blocks, by"
-            blocks += _peak_table(view, sites, title, wanted, options)
+            blocks += _peak_table(view, sites, title, wanted, options, of_framework=True)
         blocks += _peak_table(
             view, driver, "taken from the driver by" if used else "allocated by", wanted, options
         )
@@ -194,13 +194,15 @@ def _peak_table(
     title: str,
     wanted: ViewOptions,
     options: RenderOptions,
+    *,
+    of_framework: bool = False,
 ) -> Iterator[Text]:
     gathered = rows(view, sites, wanted.by)
     whole = gathered.nbytes_from(0)
     body = (
         (
             (size(row.nbytes), f"{100 * row.nbytes / whole:.1f}%" if whole else "", f"{row.count:,}"),
-            row_cell(row, options),
+            row_cell(row, options, kinds=not of_framework),
             _below(view, row, wanted, options),
         )
         for row in gathered[: wanted.most]
