@@ -47,6 +47,9 @@ class ATrace:
     def view(self) -> TraceView:
         return self._view
 
+    def blobs(self) -> Iterator[tuple[int, str, bytes]]:
+        return iter(())
+
     def events(self) -> Iterator[SimpleNamespace]:
         for start in range(0, len(self._events), 2):
             batch = self._events[start : start + 2]

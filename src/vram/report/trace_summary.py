@@ -111,7 +111,7 @@ def framework_name(name: str) -> str:
 
 
 def framework_sentences(view: TraceView, gpu: int | None) -> list[str]:
-    """How each framework used what it took from the driver: at the peak, or at the end if only that is known."""
+    """How each framework used what it took from the driver, at the peak; at the end if only that is known."""
     sums: dict[tuple[str, str], list[int]] = {}
     for block in view.frameworks:
         if block.gpu == gpu and block.reserved_nbytes:

@@ -1,9 +1,12 @@
-"""Names for native frames of a view: from the symbol tables of their libraries, C++ names demangled.
+"""Names for native frames of a trace: from the symbol tables of their libraries, C++ names demangled.
 
-The recorder notes library and offset only. A library that is gone or another one by now gives no name.
+The recorder notes a library and an offset, and a name only where the library exports it. A library that is
+gone by now gives no name.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -15,37 +18,42 @@ _MOST_LIBRARIES = 500
 
 
 def with_names(view: TraceView) -> TraceView:
-    """*view* with the functions of native frames that have none, where their libraries can be read."""
-    offsets: dict[str, set[int]] = {}
-    mangled: set[str] = set()
+    """*view* with the functions of native frames, where their libraries can be read."""
+    named = naming(view)
+    if named is None:
+        return view
+    known: dict[Frame, Frame] = {}
     for stack in view.stacks:
         for frame in stack.frames:
-            if frame.language == "native":
-                if frame.function:
-                    mangled.add(frame.function)
-                elif len(offsets) < _MOST_LIBRARIES or frame.file in offsets:
-                    offsets.setdefault(frame.file, set()).add(frame.line)
-    if not offsets and not mangled:
-        return view
-    found = {(file, at): name for file, lines in offsets.items() for at, name in _names(file, lines).items()}
-    plain = demangle({*found.values(), *mangled})
+            if frame not in known:
+                known[frame] = named(frame)
+    stacks = tuple(CallStack(tuple(known[frame] for frame in stack.frames)) for stack in view.stacks)
+    return replace(view, stacks=stacks)
+
+
+def naming(view: TraceView) -> Callable[[Frame], Frame] | None:
+    """A function that names the native frames of *view*; None where it has none."""
+    offsets: dict[str, set[int]] = {}
+    names: set[str] = set()
+    for frame in {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}:
+        if frame.function:
+            names.add(frame.function)
+        elif frame.file in offsets or len(offsets) < _MOST_LIBRARIES:
+            offsets.setdefault(frame.file, set()).add(frame.line)
+    if not offsets and not names:
+        return None
+    found = {
+        (file, at): name
+        for file, wanted in offsets.items()
+        for at, name in function_names(file, wanted).items()
+    }
+    readable = demangle({*found.values(), *names})
 
     def named(frame: Frame) -> Frame:
         if frame.language != "native":
             return frame
         name = frame.function or found.get((frame.file, frame.line), "")
-        name = plain.get(name, name)
+        name = readable.get(name, name)
         return frame if name == frame.function else replace(frame, function=name)
 
-    known: dict[Frame, Frame] = {}
-    stacks = []
-    for stack in view.stacks:
-        for frame in stack.frames:
-            if frame not in known:
-                known[frame] = named(frame)
-        stacks.append(CallStack(tuple(known[frame] for frame in stack.frames)))
-    return replace(view, stacks=tuple(stacks))
-
-
-def _names(file: str, offsets: set[int]) -> dict[int, str]:
-    return function_names(file, offsets)
+    return named

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.model.trace import KIND_NUMBERS, ON_GPU
-from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, text
+from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, named, text
+from vram.trace.naming import naming
 
 if TYPE_CHECKING:
     from vram.trace.analysis import StackTable
@@ -140,6 +141,7 @@ class _History:
 
     def __init__(self, trace: Trace, split: _Segments) -> None:
         view = trace.view()
+        self._naming = naming(view)
         self._began_us = view.processes[0].started_wall_ns // 1000 if view.processes else 0
         self._holding, self._outside = split.holding, split.outside
         self._frames: dict[int, Frames] = {}
@@ -220,7 +222,7 @@ class _History:
                     "filename": text(frame.file),
                     "line": min(frame.line, 2**31 - 1),
                 }
-                for frame in stacks[number].frames
+                for frame in named(stacks[number], self._naming).frames
             ]
         return found
 
