@@ -7,6 +7,7 @@
 #include "call_frames.h"
 
 #include <link.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -384,11 +385,31 @@ __attribute__((no_sanitize_address)) static inline uintptr_t load_stack(uintptr_
     return *(const volatile uintptr_t *)at;
 }
 
+// Where the calling thread's stack ends: nothing beyond it is read, whatever a table says. 0 where that is unknown.
+static uintptr_t stack_end(uintptr_t inside) {
+    static __thread uintptr_t low, high;
+    if (!high) {
+        pthread_attr_t attributes;
+        void *base = NULL;
+        size_t size = 0;
+        high = 1;
+        if (!pthread_getattr_np(pthread_self(), &attributes)) {
+            if (!pthread_attr_getstack(&attributes, &base, &size)) {
+                low = (uintptr_t)base;
+                high = low + size;
+            }
+            pthread_attr_destroy(&attributes);
+        }
+    }
+    return inside >= low && inside < high ? high : 0; // coroutines have stacks of their own
+}
+
 __attribute__((noinline)) int call_frames_walk(uintptr_t *addresses, int most, bool (*is_left_out)(uintptr_t),
                                                unsigned long long unloads) {
     uintptr_t address, stack_pointer, base_pointer;
     __asm__ volatile("lea 0(%%rip), %0\n\tmov %%rsp, %1\n\tmov %%rbp, %2"
                      : "=r"(address), "=r"(stack_pointer), "=r"(base_pointer));
+    uintptr_t limit = stack_end(stack_pointer);
     address++; // not a return address: the byte before it must be this function's
     for (int count = 0;;) {
         struct frame_rule rule = find_rule(address, unloads);
@@ -396,8 +417,10 @@ __attribute__((noinline)) int call_frames_walk(uintptr_t *addresses, int most, b
         if (rule.kind == FRAME_UNKNOWN) return -1;
         uintptr_t end = (rule.kind == FRAME_BY_STACK_POINTER ? stack_pointer : base_pointer) + (intptr_t)rule.size;
         // Callers' frames lie above those of whom they called; everything else is no stack.
-        if (end <= stack_pointer || end - stack_pointer > (uintptr_t)1 << 27 || end & 7) return -1;
-        if (rule.saves_base_pointer) base_pointer = load_stack(end + (intptr_t)rule.base_pointer);
+        if (end <= stack_pointer || end > limit || end & 7) return -1;
+        uintptr_t saved = end + (intptr_t)rule.base_pointer;
+        if (rule.saves_base_pointer && (saved < stack_pointer || saved > limit - 8 || saved & 7)) return -1;
+        if (rule.saves_base_pointer) base_pointer = load_stack(saved);
         address = load_stack(end - 8);
         stack_pointer = end;
         if (!address || count == most) return count;
