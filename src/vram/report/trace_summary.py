@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import BlockUse, GpuUse, TraceView
+from vram.model.trace import BlockUse, GpuUse, Site, TraceView
 from vram.report.layout import RenderOptions, shorten
 from vram.report.trace_chart import sparkline
 from vram.report.trace_lines import (
@@ -28,7 +28,7 @@ from vram.report.trace_lines import (
     table,
 )
 from vram.report.trace_places import caller, place, stack_of
-from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, branches, leaks_of, on_gpu, rows
+from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, amounts, branches, leaks_of, on_gpu, rows
 from vram.units import counted, size
 
 _PLACES = 3
@@ -155,22 +155,23 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
     yield from table(("size", "share", "count", "allocated by"), body, options)
 
 
-def top_places(view: TraceView) -> tuple[Rows, int]:
-    """The places that held most at the peak of any GPU, and what all held.
+def held_at_peak(view: TraceView, gpu: int | None) -> list[Site]:
+    """Who held a GPU's memory at its highest moment.
 
     A framework's blocks stand for the memory that it took from the driver, where they were recorded: the
     line that made it take a segment says nothing about who uses that.
     """
-    sites = []
-    whole = 0
-    for use in view.gpus:
-        blocks = blocks_at_peak(view, use.gpu)
-        driver = [site for site in on_gpu(view.peak) if site.gpu == use.gpu]
-        whole += sum(site.nbytes for site in driver)
-        known = {block.process for block in blocks}
-        sites += [site for block in blocks for site in block.sites]
-        sites += [site for site in driver if site.process not in known]
-    return rows(view, sites, "line"), whole
+    blocks = blocks_at_peak(view, gpu)
+    known = {block.process for block in blocks}
+    driver = (site for site in on_gpu(view.peak) if site.gpu == gpu and site.process not in known)
+    return [*(site for block in blocks for site in block.sites), *driver]
+
+
+def top_places(view: TraceView) -> tuple[Rows, int]:
+    """The places that held most at the peak of any GPU, and what all held."""
+    gpus = [use.gpu for use in view.gpus]
+    whole = sum(site.nbytes for site in on_gpu(view.peak) if site.gpu in gpus)
+    return rows(view, (site for gpu in gpus for site in held_at_peak(view, gpu)), "line"), whole
 
 
 def _on(row: AllocationRow) -> str:
@@ -203,8 +204,7 @@ def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[Renderable
         yield Text(f"    {more:,} places more: `vram report leaks`", style="dim")
     held = leaks_of(view, "in use at exit")
     if held:
-        total, count = sum(leak.site.nbytes for leak in held), sum(leak.site.count for leak in held)
-        words = f"{size(total)} in {allocations(count)}: in use at exit, no sign of a leak"
+        words = f"{amounts([leak.site for leak in held])}: in use at exit, no sign of a leak"
         mark = "o" if options.ascii else "○"
         yield sentence(words, options, mark=f"{mark} ", style="dim")
 

@@ -20,9 +20,10 @@ _LARGEST = 2**53 - 1
 def write(view: TraceView, stream: BinaryIO) -> None:
     """Write the flame graphs of *view* as one JSON object."""
     frames = _Frames()
+    never_freed = [leak.site for leak in view.leaks]
     profiles = [
         _profile("live at the peak", (site for site in view.peak if site.kind in ON_GPU), view, frames),
-        _profile("never freed", (leak.site for leak in view.leaks), view, frames),
+        _profile("never freed", (site for site in never_freed if site.kind in ON_GPU), view, frames),
         _profile(
             "allocated in all", (site for site in view.allocations if site.kind in ON_GPU), view, frames
         ),
