@@ -340,12 +340,14 @@ struct frame_rule frame_rule_read(uintptr_t address) {
 
 // ---- what is remembered ----
 
-// A row holds a packed rule, and the address mixed with it: where two threads write a row at once, the halves of
-// different rules do not fit together, and the row counts as empty.
-enum { ROWS = 1 << 13 };
-static struct {
+// An entry holds a packed rule, and the address mixed with it: where two threads write an entry at once, the halves of
+// different rules do not fit together, and it counts as empty. An address has four entries that it may be in, one line
+// of the cache: with one each, two addresses of the same stack would displace each other in every walk.
+enum { SETS = 1 << 11, WAYS = 4 };
+static _Alignas(64) struct {
     _Atomic(uint64_t) check, packed;
-} remembered[ROWS];
+} remembered[SETS][WAYS];
+static atomic_uint displaced;
 
 static inline uint64_t pack(struct frame_rule rule) {
     return (uint64_t)rule.kind | (uint64_t)rule.saves_base_pointer << 2 |
@@ -364,16 +366,21 @@ static inline struct frame_rule unpack(uint64_t packed) {
 
 static inline struct frame_rule find_rule(uintptr_t address, unsigned long long unloads) {
     uint64_t key = address ^ (uint64_t)unloads << 48;
-    size_t row = (key * 0x9e3779b97f4a7c15u) >> 51;
-    uint64_t check = atomic_load_explicit(&remembered[row].check, memory_order_relaxed);
-    uint64_t packed = atomic_load_explicit(&remembered[row].packed, memory_order_relaxed);
-    if (packed && check == (key ^ packed * 0xd6e8feb86659fd93u)) return unpack(packed);
+    size_t set = (key * 0x9e3779b97f4a7c15u) >> 53;
+    int way = -1;
+    for (int each = 0; each < WAYS; each++) {
+        uint64_t packed = atomic_load_explicit(&remembered[set][each].packed, memory_order_relaxed);
+        uint64_t check = atomic_load_explicit(&remembered[set][each].check, memory_order_relaxed);
+        if (packed && check == (key ^ packed * 0xd6e8feb86659fd93u)) return unpack(packed);
+        if (!packed && way < 0) way = each;
+    }
     bool in_library;
     struct frame_rule rule = read_rule(address - 1, &in_library);
     if (in_library) { // code that is made at run time can change
-        packed = pack(rule);
-        atomic_store_explicit(&remembered[row].packed, packed, memory_order_relaxed);
-        atomic_store_explicit(&remembered[row].check, key ^ packed * 0xd6e8feb86659fd93u, memory_order_relaxed);
+        if (way < 0) way = (int)(atomic_fetch_add_explicit(&displaced, 1, memory_order_relaxed) % WAYS);
+        uint64_t packed = pack(rule);
+        atomic_store_explicit(&remembered[set][way].packed, packed, memory_order_relaxed);
+        atomic_store_explicit(&remembered[set][way].check, key ^ packed * 0xd6e8feb86659fd93u, memory_order_relaxed);
     }
     return rule;
 }
