@@ -13,6 +13,8 @@ NO_STACK = "no stack was recorded"
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"(?:.*/)?lib(?:64)?/python3[^/]*/|<frozen ")
+# Enough to tell; a trace may have a hundred thousand stacks.
+_MOST_STACKS = 20_000
 # Allocations pass through these on their way to the driver: they are never what a person looks for.
 _ON_THE_WAY = re.compile(r"(?:lib(?:cuda|cudart|cupti|ffi|vramtracer)|_ctypes)[.-]")
 
@@ -77,6 +79,30 @@ def caller(stack: CallStack) -> Frame | None:
         return None
     outside = stack.frames[stack.frames.index(at) + 1 :]
     return next((frame for frame in outside if frame.file != at.file and _is_own(frame)), None)
+
+
+class _Wrappers:
+    """Places of one trace that are called from several lines of other files: there the caller says more."""
+
+    def __init__(self, stacks: tuple[CallStack, ...]) -> None:
+        self.stacks = stacks
+        callers: dict[Frame, Frame | None] = {}
+        self.found: set[Frame] = set()
+        for stack in stacks[:_MOST_STACKS]:
+            at = place(stack)
+            if at is not None and callers.setdefault(at, caller(stack)) != caller(stack):
+                self.found.add(at)
+
+
+_wrappers = _Wrappers(())
+
+
+def is_wrapper(view: TraceView, frame: Frame | None) -> bool:
+    """Whether *frame* is a place that is called from several lines of other files."""
+    global _wrappers
+    if _wrappers.stacks is not view.stacks:
+        _wrappers = _Wrappers(view.stacks)  # of the last trace only: a report shows one
+    return frame in _wrappers.found
 
 
 def _is_own(frame: Frame) -> bool:

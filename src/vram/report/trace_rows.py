@@ -14,7 +14,16 @@ from msgspec.structs import replace
 
 from vram.errors import UsageError
 from vram.model.trace import ON_GPU, ChurnSite, Frame, LeakSite, MemoryKind, Site, TraceView
-from vram.report.trace_places import NO_STACK, caller, library, place, position, shown_file, stack_of
+from vram.report.trace_places import (
+    NO_STACK,
+    caller,
+    is_wrapper,
+    library,
+    place,
+    position,
+    shown_file,
+    stack_of,
+)
 from vram.units import size
 
 By = Literal["line", "function", "file", "library", "stack"]
@@ -55,6 +64,8 @@ class AllocationRow(Struct, kw_only=True):
     processes: tuple[int, ...]
     caller: Frame | None
     """Who called the place from another file; None where there is none, or several."""
+    wraps: bool
+    """Whether others call the same place: then the caller says more."""
     sites: list[Site]
 
 
@@ -106,6 +117,7 @@ def _row(view: TraceView, sites: list[Site], by: By) -> AllocationRow:
         gpus=tuple(dict.fromkeys(site.gpu for site in sites)),
         processes=tuple(dict.fromkeys(site.process for site in sites)),
         caller=_only_caller(view, sites) if by in ("line", "function", "stack") else None,
+        wraps=is_wrapper(view, place(stack_of(view, largest.stack))),
         sites=sites,
     )
 

@@ -27,7 +27,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_places import caller, place, stack_of
+from vram.report.trace_places import caller, is_wrapper, place, stack_of
 from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, amounts, branches, leaks_of, on_gpu, rows
 from vram.units import counted, size
 
@@ -218,7 +218,9 @@ def _failed(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]
         lead = f"  {options.clean(failure_text(failure))}  "
         room = max(20, options.width - cell_len(lead))
         stack = stack_of(view, failure.stack)
-        yield Text.assemble(lead, place_cell(place(stack), options, calling=caller(stack))(room))
+        at = place(stack)
+        cell = place_cell(at, options, calling=caller(stack), wraps=is_wrapper(view, at))
+        yield Text.assemble(lead, cell(room))
 
 
 def _notes(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
