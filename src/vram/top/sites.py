@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vram.errors import VramError
-from vram.model.trace import CallStack, LiveTrace, Site
+from vram.model.trace import BLOCKS, CallStack, LiveTrace, Site
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import label_text, place_text
 from vram.report.trace_places import NO_STACK, caller, place
@@ -30,7 +30,6 @@ _MOST_LINES = 500
 _OUTPUT_LINES = 8
 _HEADING = f"{'LIVE':>10} {'SHARE':>6} {'COUNT':>9}  {'KIND':<14} PLACE"
 ON_HOST = ("pinned host", "registered host", "physical host")
-BLOCKS = ("torch block", "cupy block", "jax buffer", "framework block")
 
 
 class SitesSource(Protocol):
