@@ -17,9 +17,10 @@ from tests.report.trace_samples import HOSTILE, SECOND, empty, hostile, large, p
 from vram.model.trace import CallStack, Frame, Gap, Site, TimelinePoint, TracedProcess, TraceView
 from vram.report.escape import inert
 from vram.report.trace_page import fragment, page
-from vram.report.trace_page.content import DEEPEST, MOST_PLACES, content
-from vram.report.trace_page.packages import package
+from vram.report.trace_page.content import MOST_PLACES, content
+from vram.report.trace_page.packages import executables, package
 from vram.report.trace_page.phrases import moment, sentences, shortened
+from vram.report.trace_page.stack_tree import DEEPEST
 from vram.units import GIB, MIB
 
 
@@ -269,11 +270,21 @@ def test_addresses_are_exact_above_what_javascript_can_count() -> None:
         (python("f", "", 1), "your program"),
         (Frame("native", "f", "/usr/lib/libcublas.so.13.0.2", 1), "libcublas"),
         (Frame("native", "f", "/x/_C.cpython-312-x86_64-linux-gnu.so", 1), "_C"),
+        (Frame("native", "f", "/usr/lib/libpython3.12.so.1.0", 1), "Python"),
+        (Frame("native", "draw", "/home/user/render", 1), "your program"),
         (Frame("native", "f", "", 1), "unknown library"),
     ],
 )
 def test_a_frame_belongs_to_the_package_that_people_know(frame: Frame, name: str) -> None:
-    assert package(frame) == name
+    assert package(frame, {"/home/user/render": "your program"}) == name
+
+
+def test_the_executable_is_the_program_unless_it_is_python() -> None:
+    compiled = process(executable="/home/user/render", python=None)
+    assert executables((compiled, process())) == {
+        "/home/user/render": "your program",
+        "/opt/venv/bin/python": "Python",
+    }
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ function framesOf(node) {
 const OWN = new Set(["your program", "notebook"]);
 const isOwn = (frame) => OWN.has(packageOf(frame));
 
-// The line that people know: the innermost of Python, or the innermost of all.
+// The line that people know: the innermost of the program itself, else of Python, else of all.
 function bestFrame(found) {
-  return found.find((frame) => !frames.native[frame]) ?? found[0];
+  return found.find(isOwn) ?? found.find((frame) => !frames.native[frame]) ?? found[0];
 }
 
 // A frame as two pieces of text: what, and where.

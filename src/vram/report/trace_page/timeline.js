@@ -75,6 +75,7 @@ function drawTimeline() {
   picture.append(drawing("g", { id: "pointer" }), drawing("rect", { id: "selection", class: "selection", y: TOP, height: bottom - TOP, width: 0 }));
   timeline.replaceChildren(picture);
   byId("whole-time").hidden = state.from === "";
+  byId("timeline-note").hidden = state.process === "";
   byId("to-peak").disabled = !plan.lanes.length;
   drawPointer();
 }
