@@ -36,6 +36,7 @@ from bench.cases import (  # noqa: E402
     scan,
     scopes,
     top,
+    trace,
     trace_page,
     trim,
     vendors,
@@ -63,6 +64,7 @@ CASES = {
     "park": park,
     "lab": lab,
     "oom": oom,
+    "trace": trace,
     "trace-page": trace_page,
     "injection": injection,
 }

@@ -28,7 +28,14 @@ REPORTS = PLACE / "reports"
 LEAKS = ROOT / "tests" / "virtualgpu" / "leaks.c"
 
 # Where tests are marked "native"; without the programs of others, which take long and add no calls.
-TESTS = ("tests/virtualgpu", "tests/host", "tests/vendors", "tests/guard")
+TESTS = (
+    "tests/virtualgpu",
+    "tests/host",
+    "tests/vendors",
+    "tests/guard",
+    "tests/tracer",
+    "tests/trace",
+)
 CHOICE = ("-m", "native", "-k", "not numba and not cuda_core and not hundreds_of_forks")
 
 

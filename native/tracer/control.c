@@ -22,6 +22,7 @@ EXPORTED int vram_tracer_stop(void);
 EXPORTED const char *vram_tracer_error(void);
 EXPORTED const char *vram_tracer_file(void);
 EXPORTED void vram_tracer_counts(uint64_t *events, uint64_t *bytes, uint64_t *lost);
+EXPORTED int vram_tracer_exit(void);
 EXPORTED int vram_tracer_mark(const char *text);
 EXPORTED int vram_tracer_before(int device, uint64_t nbytes, const char *source);
 EXPORTED int vram_tracer_blob(const char *name, const void *bytes, uint64_t nbytes);
@@ -284,19 +285,29 @@ int vram_tracer_start(const char *lines) {
     return (int)result;
 }
 
-int vram_tracer_stop(void) {
+static int stop(enum end_reason reason) {
     if (!*not_forked) tracer_forked();
     pthread_mutex_lock(&lock);
     bool was = atomic_load(&recording) == RECORDING;
     if (was) {
         cupti_stop();
         atomic_store(&recording, NOT_RECORDING);
-        record_end(END_DETACHED, 0);
+        if (section_is_open()) record_end(reason, 0);
         section_close();
         writers_new_generation();
     }
     pthread_mutex_unlock(&lock);
     return was ? 0 : 1;
+}
+
+int vram_tracer_stop(void) {
+    return stop(END_DETACHED);
+}
+
+/* An interpreter that ends frees what the program held to the end, as far as objects own it: it would look
+ * as if the program had. So a Python program's recording ends where its own work does. */
+int vram_tracer_exit(void) {
+    return stop(END_EXIT);
 }
 
 const char *vram_tracer_error(void) {
@@ -325,8 +336,9 @@ int vram_tracer_before(int device, uint64_t nbytes, const char *source) {
 }
 
 int vram_tracer_blob(const char *name, const void *bytes, uint64_t nbytes) {
-    if (!name || !bytes || atomic_load(&recording) != RECORDING || !section_is_open()) return 1;
-    return record_blob(name, bytes, nbytes);
+    if (!*not_forked) tracer_forked();
+    if (!name || !bytes || atomic_load(&recording) != RECORDING) return 1;
+    return section_is_open() || !section_begin(false) ? record_blob(name, bytes, nbytes) : 1;
 }
 
 __attribute__((destructor)) static void at_exit(void) {

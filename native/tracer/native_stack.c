@@ -1,6 +1,8 @@
-// Walks the native stack with libgcc's unwinder, and knows where the libraries of interest are.
+// Walks the native stack, and knows where the libraries of interest are.
 #define _GNU_SOURCE
 #include "native_stack.h"
+
+#include "call_frames.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -31,6 +33,7 @@ static struct {
 } ranges[KINDS][MOST_RANGES + 1];
 static _Atomic(unsigned long long) loads, unloads; // the loader's counters when the lists were made
 static atomic_flag refreshing = ATOMIC_FLAG_INIT;
+static atomic_uintptr_t in_python; // an address in the program, where that is Python
 
 struct search {
     int count[KINDS];
@@ -81,8 +84,7 @@ static int add_library(struct dl_phdr_info *info, size_t size, void *data) {
 
 static void refresh_ranges(void) {
     if (atomic_flag_test_and_set(&refreshing)) return; // another thread does it
-    struct search search = {.own = (uintptr_t)&refresh_ranges,
-                            .python = (uintptr_t)dlsym(RTLD_DEFAULT, "Py_GetVersion")};
+    struct search search = {.own = (uintptr_t)&refresh_ranges, .python = atomic_load(&in_python)};
     dl_iterate_phdr(add_library, &search);
     for (int kind = 0; kind < KINDS; kind++) {
         for (int each = 0; each < search.count[kind]; each++) {
@@ -96,11 +98,11 @@ static void refresh_ranges(void) {
     atomic_flag_clear(&refreshing);
 }
 
-static int compare_counters(struct dl_phdr_info *info, size_t size, void *changed) {
+static int read_counters(struct dl_phdr_info *info, size_t size, void *counters) {
     (void)size;
-    *(bool *)changed = info->dlpi_adds != atomic_load_explicit(&loads, memory_order_relaxed) ||
-                       info->dlpi_subs != atomic_load_explicit(&unloads, memory_order_relaxed);
-    return 1; // the counters are the same for all libraries
+    ((unsigned long long *)counters)[0] = info->dlpi_adds;
+    ((unsigned long long *)counters)[1] = info->dlpi_subs;
+    return 1; // they are the same for all libraries
 }
 
 static inline bool is_in(enum kind kind, uintptr_t address) {
@@ -128,6 +130,7 @@ bool native_prepare(void) {
         *(void **)&visit_frames = dlsym(library, "_Unwind_Backtrace");
         *(void **)&frame_address = dlsym(library, "_Unwind_GetIPInfo");
     }
+    atomic_store(&in_python, (uintptr_t)dlsym(RTLD_DEFAULT, "Py_GetVersion"));
     known = library && visit_frames && frame_address ? USABLE : ABSENT;
     refresh_ranges();
     atomic_store_explicit(&unwinder, known, memory_order_release);
@@ -139,6 +142,10 @@ struct walk {
     int count, most;
 };
 
+static bool is_left_out(uintptr_t address) {
+    return is_in(OWN, address - 1) || is_in(CUDA, address - 1);
+}
+
 static int add_frame(struct _Unwind_Context *context, void *data) {
     struct walk *walk = data;
     int before = 0;
@@ -146,47 +153,121 @@ static int add_frame(struct _Unwind_Context *context, void *data) {
     if (!address) return STOP;
     // A frame that a signal interrupted is at its next instruction, not after a call: native_describe steps back.
     if (before) address++;
-    if (!walk->count && (is_in(OWN, address - 1) || is_in(CUDA, address - 1))) return GO_ON;
+    if (!walk->count && is_left_out(address)) return GO_ON;
     if (walk->count == walk->most) return STOP;
     walk->addresses[walk->count++] = address;
     return GO_ON;
 }
 
-int native_walk(uintptr_t *addresses, int most) {
+int native_walk_by_libgcc(uintptr_t *addresses, int most) {
     if (!native_prepare()) return 0;
-    bool changed = false;
-    dl_iterate_phdr(compare_counters, &changed);
-    if (changed) refresh_ranges();
     struct walk walk = {addresses, 0, most > 0 ? most : 0};
     visit_frames(add_frame, &walk);
     return walk.count;
 }
 
+int native_walk(uintptr_t *addresses, int most) {
+    native_prepare();
+    unsigned long long counters[2] = {0, 0};
+    dl_iterate_phdr(read_counters, counters);
+    if (counters[0] != atomic_load_explicit(&loads, memory_order_relaxed) ||
+        counters[1] != atomic_load_explicit(&unloads, memory_order_relaxed))
+        refresh_ranges();
+    int count = most > 0 ? call_frames_walk(addresses, most, is_left_out, counters[1]) : 0;
+    return count >= 0 ? count : native_walk_by_libgcc(addresses, most);
+}
+
 // ---- describing ----
 
-static void copy_path(const struct link_map *map, const char *name, char *to, size_t size) {
-    char path[PATH_MAX];
-    ssize_t nbytes = -1;
-    if (!map->l_name[0]) nbytes = readlink("/proc/self/exe", path, sizeof path - 1); // the program
-    if (nbytes >= 0)
-        path[nbytes] = '\0';
-    else if (!realpath(name, path) || name[0] == '/')
-        strncpy(path, name, sizeof path - 1)[sizeof path - 1] = '\0';
-    size_t length = strlen(path);
-    if (length >= size) length = size - 1;
-    memcpy(to, path, length);
+// dladdr would hold the loader's lock, for 1.5 ms in the largest library of PyTorch: it compares all of its symbols.
+// Where there are that many, the name is left to whoever reads the file (vram.trace.symbols).
+enum { MOST_SYMBOLS = 20000 };
+
+struct library {
+    uintptr_t place; // an address in it
+    uintptr_t bias;
+    const ElfW(Dyn) * dynamic;
+    bool is_program;
+    int number; // libraries before it
+    char name[PATH_MAX];
+};
+
+static int find_library(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    struct library *library = data;
+    if (!is_inside(info, library->place)) {
+        library->number++;
+        return 0;
+    }
+    library->bias = info->dlpi_addr;
+    library->is_program = !library->number; // comes first
+    size_t length = strnlen(info->dlpi_name, sizeof library->name - 1);
+    memcpy(library->name, info->dlpi_name, length);
+    library->name[length] = '\0';
+    for (int each = 0; each < info->dlpi_phnum; each++)
+        if (info->dlpi_phdr[each].p_type == PT_DYNAMIC)
+            library->dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[each].p_vaddr);
+    return 1;
+}
+
+static void copy_text(const char *text, char *to, size_t size) {
+    size_t length = strnlen(text, size - 1);
+    memcpy(to, text, length);
     to[length] = '\0';
 }
 
+static void copy_path(const struct library *library, char *to, size_t size) {
+    char path[PATH_MAX];
+    ssize_t nbytes = library->is_program ? readlink("/proc/self/exe", path, sizeof path - 1) : -1;
+    if (nbytes >= 0) path[nbytes] = '\0';
+    // A library that was loaded by a relative name; where the program has changed its folder, that remains.
+    bool is_path =
+        nbytes >= 0 || (library->name[0] != '/' && strchr(library->name, '/') && realpath(library->name, path));
+    copy_text(is_path ? path : library->name, to, size);
+}
+
+// The number of dynamic symbols, which only the table for finding them by name tells.
+static uint32_t count_symbols(const uint32_t *table, bool is_gnu) {
+    if (!is_gnu) return table[1]; // DT_HASH: the number of buckets, the number of symbols
+    uint32_t nbuckets = table[0], first = table[1], last = 0;
+    const uint32_t *buckets = table + 4 + (size_t)table[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+    for (uint32_t each = 0; each < nbuckets; each++)
+        if (buckets[each] > last) last = buckets[each];
+    if (last < first) return first;
+    while (last < MOST_SYMBOLS && !(buckets[nbuckets + last - first] & 1)) last++;
+    return last + 1;
+}
+
+static const char *find_symbol(const struct library *library) {
+    const ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    const uint32_t *hash = NULL, *gnu_hash = NULL;
+    for (const ElfW(Dyn) *each = library->dynamic; each && each->d_tag != DT_NULL; each++) {
+        // The loader makes these addresses in place; where it did not, they are offsets.
+        uintptr_t address = each->d_un.d_ptr < library->bias ? library->bias + each->d_un.d_ptr : each->d_un.d_ptr;
+        if (each->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym) *)address;
+        if (each->d_tag == DT_STRTAB) names = (const char *)address;
+        if (each->d_tag == DT_HASH) hash = (const uint32_t *)address;
+        if (each->d_tag == DT_GNU_HASH) gnu_hash = (const uint32_t *)address;
+    }
+    if (!symbols || !names || (!hash && !gnu_hash)) return "";
+    uint32_t count = hash ? count_symbols(hash, false) : count_symbols(gnu_hash, true);
+    const ElfW(Sym) *best = NULL;
+    for (uint32_t each = 0; count <= MOST_SYMBOLS && each < count; each++) {
+        const ElfW(Sym) *symbol = &symbols[each];
+        int type = ELF64_ST_TYPE(symbol->st_info);
+        if ((type != STT_FUNC && type != STT_GNU_IFUNC) || symbol->st_shndx == SHN_UNDEF) continue;
+        if (library->place - library->bias - symbol->st_value >= symbol->st_size) continue;
+        if (!best || ELF64_ST_BIND(best->st_info) != STB_GLOBAL) best = symbol;
+    }
+    return best ? names + best->st_name : "";
+}
+
 bool native_describe(uintptr_t address, struct native_place *place) {
-    Dl_info info;
-    struct link_map *map = NULL;
-    if (!address || !dladdr1((void *)(address - 1), &info, (void **)&map, RTLD_DL_LINKMAP) || !map) return false;
-    copy_path(map, info.dli_fname ? info.dli_fname : map->l_name, place->library, sizeof place->library);
-    const char *symbol = info.dli_sname ? info.dli_sname : "";
-    size_t length = strnlen(symbol, sizeof place->symbol - 1);
-    memcpy(place->symbol, symbol, length);
-    place->symbol[length] = '\0';
-    place->offset = address - 1 - map->l_addr;
+    struct library library = {.place = address - 1};
+    if (!address || !dl_iterate_phdr(find_library, &library)) return false;
+    copy_path(&library, place->library, sizeof place->library);
+    copy_text(find_symbol(&library), place->symbol, sizeof place->symbol);
+    place->offset = library.place - library.bias;
     return true;
 }

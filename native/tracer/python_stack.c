@@ -144,11 +144,17 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *path) {
     return 1;
 }
 
-// Where Python was loaded by a plugin, for itself only, its names are not among the program's.
-static void *open_library(void) {
+// Where to look for Python's names: first among the program's; later in a libpython that was loaded since. Looking
+// takes the loader's lock, and this may be called while another thread holds it and waits for CUDA: it must not happen
+// for nothing. Where a plugin loaded Python for itself only, its names are not among the program's.
+static bool find_scope(void **scope) {
+    static atomic_bool has_looked;
     char path[4096];
-    if (!dl_iterate_phdr(find_library, path)) return NULL;
-    return dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    *scope = RTLD_DEFAULT;
+    if (!atomic_exchange(&has_looked, true) && dlsym(RTLD_DEFAULT, "Py_GetVersion")) return true;
+    if (!dl_iterate_phdr(find_library, path)) return false;
+    *scope = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    return *scope != NULL;
 }
 
 static bool is_exact_release(const char *text) {
@@ -231,12 +237,13 @@ enum python_state python_find(void) {
     dl_iterate_phdr(count_loads, &loads);
     if (loads && atomic_load_explicit(&loads_at_last_search, memory_order_relaxed) == loads) return PYTHON_ABSENT;
 
-    void *scope = RTLD_DEFAULT;
-    if (!dlsym(scope, "Py_GetVersion")) scope = open_library();
+    void *scope;
     const char *(*get_version)(void) = NULL;
-    *(void **)&get_version = dlsym(scope, "Py_GetVersion");
     typeof(python) candidate = {.version = ""};
-    *(void **)&candidate.this_thread = dlsym(scope, "PyGILState_GetThisThreadState");
+    if (find_scope(&scope)) {
+        *(void **)&get_version = dlsym(scope, "Py_GetVersion");
+        *(void **)&candidate.this_thread = dlsym(scope, "PyGILState_GetThisThreadState");
+    }
     if (!get_version || !candidate.this_thread) {
         atomic_store_explicit(&loads_at_last_search, loads, memory_order_relaxed);
         return PYTHON_ABSENT;

@@ -12,8 +12,8 @@ enum python_state {
 };
 
 // Looks for a CPython in this process. Safe at any time and from any thread; may be called again, since a program
-// can load Python later: while nothing new was loaded, that costs about 0.1 µs. Until it has answered
-// PYTHON_SUPPORTED once, python_walk finds no frames.
+// can load a libpython later: while nothing new was loaded, that costs about 0.1 µs. The first call should be where
+// taking the loader's lock is harmless. Until it has answered PYTHON_SUPPORTED once, python_walk finds no frames.
 enum python_state python_find(void);
 
 // Of the Python that was found, "3.12.1"; "" where none was found.

@@ -235,14 +235,16 @@ static enum outcome decode_event(struct vramreader *reader, struct writer *write
         if (type < RECORD_FREE) {
             event->type = RECORD_ALLOC;
             event->kind = type - RECORD_ALLOC;
+            event->space = space_of_kind[event->kind];
             event->nbytes = NUMBER();
             node = NUMBER();
         } else {
             event->type = RECORD_FREE;
-            event->kind = type - RECORD_FREE; /* the space */
+            event->space = type - RECORD_FREE;
         }
         CHECK();
         writer->address = event->address;
+        event->hash = expect_allocation(reader, writer->section, event->space, event->address);
     } else {
         struct text said = {0};
         switch (type) {

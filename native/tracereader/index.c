@@ -223,11 +223,10 @@ static uint64_t own_bytes(struct vramreader *reader, const struct file *file, ui
     uint8_t bytes[CHUNK_NBYTES];
     if (left == CHUNK_NBYTES) return left;
     if (left > CHUNK_NBYTES) {
-        uint8_t next[PAGE_NBYTES];
-        uint64_t nbytes = left - CHUNK_NBYTES < PAGE_NBYTES ? left - CHUNK_NBYTES : PAGE_NBYTES;
+        uint8_t next[8];
+        uint64_t nbytes = left - CHUNK_NBYTES < sizeof next ? left - CHUNK_NBYTES : sizeof next;
         read_bytes(reader, file, offset + CHUNK_NBYTES, next, nbytes);
-        if (nbytes < 8 || !memcmp(next, chunk_magic, 8) || is_header(next) || is_zero(next, nbytes))
-            return CHUNK_NBYTES;
+        if (nbytes < 8 || !memcmp(next, chunk_magic, 8) || is_header(next)) return CHUNK_NBYTES;
         left = CHUNK_NBYTES;
     }
     read_bytes(reader, file, offset, bytes, left);

@@ -137,7 +137,8 @@ struct event {
     uint64_t address, nbytes, extra;
     const uint8_t *text;
     uint32_t text_nbytes, where, node;
-    uint8_t type, kind;
+    uint32_t hash; /* of the address of an ALLOC or FREE, see live.c */
+    uint8_t type, kind, space;
 };
 
 struct writer {
@@ -178,6 +179,7 @@ struct section {
     uint64_t first_base; /* the earliest of its chunks; UINT64_MAX */
     uint64_t first_event_ns;
     uint64_t last_active; /* number of its latest event that is not the end of a context */
+    uint32_t mappings;    /* live */
     bool placed, has_end;
     bool has_segments, too_many_segments;
     struct vector segments; /* struct segment, by address */
@@ -320,6 +322,10 @@ void close_chunk(struct vramreader *reader, struct writer *writer);
 /* ---- live.c ---- */
 
 uint32_t find_allocation(const struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address);
+/* Its hash, for find_expected() soon after; until then its place in the table comes into the CPU's cache. */
+uint32_t expect_allocation(const struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address);
+uint32_t find_expected(const struct vramreader *reader, uint32_t hash, uint32_t section, uint8_t space,
+                       uint64_t address);
 /* NONE sets the error. */
 uint32_t new_allocation(struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address);
 void forget_address(struct vramreader *reader, uint32_t allocation);

@@ -5,10 +5,20 @@ static uint32_t hash_of(const struct vramreader *reader, uint32_t section, uint8
     return (uint32_t)hash_number(reader, address + ((uint64_t)section << 6 | space) * 0x9e3779b97f4a7c15u);
 }
 
+uint32_t expect_allocation(const struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address) {
+    uint32_t hash = hash_of(reader, section, space, address);
+    if (likely(reader->live.slots != NULL)) __builtin_prefetch(&reader->live.slots[hash & reader->live.mask]);
+    return hash;
+}
+
 uint32_t find_allocation(const struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address) {
+    return find_expected(reader, hash_of(reader, section, space, address), section, space, address);
+}
+
+uint32_t find_expected(const struct vramreader *reader, uint32_t hash, uint32_t section, uint8_t space,
+                       uint64_t address) {
     const struct lookup *lookup = &reader->live;
     if (!lookup->slots) return NONE;
-    uint32_t hash = hash_of(reader, section, space, address);
     for (uint64_t at = hash & lookup->mask; lookup->slots[at].number; at = (at + 1) & lookup->mask) {
         if (lookup->slots[at].hash != hash) continue;
         uint32_t found = lookup->slots[at].number - 1;

@@ -55,6 +55,7 @@ static bool grow(struct vramreader *reader, struct vector *vector, size_t item_n
 void *push_many(struct vramreader *reader, struct vector *vector, size_t item_nbytes, uint64_t count) {
     if (vector->count + count > vector->capacity && !grow(reader, vector, item_nbytes, vector->count + count))
         return NULL;
+    if (!count) return vector->items; /* NULL in an empty one, which is no error */
     uint8_t *item = vector->items + vector->count * item_nbytes;
     memset(item, 0, count * item_nbytes);
     vector->count += count;

@@ -16,7 +16,8 @@ enum {
     SPACES = 12,
 };
 
-const uint8_t space_of_kind[KINDS] = {0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 3, 4, 5, 6, 7, 2, 8, 9, 10, 11};
+const uint8_t space_of_kind[KINDS] = {0, 0, 0,  0,  0,  2,  2,  2,  1,  1,  3,  4,  5,  6,  7,  2,
+                                      8, 9, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11};
 
 bool is_on_gpu(uint32_t kind) {
     return kind < 32 && (1u << kind & (1u << 0 | 1u << 1 | 1u << 2 | 1u << 4 | 1u << 6 | 1u << 10 | 1u << 12));
@@ -89,13 +90,13 @@ static void replay_alloc(struct vramreader *reader, struct writer *writer, struc
     const struct event *event = &writer->event;
     struct section *section = SECTION(reader, writer->section);
     uint8_t kind = event->kind > KIND_OTHER_BLOCK ? KIND_OTHER_BLOCK : event->kind;
-    uint8_t space = space_of_kind[kind];
+    uint8_t space = event->space;
     const struct chunk *chunk = &AT(writer->chunks, struct chunk, writer->next);
     if (event->nbytes > MOST_NBYTES) {
         damaged(reader, DAMAGE_SIZE, writer->section, chunk->file, chunk->offset, 1);
         return;
     }
-    uint32_t existing = find_allocation(reader, writer->section, space, event->address);
+    uint32_t existing = find_expected(reader, event->hash, writer->section, space, event->address);
     if (existing != NONE) {
         struct allocation *there = allocation_at(reader, existing);
         if (kind == KIND_OPENED || kind == KIND_IMPORTED) {
@@ -160,14 +161,13 @@ static void end_context(struct vramreader *reader, uint32_t section, uint64_t ha
 static void replay_free(struct vramreader *reader, struct writer *writer, struct replayed *replayed) {
     const struct event *event = &writer->event;
     struct section *section = SECTION(reader, writer->section);
-    uint8_t space = event->kind;
-    replayed->kind = 255;
+    uint8_t space = event->space;
     if (space >= SPACES) {
         const struct chunk *chunk = &AT(writer->chunks, struct chunk, writer->next);
         damaged(reader, DAMAGE_KIND, writer->section, chunk->file, chunk->offset, 1);
         return;
     }
-    uint32_t index = find_allocation(reader, writer->section, space, event->address);
+    uint32_t index = find_expected(reader, event->hash, writer->section, space, event->address);
     struct allocation *allocation = index == NONE ? NULL : allocation_at(reader, index);
     if (allocation && allocation->references && allocation->time <= event->time) {
         const struct row_site *site = &SITE(reader, allocation->site)->row;
@@ -192,8 +192,8 @@ static void unmap(struct vramreader *reader, uint32_t index, uint64_t time) {
     forget_address(reader, index);
     segment_removed(reader, index);
     count_end(reader, mapping, time, true);
+    SECTION(reader, mapping->section)->mappings--;
     release_allocation(reader, index);
-    if (handle == NONE) return;
     struct allocation *mapped = allocation_at(reader, handle);
     if (--mapped->maps || mapped->references) return;
     if (mapped->space != 255) forget_address(reader, handle);
@@ -211,6 +211,7 @@ static void replay_map(struct vramreader *reader, struct writer *writer, struct 
     if (index == NONE) return;
     struct allocation *mapping = allocation_at(reader, index), *mapped = allocation_at(reader, handle);
     mapped->maps++;
+    SECTION(reader, writer->section)->mappings++;
     mapping->nbytes = event->nbytes;
     mapping->time = event->time;
     mapping->event = reader->events;
@@ -222,7 +223,8 @@ static void replay_map(struct vramreader *reader, struct writer *writer, struct 
     segment_added(reader, index);
 }
 
-enum { MOST_UNMAP_STEPS = 100000000 };
+/* Of all calls together: files made to be slow end here. */
+enum { MOST_UNMAP_STEPS = 20000000 };
 
 /* One call may unmap several neighbouring mappings. */
 static void replay_unmap(struct vramreader *reader, struct writer *writer) {
@@ -237,7 +239,7 @@ static void replay_unmap(struct vramreader *reader, struct writer *writer) {
             unmap(reader, index, event->time);
         }
         if (!nbytes || __builtin_add_overflow(at, nbytes, &at)) break;
-    } while (at < end && reader->unmap_steps++ < MOST_UNMAP_STEPS);
+    } while (at < end && SECTION(reader, writer->section)->mappings && reader->unmap_steps++ < MOST_UNMAP_STEPS);
 }
 
 static void replay_retain(struct vramreader *reader, struct writer *writer) {
@@ -304,7 +306,7 @@ static void replay_text(struct vramreader *reader, struct writer *writer) {
 void replay(struct vramreader *reader, struct writer *writer, struct replayed *replayed) {
     const struct event *event = &writer->event;
     struct section *section = SECTION(reader, writer->section);
-    bool ends_context = event->type == RECORD_FREE && event->kind == SPACE_CONTEXTS;
+    bool ends_context = event->type == RECORD_FREE && event->space == SPACE_CONTEXTS;
     reader->events++;
     if (!ends_context) section->last_active = reader->events;
     if (event->time > section->row.last_ns) section->row.last_ns = event->time;

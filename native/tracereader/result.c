@@ -1,7 +1,6 @@
 /* The tables at the end: what is left and what its verdict depends on, what was live at the peaks, holes. */
 #include "internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Addresses further apart than this are no neighbours: other parts of the address space, no hole. */
@@ -13,7 +12,7 @@ struct range {
 };
 
 static bool has_range(const struct allocation *allocation) {
-    return allocation->space == SPACE_MAPPING || (allocation->space == 0 && is_on_gpu(allocation->kind));
+    return is_on_gpu(allocation->kind) && (allocation->space == SPACE_MAPPING || allocation->space == 0);
 }
 
 /* ---- what is left ---- */
@@ -94,16 +93,55 @@ static void judge_allocations(struct vramreader *reader) {
 
 /* ---- holes ---- */
 
-static int by_address(const void *left, const void *right) {
-    const struct range *a = left, *b = right;
-    if (a->process != b->process) return a->process < b->process ? -1 : 1;
-    if (a->address != b->address) return a->address < b->address ? -1 : 1;
-    return a->nbytes < b->nbytes ? -1 : a->nbytes > b->nbytes;
+enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, ADDRESS_DIGITS = 6, PROCESS_DIGITS = 3 };
+
+static uint32_t digit(const struct range *range, uint32_t number) {
+    if (number < ADDRESS_DIGITS) return range->address >> number * DIGIT_BITS & (DIGITS - 1);
+    return range->process >> (number - ADDRESS_DIGITS) * DIGIT_BITS & (DIGITS - 1);
 }
 
-static int by_size(const void *left, const void *right) {
-    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return a > b ? -1 : a < b;
+/* By process and address: digit by digit, since a trace may have millions of them. */
+static void sort_ranges(struct vramreader *reader, struct range *ranges, uint64_t count) {
+    struct range *other = take_memory(reader, count * sizeof *other);
+    if (!other) return;
+    struct range *from = ranges, *to = other;
+    for (uint32_t number = 0; number < ADDRESS_DIGITS + PROCESS_DIGITS; number++) {
+        uint64_t starts[DIGITS] = {0};
+        for (uint64_t at = 0; at < count; at++) starts[digit(&from[at], number)]++;
+        if (starts[digit(&from[0], number)] == count) continue;
+        for (uint64_t at = 0, sum = 0; at < DIGITS; at++) {
+            uint64_t these = starts[at];
+            starts[at] = sum;
+            sum += these;
+        }
+        for (uint64_t at = 0; at < count; at++) to[starts[digit(&from[at], number)]++] = from[at];
+        struct range *swapped = from;
+        from = to;
+        to = swapped;
+    }
+    if (from != ranges) memcpy(ranges, from, count * sizeof *ranges);
+    release_memory(reader, other, count * sizeof *other);
+}
+
+/* The *rank* largest of *sizes*, counted from 0; their order is lost. */
+static uint64_t select_largest(uint64_t *sizes, uint64_t count, uint64_t rank) {
+    uint64_t first = 0, last = count - 1;
+    while (first < last) {
+        uint64_t pivot = sizes[first + (last - first) / 2], low = first, high = last;
+        for (;;) {
+            while (sizes[low] > pivot) low++;
+            while (sizes[high] < pivot) high--;
+            if (low >= high) break;
+            uint64_t swapped = sizes[low];
+            sizes[low++] = sizes[high];
+            sizes[high--] = swapped;
+        }
+        if (rank <= high)
+            last = high;
+        else
+            first = high + 1;
+    }
+    return sizes[rank];
 }
 
 /* How large a range must be to be among the largest that are kept; *equal* of exactly that size are, too. */
@@ -113,9 +151,8 @@ static uint64_t smallest_kept(struct vramreader *reader, const struct range *ran
     uint64_t *sizes = take_memory(reader, count * sizeof *sizes);
     if (!sizes) return UINT64_MAX;
     for (uint64_t at = 0; at < count; at++) sizes[at] = ranges[at].nbytes;
-    qsort(sizes, count, sizeof *sizes, by_size);
-    uint64_t smallest = sizes[MOST_HOLE_BLOCKS - 1], larger = 0;
-    while (sizes[larger] > smallest) larger++;
+    uint64_t smallest = select_largest(sizes, count, MOST_HOLE_BLOCKS - 1), larger = 0;
+    for (uint64_t at = 0; at < count; at++) larger += ranges[at].nbytes > smallest;
     *equal = MOST_HOLE_BLOCKS - larger;
     release_memory(reader, sizes, count * sizeof *sizes);
     return smallest;
@@ -172,7 +209,7 @@ static void holes_of(struct vramreader *reader, uint32_t gpu, bool at_end) {
         if (row->mapping || (space_of_kind[row->kind] == 0 && is_on_gpu(row->kind)))
             add_range(reader, &ranges, row->address, row->nbytes, row->site);
     }
-    if (ranges.count && !reader->error) qsort(ranges.items, ranges.count, sizeof(struct range), by_address);
+    if (ranges.count && !reader->error) sort_ranges(reader, (struct range *)ranges.items, ranges.count);
     for (uint64_t first = 0, next; first < ranges.count && !reader->error; first = next) {
         const struct range *all = (const struct range *)ranges.items;
         for (next = first; next < ranges.count && all[next].process == all[first].process;) next++;
@@ -205,6 +242,7 @@ void build_timeline(struct vramreader *reader) {
 void finish(struct vramreader *reader) {
     if (reader->finished) return;
     reader->finished = true;
+    if (!reader->growing) release_lookup(reader, &reader->live); /* nothing is looked up any more */
     judge_allocations(reader);
     for (uint32_t gpu = 0; gpu < reader->gpus.count && !reader->error; gpu++) {
         holes_of(reader, gpu, false);

@@ -80,6 +80,5 @@ void block_added(struct vramreader *reader, uint32_t number, uint64_t address, u
     if (at >= section->segments.count || AT(section->segments, struct segment, at).first > address) return;
     struct allocation *allocation = allocation_at(reader, AT(section->segments, struct segment, at).allocation);
     allocation->framework = kind;
-    if (allocation->space == SPACE_MAPPING && allocation->maps != NONE)
-        allocation_at(reader, allocation->maps)->framework = kind;
+    if (allocation->space == SPACE_MAPPING) allocation_at(reader, allocation->maps)->framework = kind;
 }

@@ -31,6 +31,8 @@ _PUBLIC = {
     "flush": "vram.guard.flush",
     "live": "vram.guard.live",
     "holders": "vram.guard.live",
+    # a trace: what this program says in it
+    "mark": "vram.trace.mark",
     # owner objects
     "Buffer": "vram.guard.buffer",
     "scrub": "vram.guard.erase",
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from vram.guard.scoped import scoped as scoped
     from vram.notebook import load_ipython_extension as load_ipython_extension
     from vram.notebook import unload_ipython_extension as unload_ipython_extension
+    from vram.trace.mark import mark as mark
 
 
 def __getattr__(name: str) -> object:

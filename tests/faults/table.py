@@ -77,7 +77,7 @@ ROWS = (
         "deadline; target unharmed over 1,000 tries",
     ),
     Row(21, "audit disk full", "actions refused, scans go on"),
-    Row(22, "traced process killed", "trace readable, at most one record lost", _TRACER, whole=True),
+    Row(22, "traced process killed", "trace readable, at most one record lost"),
     Row(
         23,
         "disk full while tracing",
@@ -89,8 +89,6 @@ ROWS = (
         24,
         "trace files truncated at every byte, bits flipped, huge lengths",
         "a typed error or a partial report, bounded memory",
-        _TRACER,
-        whole=True,
     ),
     Row(25, "fork in a traced process", "files of their own", _TRACER, whole=True),
     Row(

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import pickletools
 from array import array
 from collections.abc import Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -126,6 +127,16 @@ def test_perfetto_slices_are_those_of_large_allocations_and_close() -> None:
     assert begun["0xa000000"]["name"] == ended["0xa000000"]["name"] == "make_workspace kernels.py:52"
     (failed,) = [each for each in events if each.get("cat") == "failed"]
     assert failed["args"]["stack"].splitlines()[0] == "batch /home/user/project/data.py:20"
+
+
+def test_perfetto_of_very_many_events_has_the_large_ones() -> None:
+    """A browser cannot open gigabytes: counters move in steps, small allocations are no events."""
+    view = training(events=perfetto.VERY_MANY_EVENTS + 1)  # its peak is 18 GiB, a step 18.4 MB
+    few = [event(ALLOC, DEVICE, at, at << 21, 64 * KIB) for at in range(1, 101)]
+    events = perfetto_events(ATrace(*few, event(ALLOC, DEVICE, 200, 1 << 40, 32 * MIB), view=view))
+    counters = [each["args"]["bytes"] for each in events if each["ph"] == "C"]
+    assert counters == [38 * MIB + 256 * KIB, 38 * MIB + 256 * KIB]
+    assert [each["args"]["bytes"] for each in events if each.get("cat") == "alloc"] == [32 * MIB]
 
 
 def test_perfetto_has_marks_and_gaps() -> None:
@@ -303,6 +314,46 @@ def test_mapped_memory_is_a_segment_where_it_is_mapped() -> None:
     assert [each["action"] for each in events] == ["segment_map", "alloc"]
     (segment,) = taken["segments"]
     assert segment["is_expandable"]
+
+
+def test_every_block_of_the_viewer_has_a_segment_at_every_moment() -> None:
+    """It draws none otherwise: a block whose segment is older than the recording, one whose segment goes."""
+    taken = snapshot(
+        ATrace(
+            event(ALLOC, TORCH, 1, 0x5000000, MIB, allocation=1),
+            event(ALLOC, DEVICE, 2, 0x1000000, 4 * MIB),
+            event(ALLOC, TORCH, 3, 0x1100000, MIB, allocation=2),
+            event(FREE, TORCH, 4, 0x5000000, MIB, allocation=1),
+            event(FREE, DEVICE, 5, 0x1000000, 4 * MIB),
+            event(FREE, TORCH, 6, 0x1100000, MIB, allocation=2),
+        )
+    )
+    segments: dict[int, int] = {}
+    blocks: dict[int, int] = {}
+    for each in taken["device_traces"][0]:
+        table = segments if each["action"].startswith("segment") else blocks
+        if each["action"] in ("alloc", "segment_alloc"):
+            table[each["addr"]] = each["size"]
+        else:
+            del table[each["addr"]]
+        for address in blocks:
+            assert any(start <= address < start + size for start, size in segments.items())
+    assert not segments
+    assert taken["segments"] == []
+
+
+def test_the_viewer_knows_every_opcode_of_the_pickle() -> None:
+    """It has an unpickler of its own, with these of Python's opcodes (torch/utils/viz/MemoryViz.js)."""
+    known = (
+        "APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPUT BINUNICODE DICT EMPTY_DICT EMPTY_LIST"
+    )
+    known += " EMPTY_TUPLE FRAME LIST LONG1 LONG_BINGET LONG_BINPUT MARK MEMOIZE NEWFALSE NEWTRUE NONE PROTO"
+    known += " SETITEM SETITEMS SHORT_BINUNICODE STOP TUPLE TUPLE1 TUPLE2 TUPLE3"
+    for view in (training(), training_traces.hostile()):
+        out = io.BytesIO()
+        torch_viewer.write(ATrace(*A_FEW, view=view), out)  # type: ignore[arg-type]
+        used = {opcode.name for opcode, _, _ in pickletools.genops(out.getvalue())}
+        assert used <= set(known.split())
 
 
 def test_the_addresses_of_two_processes_stay_apart() -> None:

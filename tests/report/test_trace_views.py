@@ -16,19 +16,11 @@ from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
 from vram.report import trace_chart, trace_fit, trace_summary, trace_views
 from vram.report.layout import RenderOptions
+from vram.report.trace_diff import PICKS, differences
 from vram.report.trace_lines import moment
-from vram.report.trace_rows import (
-    GROUPINGS,
-    NO_STACK,
-    OWN_CODE,
-    STANDARD_LIBRARY,
-    differences,
-    library,
-    narrowed,
-    place,
-    rows,
-)
-from vram.report.trace_views import PICKS, ViewOptions
+from vram.report.trace_places import NO_STACK, OWN_CODE, STANDARD_LIBRARY, caller, library, place
+from vram.report.trace_rows import GROUPINGS, branches, narrowed, rows
+from vram.report.trace_views import ViewOptions
 from vram.trace.fit import fit
 from vram.units import GIB, MIB
 
@@ -173,6 +165,20 @@ def test_a_place_is_the_programs_own_line() -> None:
     assert library(CallStack()) == NO_STACK
 
 
+def test_who_called_a_wrapper_is_named() -> None:
+    wrapper, main = python("alloc", "/p/gpu.py", 5), python("<module>", "/p/main.py", 90)
+    load, step = python("load", "/p/model.py", 7), python("step", "/p/train.py", 9)
+    stacks = (CallStack((wrapper, load, main)), CallStack((wrapper, step, main)))
+    assert [caller(stack) for stack in stacks] == [load, step]
+    view = training(stacks=stacks, peak=(site(0, 3 * GIB), site(1, GIB)), leaks=())
+    (row,) = rows(view, view.peak, "line")
+    assert (row.place, row.caller) == (wrapper, None)
+    assert [(each.frame, each.nbytes) for each in branches(view, row)] == [(load, 3 * GIB), (step, GIB)]
+    assert "3.0 GiB from load  /p/model.py:7" in text("summary", view)
+    alone = training(stacks=stacks, peak=(site(0, 3 * GIB),))
+    assert "alloc  /p/gpu.py:5 ← load  /p/model.py:7" in text("peak", alone, 120)
+
+
 @pytest.mark.parametrize("by", GROUPINGS)
 def test_gathering_loses_nothing(by: str) -> None:
     view = training()
@@ -260,7 +266,7 @@ def test_a_line_that_moved_is_the_same_place() -> None:
     )
     before, after = training(), training(stacks=moved)
     for by in GROUPINGS:
-        assert not [row for row in differences(before, after, PICKS["at the peak"], by) if row.change]
+        assert not differences(before, after, PICKS["at the peak"], by).rows
     assert "no place changed" in shown(
         trace_views.diff(before, after, ViewOptions(), RenderOptions(width=80))
     )
@@ -269,7 +275,11 @@ def test_a_line_that_moved_is_the_same_place() -> None:
 def test_what_grew_comes_first() -> None:
     before = training()
     grown = tuple(site(each.stack, each.nbytes + each.stack * MIB) for each in before.peak[:2])
-    found = differences(before, training(peak=grown), PICKS["at the peak"], "line")
+    whole = differences(before, training(peak=grown), PICKS["at the peak"], "line")
+    found = whole.rows
+    assert whole.total == sum(row.change for row in found)
+    few = differences(before, training(peak=grown), PICKS["at the peak"], "line", 1)
+    assert (few.hidden, few.hidden_nbytes) == (len(found) - 1, whole.total - few.rows[0].change)
     assert [row.change for row in found[:2]] == [2 * MIB, MIB]
     assert found[-1].change == -3 * GIB
     assert found[-1].after_nbytes == 0
@@ -322,7 +332,9 @@ def test_many_stacks_are_still_fast() -> None:
     began = time.process_time()
     text("peak", view)
     text("summary", view)
-    assert time.process_time() - began < 6
+    text("leaks", view)
+    text("diff", view)
+    assert time.process_time() - began < 8
     view = many_sites(500)
     text("summary", view)
     began = time.process_time()

@@ -1,5 +1,6 @@
 // What the tests call of the stack walkers, through ctypes, in Pythons of every version.
 #define _GNU_SOURCE
+#include "../../native/tracer/call_frames.h"
 #include "../../native/tracer/native_stack.h"
 #include "../../native/tracer/python_stack.h"
 #include "native_chain.h"
@@ -115,12 +116,14 @@ EXPORTED double harness_time(int most, int rounds, int stamps) {
     return best;
 }
 
-EXPORTED double harness_native_time(int most, int rounds) {
+// As above, for native frames: by libgcc alone, or as native_walk finds them.
+EXPORTED double harness_native_time(int most, int rounds, int by_libgcc) {
     uintptr_t addresses[MOST];
     double best = 1e18;
     for (int round = 0; round < 10; round++) {
         double begin = now();
-        for (int each = 0; each < rounds; each++) native_walk(addresses, most);
+        for (int each = 0; each < rounds; each++)
+            by_libgcc ? native_walk_by_libgcc(addresses, most) : native_walk(addresses, most);
         double took = (now() - begin) / rounds;
         if (took < best) best = took;
     }
@@ -130,7 +133,28 @@ EXPORTED double harness_native_time(int most, int rounds) {
 // The end of a chain of calls.
 EXPORTED int harness_native_walk(struct chain *chain) {
     chain->count = native_walk(chain->addresses, chain->most);
+    // libgcc's unwinder finds the same.
+    uintptr_t addresses[MOST];
+    int most = chain->most < MOST ? chain->most : MOST;
+    int count = native_walk_by_libgcc(addresses, most);
+    // The innermost frame is this function, at two places: it is left out.
+    if (count != chain->count || memcmp(addresses, chain->addresses, sizeof *addresses * (size_t)count))
+        chain->count = -2;
     return 0;
+}
+
+EXPORTED int harness_native_count(int most) {
+    uintptr_t addresses[MOST];
+    return native_walk(addresses, most);
+}
+
+// Packs what call_frames.h reads of an address: kind, whether rbp is saved, size and place.
+EXPORTED void harness_rule(uintptr_t address, int *numbers) {
+    struct frame_rule rule = frame_rule_read(address);
+    numbers[0] = rule.kind;
+    numbers[1] = rule.saves_base_pointer;
+    numbers[2] = rule.size;
+    numbers[3] = rule.base_pointer;
 }
 
 EXPORTED int harness_native_describe(uintptr_t address, struct native_place *place) {

@@ -28,8 +28,8 @@ FUNCTION(_static)(struct chain *chain) {
 // A frame whose size is known at run time only.
 FUNCTION(_array)(struct chain *chain) {
     volatile int array[chain->at * 100 + 100];
-    array[chain->at] = 1;
-    return hidden_function(chain, &array[chain->at]) + array[0];
+    array[0] = 1;
+    return hidden_function(chain, array) + array[0];
 }
 
 // A frame at an address that its caller did not align.

@@ -40,9 +40,11 @@ def compile_c(output: Path, *arguments: str) -> Path:
 
 @pytest.fixture(scope="session")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = (HERE / "harness.c", NATIVE / "tracer" / "python_stack.c", NATIVE / "tracer" / "native_stack.c")
+    walkers = [NATIVE / "tracer" / f"{name}.c" for name in ("python_stack", "native_stack", "call_frames")]
     output = tmp_path_factory.mktemp("stacks") / "libharness.so"
-    return compile_c(output, "-fPIC", "-shared", "-fvisibility=hidden", *map(str, sources))
+    return compile_c(
+        output, "-fPIC", "-shared", "-fvisibility=hidden", *map(str, (HERE / "harness.c", *walkers))
+    )
 
 
 @pytest.fixture(params=MINORS, ids=lambda minor: f"3.{minor}")

@@ -50,10 +50,10 @@ def test_lines_of_every_instruction(python: str, harness: Path) -> None:
     skipped = {"test", "site-packages"}
     files = sorted(path for path in folder.rglob("*.py") if path.exists() and skipped.isdisjoint(path.parts))
     if "VRAM_WHOLE_LIBRARY" not in os.environ:
-        files = random.Random(len(files)).sample(files, 25)
+        files = random.Random(len(files)).sample(files, 12)
     answer = run_program(python, "stack_checks.py", harness, "line_tables", *map(str, files))
     assert answer["number"] == 0, answer["differences"]
-    assert answer["compared"] > 5000
+    assert answer["compared"] > 2000
 
 
 def test_offsets_are_those_of_the_headers(python: str, tmp_path: Path) -> None:

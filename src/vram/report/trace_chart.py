@@ -20,7 +20,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_rows import caller, place, stack_of
+from vram.report.trace_places import caller, place, stack_of
 from vram.units import counted, size
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

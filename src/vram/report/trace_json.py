@@ -21,20 +21,9 @@ from vram.model.trace import (
     TraceView,
 )
 from vram.report.json import encode
-from vram.report.trace_rows import (
-    VERDICTS,
-    AllocationRow,
-    By,
-    DiffRow,
-    Verdict,
-    churn_rows,
-    differences,
-    leaks_of,
-    place,
-    rows,
-    stack_of,
-)
-from vram.report.trace_views import PICKS
+from vram.report.trace_diff import PICKS, DiffRow, differences
+from vram.report.trace_places import place, stack_of
+from vram.report.trace_rows import VERDICTS, AllocationRow, By, Verdict, churn_rows, leaks_of, rows
 
 View = Literal["summary", "peak", "leaks", "timeline", "churn", "frag"]
 
@@ -243,7 +232,7 @@ def _leaks(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Itera
 
 
 def _churn(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[ChurnRow]:
-    for row, median_life_ns, per_second in churn_rows(view, by)[:limit]:
+    for row, median_life_ns, per_second in churn_rows(view, by, limit):
         yield ChurnRow(row=stacks.row(row), median_life_ns=median_life_ns, per_second=per_second)
 
 
@@ -300,8 +289,7 @@ class TraceDiffReport(Struct, frozen=True, kw_only=True):
 
 def diff(before: TraceView, after: TraceView, by: By, limit: int | None) -> bytes:
     at_peak, never_freed = (
-        tuple([row for row in differences(before, after, pick, by) if row.change][:limit])
-        for pick in PICKS.values()
+        tuple(differences(before, after, pick, by, limit).rows) for pick in PICKS.values()
     )
     return encode(
         TraceDiffReport(

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.report.trace_rows import NO_STACK, AllocationRow, CallerShare, position
+from vram.report.trace_places import NO_STACK, position
+from vram.report.trace_rows import AllocationRow, CallerShare
 from vram.units import counted, duration, size
 
 _CALLERS = 3

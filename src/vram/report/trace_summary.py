@@ -27,17 +27,8 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_rows import (
-    VERDICTS,
-    AllocationRow,
-    branches,
-    caller,
-    leaks_of,
-    on_gpu,
-    place,
-    rows,
-    stack_of,
-)
+from vram.report.trace_places import caller, place, stack_of
+from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, branches, leaks_of, on_gpu, rows
 from vram.units import counted, size
 
 _PLACES = 3
@@ -146,7 +137,7 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
     yield from table(("size", "share", "count", "allocated by"), body, options)
 
 
-def top_places(view: TraceView) -> tuple[list[AllocationRow], int]:
+def top_places(view: TraceView) -> tuple[Rows, int]:
     """The places that held most at the peak of any GPU, and what all held.
 
     A framework's blocks stand for the memory that it took from the driver, where they were recorded: the
@@ -176,19 +167,20 @@ def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[Renderable
         yield heading("Never freed: nothing", options)
         return
     yield heading("Never freed", options)
-    serious = [
-        (verdict, row)
+    gathered = {
+        verdict: rows(view, (leak.site for leak in leaks_of(view, verdict)), "line")
         for verdict in VERDICTS[:2]
-        for row in rows(view, (leak.site for leak in leaks_of(view, verdict)), "line")
-    ]
+    }
+    serious = [(verdict, row) for verdict, found in gathered.items() for row in found[:_MOST_LEAKS]]
     for verdict, row in serious[:_MOST_LEAKS]:
         what = f"{size(row.nbytes)} in {allocations(row.count)}"
         mark = "!" if options.ascii else "●"
         lead = f"  {mark} {verdict:<8} {options.clean(what)}  "
         where = row_cell(row, options)(options.width - cell_len(lead))
         yield Text.assemble((lead, _STYLES[verdict]), where)
-    if len(serious) > _MOST_LEAKS:
-        yield Text(f"    {len(serious) - _MOST_LEAKS:,} places more: `vram report leaks`", style="dim")
+    more = sum(map(len, gathered.values())) - _MOST_LEAKS
+    if more > 0:
+        yield Text(f"    {more:,} places more: `vram report leaks`", style="dim")
     held = leaks_of(view, "in use at exit")
     if held:
         total, count = sum(leak.site.nbytes for leak in held), sum(leak.site.count for leak in held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vram.model.trace import Frame, GpuUse, LeakSite, Site, TraceView
 from vram.report.layout import RenderOptions
+from vram.report.trace_diff import PICKS, Differences, differences
 from vram.report.trace_lines import (
     allocations,
     branch_lines,
@@ -29,19 +30,18 @@ from vram.report.trace_lines import (
     stack_lines,
     table,
 )
+from vram.report.trace_places import stack_of
 from vram.report.trace_rows import (
     VERDICTS,
     AllocationRow,
     By,
-    DiffRow,
+    Rows,
     Verdict,
     branches,
     churn_rows,
-    differences,
     leaks_of,
     on_gpu,
     rows,
-    stack_of,
 )
 from vram.report.trace_summary import blocks_at_peak, framework_name, framework_sentence
 from vram.units import size
@@ -67,9 +67,9 @@ class ViewOptions(Struct, frozen=True, kw_only=True):
     """0: all of them."""
     verbose: bool = False
 
-    def cut(self, found: Sequence[AllocationRow]) -> tuple[Sequence[AllocationRow], list[AllocationRow]]:
-        limit = self.limit or len(found)
-        return found[:limit], list(found[limit:])
+    @property
+    def most(self) -> int | None:
+        return self.limit or None
 
 
 # ---- leaks ----
@@ -96,7 +96,6 @@ def _verdict(
     yield heading(title, options, style=_STYLES[verdict])
     yield sentence(REASONS[verdict], options, style="dim")
     gathered = rows(view, (leak.site for leak in found), wanted.by)
-    shown, hidden = wanted.cut(gathered)
     facts = _Facts(found)
     whole = wanted.verbose
     short = verdict == "in use at exit" and not whole
@@ -106,10 +105,10 @@ def _verdict(
             row_cell(row, options),
             () if short else _below_leak(view, row, facts, options, whole=whole),
         )
-        for row in shown
+        for row in gathered[: wanted.most]
     )
     yield from table(("size", "count", "allocated by"), body, options)
-    yield from rest_line(len(hidden), sum(row.nbytes for row in hidden), options)
+    yield from _rest(gathered, wanted, options)
 
 
 class _Facts:
@@ -196,17 +195,22 @@ def _peak_table(
     wanted: ViewOptions,
     options: RenderOptions,
 ) -> Iterator[Text]:
-    shown, hidden = wanted.cut(rows(view, sites, wanted.by))
+    gathered = rows(view, sites, wanted.by)
     body = (
         (
             (size(row.nbytes), f"{100 * row.nbytes / whole:.1f}%" if whole else "", f"{row.count:,}"),
             row_cell(row, options),
             _below(view, row, wanted, options),
         )
-        for row in shown
+        for row in gathered[: wanted.most]
     )
     yield from table(("size", "share", "count", title), body, options)
-    yield from rest_line(len(hidden), sum(row.nbytes for row in hidden), options)
+    yield from _rest(gathered, wanted, options)
+
+
+def _rest(gathered: Rows, wanted: ViewOptions, options: RenderOptions) -> list[Text]:
+    shown = len(gathered) if wanted.most is None else wanted.most
+    return rest_line(len(gathered) - shown, gathered.nbytes_from(shown), options)
 
 
 # ---- the call tree ----
@@ -287,8 +291,7 @@ def _percent(node: _Node, root: _Node) -> str:
 def churn(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> RenderableType:
     """Return the places whose allocations were freed again soon."""
     blocks: list[RenderableType] = [*head(view, options), Text()]
-    found = churn_rows(view, wanted.by)
-    if not found:
+    if not view.churn:
         blocks.append(sentence("No place allocated and freed again and again.", options, indent=0))
         return Group(*blocks)
     about = (
@@ -296,17 +299,16 @@ def churn(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Rende
         " and may wait for the GPU. A cache (a framework's allocator, cudaMallocAsync) would save them."
     )
     blocks += [sentence(about, options, style="dim", indent=0), Text()]
-    limit = wanted.limit or len(found)
     body = (
         (
             (f"{row.count:,}", _rate(per_second), size(row.nbytes), moment(life_ns)),
             row_cell(row, options),
             _below(view, row, wanted, options),
         )
-        for row, life_ns, per_second in found[:limit]
+        for row, life_ns, per_second in churn_rows(view, wanted.by, wanted.most)
     )
     blocks += table(("pairs", "per second", "bytes in all", "median life", "allocated by"), body, options)
-    blocks += rest_line(len(found) - limit, sum(row.nbytes for row, _, _ in found[limit:]), options)
+    blocks += _rest(rows(view, (each.site for each in view.churn), wanted.by), wanted, options)
     return Group(*blocks)
 
 
@@ -315,11 +317,6 @@ def _rate(per_second: float) -> str:
 
 
 # ---- two traces ----
-
-PICKS: dict[str, Callable[[TraceView], Sequence[Site]]] = {
-    "at the peak": lambda view: on_gpu(view.peak),
-    "never freed": lambda view: [leak.site for leak in view.leaks],
-}
 
 
 def diff(before: TraceView, after: TraceView, wanted: ViewOptions, options: RenderOptions) -> RenderableType:
@@ -332,8 +329,8 @@ def diff(before: TraceView, after: TraceView, wanted: ViewOptions, options: Rend
             words = f"{gpu_name(use.gpu)}: peak {size(use.peak_nbytes)}, {size(use.end_nbytes)} at the end"
             blocks.append(sentence(words, options, indent=3))
     for title, pick in PICKS.items():
-        found = [row for row in differences(before, after, pick, wanted.by) if row.change]
-        blocks += [Text(), *_changes(title, found, wanted, options)]
+        found = differences(before, after, pick, wanted.by, wanted.most)
+        blocks += [Text(), *_changes(title, found, options)]
     blocks += [
         Text(),
         sentence(
@@ -346,27 +343,21 @@ def diff(before: TraceView, after: TraceView, wanted: ViewOptions, options: Rend
     return Group(*blocks)
 
 
-def _changes(
-    title: str, found: list[DiffRow], wanted: ViewOptions, options: RenderOptions
-) -> Iterator[RenderableType]:
-    total = sum(row.change for row in found)
-    yield heading(f"{title.capitalize()}: {_signed(total)}", options)
-    if not found:
+def _changes(title: str, found: Differences, options: RenderOptions) -> Iterator[RenderableType]:
+    yield heading(f"{title.capitalize()}: {_signed(found.total)}", options)
+    if not found.rows:
         yield sentence("no place changed", options, style="dim")
         return
-    found.sort(key=lambda row: -abs(row.change))
-    limit = wanted.limit or len(found)
     body = (
         (
             (_signed(row.change), size(row.before_nbytes), size(row.after_nbytes)),
             place_cell(row.place, options, row.label, row.caller),
             (),
         )
-        for row in sorted(found[:limit], key=lambda row: -row.change)
+        for row in found.rows
     )
     yield from table(("change", "in A", "in B", "allocated by"), body, options)
-    hidden = found[limit:]
-    yield from rest_line(len(hidden), sum(row.change for row in hidden), options)
+    yield from rest_line(found.hidden, found.hidden_nbytes, options)
 
 
 def _signed(nbytes: int) -> str:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 # From this size on an allocation is a slice of its own; smaller ones would bury them.
 SLICE_NBYTES = 1 << 20
-# A browser takes a file of some hundred megabytes: with many events each carries fewer frames.
+# A browser takes a file of some hundred megabytes. With many events each carries fewer frames; with very many
+# only large allocations are events of their own, and a counter moves in steps of a thousandth of the peak.
 _FRAMES, _FEW_FRAMES, _MANY_EVENTS = 32, 4, 200_000
+VERY_MANY_EVENTS, _STEPS = 1_000_000, 1000
 _PIECE = 1 << 20
 _COUNTED = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
 _BLOCKS = frozenset(number for number in KIND_NUMBERS if number >= 16)
@@ -77,6 +79,10 @@ class _Writer:
         self._live: dict[int, _Allocated] = {}
         self._stacks: dict[int, tuple[str, str]] = {}
         self._frames = _FRAMES if view.events <= _MANY_EVENTS else _FEW_FRAMES
+        self._is_thinned = view.events > VERY_MANY_EVENTS
+        peak = max((use.peak_nbytes for use in view.gpus), default=0)
+        self._step = peak // _STEPS if self._is_thinned else 0
+        self._drawn: dict[tuple[int, int, str], int] = {}
 
     def head(self) -> Iterator[str]:
         for process in self._view.processes:
@@ -121,7 +127,8 @@ class _Writer:
                     f'{{"bytes":{nbytes},"address":"{address:#x}","stream":"{stream:#x}","gpu":{gpu},'
                     f'"kind":"{KIND_NUMBERS.get(kind, "unknown")}","stack":{frames}}}'
                 )
-                yield f'{{"ph":"i","s":"t","cat":"alloc","name":{name},{where},"args":{about}}}'
+                if nbytes >= SLICE_NBYTES or not self._is_thinned:
+                    yield f'{{"ph":"i","s":"t","cat":"alloc","name":{name},{where},"args":{about}}}'
                 head = ""
                 if nbytes >= SLICE_NBYTES and number:
                     head = f'"cat":"live","id":"{number:#x}","name":{name}'
@@ -152,6 +159,9 @@ class _Writer:
                 yield from self._ended(each, where, at)
 
     def tail(self) -> Iterator[str]:
+        if self._is_thinned:
+            for key, live in self._sums.items():
+                yield self._counter(key, live, f"{self._view.duration_ns / 1000:.3f}")
         for mark in self._view.marks:
             pid = self._pids.get(mark.process, 0)
             yield _event(
@@ -180,9 +190,15 @@ class _Writer:
             return
         key = (process, gpu, what)
         live = self._sums[key] = self._sums.get(key, 0) + change
+        if abs(live - self._drawn.get(key, -1)) >= self._step:
+            yield self._counter(key, live, at)
+
+    def _counter(self, key: tuple[int, int, str], live: int, at: str) -> str:
+        self._drawn[key] = live
+        process, gpu, what = key
         name = f"GPU {gpu} {what}" if gpu >= 0 else f"unknown GPU {what}"
         pid = self._pids.get(process, process)
-        yield f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{at},"args":{{"bytes":{live}}}}}'
+        return f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{at},"args":{{"bytes":{live}}}}}'
 
     def _stack(self, number: int, stacks: StackTable) -> tuple[str, str]:
         """The name and the frames of a stack, as JSON."""

@@ -38,7 +38,7 @@ def write(trace: Trace, stream: BinaryIO) -> None:
     for batch in trace.events():
         for row in _rows(batch):
             split.see(row)
-    history = _History(trace, split.holding)
+    history = _History(trace, split)
     for batch in trace.events():
         for row in _rows(batch):
             history.add(row, batch.stacks)
@@ -97,21 +97,26 @@ def _rows(batch: EventBatch) -> Iterator[_Row]:
 
 
 class _Segments:
-    """Finds which memory of the driver has a framework's blocks in it, by its allocation number."""
+    """Finds which memory of the driver has a framework's blocks in it, and which blocks lie in none.
+
+    Both by address and time. A block lies in none where a process was attached to: its segment is older.
+    """
 
     def __init__(self) -> None:
         self.holding: set[tuple[int, int]] = set()
+        self.outside: set[tuple[int, int]] = set()
         self._starts: list[int] = []
         self._at: dict[int, tuple[int, int]] = {}
 
     def see(self, row: _Row) -> None:
         if row.type == 1 and row.kind >= _FIRST_BLOCK:
             found = bisect_right(self._starts, row.address) - 1
-            if found >= 0:
-                start = self._starts[found]
-                end, time_ns = self._at[start]
-                if row.address < end:
-                    self.holding.add((start, time_ns))
+            start = self._starts[found] if found >= 0 else 0
+            end, time_ns = self._at[start] if found >= 0 else (0, 0)
+            if row.address < end:
+                self.holding.add((start, time_ns))
+            else:
+                self.outside.add((row.address, row.time_ns))
         elif _begins_segment(row):
             if row.address not in self._at:
                 insort(self._starts, row.address)
@@ -133,10 +138,10 @@ def _ends_segment(row: _Row) -> bool:
 class _History:
     """The events of each GPU, and what is live."""
 
-    def __init__(self, trace: Trace, holding: set[tuple[int, int]]) -> None:
+    def __init__(self, trace: Trace, split: _Segments) -> None:
         view = trace.view()
         self._began_us = view.processes[0].started_wall_ns // 1000 if view.processes else 0
-        self._holding = holding
+        self._holding, self._outside = split.holding, split.outside
         self._frames: dict[int, Frames] = {}
         self._traces: dict[int, deque[dict[str, Any]]] = {}
         self._segments: dict[int, _Row] = {}
@@ -146,13 +151,16 @@ class _History:
     def add(self, row: _Row, stacks: StackTable) -> None:
         if row.type in (1, 3, 4):
             row.frames = self._described(row.stack, stacks)
-        if row.type == 1 and row.kind >= _FIRST_BLOCK:
+        if row.type == 1 and row.kind >= _FIRST_BLOCK and (row.address, row.time_ns) not in self._outside:
             self._blocks[row.address] = row
             self._keep("alloc", row)
         elif row.type == 2 and row.kind >= _FIRST_BLOCK:
-            if (made := self._blocks.pop(row.address, None)) is not None:
-                self._keep("free_completed", made, row.time_ns)
-        elif _begins_segment(row):
+            if row.address in self._blocks:
+                self._end_block(row.address, row.time_ns)
+            elif row.address in self._segments:
+                self._end_segment(row.address, row.time_ns)
+        elif _begins_segment(row) or (row.type == 1 and row.kind >= _FIRST_BLOCK):
+            # The viewer draws no block without a segment: one that lies in none is its own.
             self._segments[row.address] = row
             self._keep("segment_map" if row.type == 4 else "segment_alloc", row)
             if not self._holds_blocks(row):
@@ -164,10 +172,16 @@ class _History:
         elif row.type == 3:
             self._keep("oom", row)
 
+    def _end_block(self, address: int, time_ns: int) -> None:
+        self._keep("free_completed", self._blocks.pop(address), time_ns)
+
     def _end_segment(self, address: int, time_ns: int) -> None:
         made = self._segments.pop(address, None)
         if made is not None:
-            if not self._holds_blocks(made):
+            if self._holds_blocks(made):
+                for block in [each for each in self._blocks if address <= each < address + made.nbytes]:
+                    self._end_block(block, time_ns)
+            else:
                 self._keep("free_completed", made, time_ns)
             self._keep("segment_unmap" if made.type == 4 else "segment_free", made, time_ns)
 

@@ -1,0 +1,94 @@
+"""Places of a trace: which frame of a stack a person looks for, who called it, whose code that is."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from vram.model.trace import CallStack, Frame, TraceView
+
+OWN_CODE = "the program's own code"
+STANDARD_LIBRARY = "Python's standard library"
+NO_STACK = "no stack was recorded"
+
+_PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
+_STANDARD = re.compile(r"(?:.*/)?lib(?:64)?/python3[^/]*/|<frozen ")
+# Every allocation passes through these: they are never what a person looks for.
+_CUDA_ITSELF = re.compile(r"lib(?:cuda|cudart|cupti|vramtracer|vramvirtual\w*)[.-]")
+
+
+def stack_of(view: TraceView, number: int) -> CallStack:
+    """The stack *number*; an empty one where the trace has none of that number."""
+    return view.stacks[number] if 0 <= number < len(view.stacks) else CallStack()
+
+
+@lru_cache(maxsize=65536)
+def is_installed(file: str) -> bool:
+    """Whether *file* belongs to an installed package or to Python itself, not to the program."""
+    return _PACKAGES.match(file) is not None or _STANDARD.match(file) is not None
+
+
+@lru_cache(maxsize=65536)
+def shown_file(file: str) -> str:
+    """*file* without the folder that packages are installed in."""
+    found = _PACKAGES.match(file) or _STANDARD.match(file)
+    return file[found.end() :] if found and not file.startswith("<") else file
+
+
+@lru_cache(maxsize=65536)
+def _library(language: str, file: str) -> str:
+    name = file.rpartition("/")[2]
+    if language == "native":
+        return name or "unknown library"
+    if found := _PACKAGES.match(file):
+        return file[found.end() :].partition("/")[0].removesuffix(".py")
+    return STANDARD_LIBRARY if _STANDARD.match(file) else OWN_CODE
+
+
+def library(stack: CallStack) -> str:
+    """The library or package of the innermost frame; CUDA's own libraries are passed over."""
+    frames = stack.frames
+    if not frames:
+        return NO_STACK
+    frame = next((each for each in frames if not _is_cuda(each)), frames[0])
+    return _library(frame.language, frame.file)
+
+
+def place(stack: CallStack) -> Frame | None:
+    """The frame that a person looks for: the innermost line of the program's own Python code.
+
+    Where there is none, the innermost Python frame; then the innermost native one outside CUDA itself.
+    """
+    installed: Frame | None = None
+    for frame in stack.frames:
+        if frame.language == "python":
+            if not is_installed(frame.file):
+                return frame
+            installed = installed or frame
+    if installed is not None or not stack.frames:
+        return installed
+    return next((each for each in stack.frames if not _is_cuda(each)), stack.frames[0])
+
+
+def caller(stack: CallStack) -> Frame | None:
+    """Who called the place from another file of the program: where that is a wrapper, the line to look at."""
+    at = place(stack)
+    if at is None:
+        return None
+    outside = stack.frames[stack.frames.index(at) + 1 :]
+    return next((frame for frame in outside if frame.file != at.file and _is_own(frame)), None)
+
+
+def _is_own(frame: Frame) -> bool:
+    return frame.language == "python" and not is_installed(frame.file)
+
+
+def _is_cuda(frame: Frame) -> bool:
+    return frame.language == "native" and _CUDA_ITSELF.match(frame.file.rpartition("/")[2]) is not None
+
+
+def position(frame: Frame) -> str:
+    """``train.py:40``, or ``libnccl.so.2+0x1f40`` for native code."""
+    if frame.language == "native":
+        return f"{frame.file.rpartition('/')[2]}+{frame.line:#x}"
+    return f"{shown_file(frame.file)}:{frame.line}"

@@ -1,0 +1,200 @@
+"""A trace with what frameworks say: a segment seen at the driver is split into the tensors in it.
+
+The recorder sees what a framework takes from the driver; the framework says what it used it for. Both are
+put beside each other, and what is left of the driver's bytes (cuBLAS, NCCL, code, other libraries) is a
+line of its own. Blobs come from the traced program: one that cannot be read is a sentence in ``damage``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram import untrusted
+from vram.model.trace import ON_GPU, BlockUse, CallStack, LeakSite, Site, TracedProcess, TraceView
+from vram.trace.frameworks import jax_profile, torch_history
+from vram.trace.frameworks.segments import BlobSource, TorchSegments
+from vram.trace.frameworks.torch_use import MISSING, NAME, TorchClock, TorchUse
+
+OUTSIDE = "outside frameworks"
+JAX = "jax"
+HOOK_FILE = "<vram tracer>"
+"""The file of the one frame of vram's own in a stack of CuPy's blocks (payloads/tracer/frameworks.py)."""
+MOST_ROWS = 20_000
+
+
+class _Pools(Struct):
+    form: int
+    pools: list[tuple[int, int, int]] = []
+
+
+def with_frameworks(view: TraceView, trace: BlobSource) -> TraceView:
+    """*view* with ``frameworks``, the leaks of frameworks' blocks, and segments that are no leaks."""
+    merge = _Merge(view, trace)
+    for process, name, data in trace.blobs():
+        merge.add(process, name, data)
+    return merge.view()
+
+
+class _Merge:
+    """What becomes of one view."""
+
+    def __init__(self, view: TraceView, trace: BlobSource) -> None:
+        self._view, self._trace = view, trace
+        self._stacks = [_without_ours(each) for each in view.stacks]
+        self._numbers: dict[CallStack, int] = {}
+        self._torch: dict[int, list[torch_history.Snapshot]] = {}
+        self._jax: dict[int, list[jax_profile.Buffers]] = {}
+        self._jax_pools: dict[int, list[tuple[int, int, int]]] = {}
+        self._damage: list[str] = []
+
+    def add(self, process: int, name: str, data: bytes) -> None:
+        """Take one blob; names that this version does not know are skipped."""
+        try:
+            if name == "torch":
+                self._torch.setdefault(process, []).append(torch_history.decode(data))
+            elif name == "jax":
+                self._jax[process] = jax_profile.decode(data)
+            elif name == "jax-pools":
+                self._jax_pools[process] = untrusted.decode(data, _Pools, most_items=100_000).pools
+        except untrusted.Rejected as error:
+            self._damage.append(f"what {name} said of its memory in process {process} is unreadable: {error}")
+
+    def view(self) -> TraceView:
+        view = self._view
+        latest = {index: found for index in self._torch if (found := self._latest(index)) is not None}
+        segments = TorchSegments(self._trace, latest) if latest else None
+        uses: list[BlockUse] = []
+        rows: list[LeakSite] = []
+        for process in view.processes:
+            if segments is not None and process.index in latest:
+                for use in self._torch_of(process, latest[process.index], segments):
+                    uses += _torch_lines(use, view)
+                    rows += use.never_freed()
+            uses += self._torch_missing(process.index)
+            uses += self._jax_lines(process.index)
+        leaks = view.leaks if segments is None else segments.are_no_leaks(view)
+        outside = _outside(view, [*view.frameworks, *uses])
+        rows.sort(key=lambda row: (row.verdict == "in use at exit", -row.site.nbytes))
+        return replace(
+            view,
+            stacks=tuple(self._stacks),
+            frameworks=(*view.frameworks, *uses, *outside),
+            leaks=(*leaks, *rows[:MOST_ROWS]),
+            damage=(*view.damage, *self._damage),
+        )
+
+    def _intern(self, stack: CallStack) -> int:
+        if not self._numbers:
+            self._numbers = {each: number for number, each in enumerate(self._stacks)}
+        number = self._numbers.setdefault(stack, len(self._stacks))
+        if number == len(self._stacks):
+            self._stacks.append(stack)
+        return number
+
+    # ---- PyTorch ----
+
+    def _latest(self, process: int) -> torch_history.Snapshot | None:
+        whole = [each for each in self._torch.get(process, ()) if each.at not in ("begin", "attach")]
+        return whole[-1] if whole else None
+
+    def _torch_of(
+        self, process: TracedProcess, snapshot: torch_history.Snapshot, segments: TorchSegments
+    ) -> Iterator[TorchUse]:
+        zero_ns = process.started_wall_ns - process.first_ns
+        late_ns = segments.lateness_ns(process.index, TorchClock(zero_ns))
+        devices = {each[0] for each in snapshot.segments}
+        devices |= {device for device, each in enumerate(snapshot.traces) if each.action}
+        for device in sorted(devices):
+            yield TorchUse(
+                snapshot,
+                device,
+                gpu=segments.gpu(process.index, device),
+                process=process.index,
+                clock=TorchClock(zero_ns + late_ns),
+                intern=self._intern,
+            )
+
+    def _torch_missing(self, process: int) -> Iterator[BlockUse]:
+        began = any(each.at == "begin" for each in self._torch.get(process, ()))
+        if began and self._latest(process) is None:
+            yield _line(process, NAME, None, 0, 0, (), MISSING)
+
+    # ---- JAX ----
+
+    def _jax_lines(self, process: int) -> Iterator[BlockUse]:
+        """What JAX holds at the end: its profile knows no other moment."""
+        buffers = self._jax.get(process, [])
+        pools = {gpu: (taken, used) for gpu, taken, used in self._jax_pools.get(process, [])}
+        for gpu in sorted({each.gpu for each in buffers} | set(pools), key=lambda gpu: (gpu is None, gpu)):
+            mine = [each for each in buffers if each.gpu == gpu]
+            sites = tuple(
+                Site(
+                    stack=self._intern(each.stack),
+                    kind="jax buffer",
+                    gpu=gpu,
+                    process=process,
+                    count=each.count,
+                    nbytes=each.nbytes,
+                )
+                for each in sorted(mine, key=lambda each: -each.nbytes)
+            )
+            listed = sum(each.nbytes for each in mine)
+            taken, used = pools.get(gpu, (listed, listed)) if gpu is not None else (listed, listed)
+            yield _line(process, JAX, gpu, max(taken, 0), max(used, 0), sites, None)
+
+
+def _without_ours(stack: CallStack) -> CallStack:
+    """A stack without the hook through which CuPy told the recorder."""
+    if stack.frames and stack.frames[0].file == HOOK_FILE:
+        return CallStack(stack.frames[1:])
+    return stack
+
+
+def _torch_lines(use: TorchUse, view: TraceView) -> Iterator[BlockUse]:
+    for each in view.gpus:
+        if each.gpu == use.gpu:
+            yield use.at_peak(each.peak_ns)
+    yield use.at_end()
+
+
+def _line(
+    process: int,
+    framework: str,
+    gpu: int | None,
+    reserved: int,
+    used: int,
+    sites: tuple[Site, ...],
+    note: str | None,
+) -> BlockUse:
+    return BlockUse(
+        process=process,
+        framework=framework,
+        gpu=gpu,
+        at="end",
+        reserved_nbytes=reserved,
+        used_nbytes=used,
+        sites=sites,
+        note=note,
+    )
+
+
+# ---- the rest ----
+
+
+def _outside(view: TraceView, uses: Iterable[BlockUse]) -> Iterator[BlockUse]:
+    """What the driver gave a process beyond what its frameworks took, at the same moment."""
+    taken: dict[tuple[int, int | None, str], int] = {}
+    for use in uses:
+        if use.note is None or use.reserved_nbytes:
+            key = use.process, use.gpu, use.at
+            taken[key] = taken.get(key, 0) + use.reserved_nbytes
+    for (process, gpu, at), reserved in taken.items():
+        rows = view.peak if at == "peak" else [row.site for row in view.leaks]
+        sites = [each for each in rows if each.kind in ON_GPU and (each.process, each.gpu) == (process, gpu)]
+        rest = sum(each.nbytes for each in sites) - reserved
+        if rest > 0:
+            line = _line(process, OUTSIDE, gpu, rest, rest, (), None)
+            yield replace(line, at=at)

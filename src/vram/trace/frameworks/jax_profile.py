@@ -1,0 +1,177 @@
+"""JAX's profile of live buffers: a gzipped pprof file, read within limits.
+
+The format is protocol buffers (github.com/google/pprof, proto/profile.proto): fields of a number and a wire
+type, of which a profile uses two, integers and lengths. Only what is needed here is read.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from vram import untrusted
+from vram.model.trace import CallStack, Frame
+
+LARGEST = 64 << 20
+MOST_FIELDS = 500_000
+_GZIP = 16 + zlib.MAX_WBITS
+
+# Numbers of fields, in Profile, Sample, Label, Location, Line and Function.
+_SAMPLE, _LOCATION, _FUNCTION, _STRING = 2, 4, 5, 6
+_SAMPLE_LOCATION, _SAMPLE_VALUE, _SAMPLE_LABEL = 1, 2, 3
+_LABEL_KEY, _LABEL_TEXT = 1, 2
+_LOCATION_ID, _LOCATION_LINE = 1, 4
+_LINE_FUNCTION, _LINE_LINE = 1, 2
+_FUNCTION_ID, _FUNCTION_NAME, _FUNCTION_FILE = 1, 2, 4
+
+
+class Buffers(Struct, frozen=True):
+    """Live buffers, or compiled programs, that one stack made on one GPU."""
+
+    stack: CallStack
+    gpu: int | None
+    kind: str
+    """"buffer" or "executable", in JAX's words."""
+    count: int
+    nbytes: int
+
+
+def decode(data: bytes) -> list[Buffers]:
+    """What the profile lists. Raises ``untrusted.Rejected``."""
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        plain = unpacking.decompress(data, LARGEST)
+    except zlib.error as error:
+        raise untrusted.Rejected("wrong-shape", f"it cannot be unpacked: {error}") from error
+    if not unpacking.eof:
+        raise untrusted.Rejected("too-large", "it is larger than allowed, or cut short")
+    try:
+        return list(_samples(_Profile(plain)))
+    except (IndexError, KeyError, UnicodeDecodeError) as error:
+        raise untrusted.Rejected("wrong-shape", "it refers to something that is not in it") from error
+
+
+class _Profile:
+    """The messages of a profile by kind, not yet read further."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = MOST_FIELDS
+        self.samples: list[bytes] = []
+        self.texts: list[str] = []
+        locations: dict[int, tuple[tuple[int, int], ...]] = {}
+        functions: dict[int, tuple[int, int]] = {}
+        for number, value in self.fields(data):
+            if not isinstance(value, bytes):
+                continue
+            if number == _SAMPLE:
+                self.samples.append(value)
+            elif number == _STRING:
+                self.texts.append(value.decode("utf-8", "replace"))
+            elif number == _LOCATION:
+                location = self._location(value)
+                locations[location[0]] = location[1]
+            elif number == _FUNCTION:
+                integers = self.integers(value)
+                names = integers.get(_FUNCTION_NAME, 0), integers.get(_FUNCTION_FILE, 0)
+                functions[integers.get(_FUNCTION_ID, 0)] = names
+        self.frames = {
+            each: tuple(self._frame(functions[function], line) for function, line in lines)
+            for each, lines in locations.items()
+        }
+
+    def _location(self, data: bytes) -> tuple[int, tuple[tuple[int, int], ...]]:
+        identity, lines = 0, []
+        for number, value in self.fields(data):
+            if number == _LOCATION_ID and isinstance(value, int):
+                identity = value
+            elif number == _LOCATION_LINE and isinstance(value, bytes):
+                integers = self.integers(value)
+                lines.append((integers.get(_LINE_FUNCTION, 0), integers.get(_LINE_LINE, 0)))
+        return identity, tuple(lines)
+
+    def _frame(self, names: tuple[int, int], line: int) -> Frame:
+        function, file = names
+        return Frame("python", self.texts[function], self.texts[file], line if line < 1 << 31 else 0)
+
+    def integers(self, data: bytes) -> dict[int, int]:
+        return {number: value for number, value in self.fields(data) if isinstance(value, int)}
+
+    def fields(self, data: bytes) -> Iterator[tuple[int, int | bytes]]:
+        """(number, value) of each field of a message."""
+        at, end = 0, len(data)
+        while at < end:
+            self._left -= 1
+            if self._left < 0:
+                raise untrusted.Rejected("too-many", f"it has more than {MOST_FIELDS} fields")
+            key, at = _integer(data, at)
+            wire = key & 7
+            if wire == 0:
+                value, at = _integer(data, at)
+                yield key >> 3, value
+                continue
+            if wire == 2:
+                length, at = _integer(data, at)
+            elif wire in (1, 5):
+                length = 8 if wire == 1 else 4
+            else:
+                raise untrusted.Rejected("wrong-shape", "it is no profile")
+            if length > end - at:
+                raise untrusted.Rejected("cut-short", "it is truncated")
+            if wire == 2:
+                yield key >> 3, data[at : at + length]
+            at += length
+
+
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    """A number of at most ten bytes, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise untrusted.Rejected("cut-short", "it is truncated")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & ((1 << 64) - 1), at
+    raise untrusted.Rejected("wrong-shape", "a number has more than ten bytes")
+
+
+def _samples(profile: _Profile) -> Iterator[Buffers]:
+    for data in profile.samples:
+        locations: list[int] = []
+        values: list[int] = []
+        labels: dict[str, str] = {}
+        for number, value in profile.fields(data):
+            if number == _SAMPLE_LABEL and isinstance(value, bytes):
+                label = profile.integers(value)
+                labels[profile.texts[label.get(_LABEL_KEY, 0)]] = profile.texts[label.get(_LABEL_TEXT, 0)]
+            elif number in (_SAMPLE_LOCATION, _SAMPLE_VALUE):
+                (locations if number == _SAMPLE_LOCATION else values).extend(_repeated(value))
+        count, nbytes = [*values, 0, 0][:2]
+        if max(count, nbytes) >= 1 << 63:
+            continue  # negative: nothing that is live
+        device = labels.get("device", "")
+        if "cpu" in device.lower():
+            continue
+        frames = tuple(frame for each in locations for frame in profile.frames.get(each, ()))
+        yield Buffers(CallStack(frames), _gpu(device), labels.get("kind", "buffer"), count, nbytes)
+
+
+def _repeated(value: int | bytes) -> Iterator[int]:
+    """A repeated number, which may come packed."""
+    if isinstance(value, int):
+        yield value
+        return
+    at = 0
+    while at < len(value):
+        number, at = _integer(value, at)
+        yield number
+
+
+def _gpu(device: str) -> int | None:
+    """The number in JAX's name of a device: "cuda:1", "CudaDevice(id=1)"."""
+    found = re.search(r"(\d{1,4})\D*$", device)
+    return int(found.group(1)) if found else None
