@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.browser.chromium import Page
 from tests.browser.conftest import Opened
 from tests.report.trace_samples import SECOND, empty, hostile, large, training
+from vram.model.trace import CallStack, Frame, Site
 
 ENTER, ESCAPE = 13, 27
 ROWS = "[...document.querySelectorAll('#places tbody tr[data-place]')]"
@@ -132,6 +133,21 @@ def test_a_trace_without_allocations_says_so(opened: Opened) -> None:
     assert shown(page, "#nothing")
     assert not shown(page, "#flame")
     assert not shown(page, "#timeline")
+
+
+def test_attempts_that_failed_for_another_reason_are_apart(opened: Opened) -> None:
+    view = training(1)
+    page = opened(replace(view, failures=(*view.failures, replace(view.failures[0], result=801))))
+    assert "out of memory" in text(page, "#failures")
+    assert "1 attempt that failed for another reason" in text(page, "#failures")
+    assert page.run("document.querySelectorAll('#timeline .failure').length") == 1
+
+
+def test_a_function_without_a_name_is_shown_by_its_place_in_the_library(opened: Opened) -> None:
+    site = Site(stack=0, kind="device", gpu=0, process=0, count=1, nbytes=1)
+    stack = CallStack((Frame("native", "", "/usr/lib/libfoo.so.1", 0x1F40),))
+    page = opened(replace(empty(), stacks=(stack,), peak=(site,), gpus=training(1).gpus))
+    assert first_column(page) == ["libfoo.so.1+0x1f40"]
 
 
 # ---- hostile input ----

@@ -179,6 +179,13 @@ def test_blocks_of_frameworks_are_a_group_of_their_own() -> None:
     assert groups["pinned host"] == "host"
 
 
+def test_what_has_no_size_is_no_place() -> None:
+    site = Site(stack=0, kind="context", gpu=0, process=0, count=3, nbytes=0)
+    data = content(replace(empty(), allocations=(site,)))
+    assert data["places"]["node"] == []
+    assert data["kinds"] == []
+
+
 def test_a_place_keeps_its_worst_verdict() -> None:
     view = training(1)
     leak = view.leaks[0]
@@ -310,9 +317,23 @@ def test_sentences_say_what_happened() -> None:
     assert found["One process was recorded for 2 min 12 s: 9,812,412 events on 1 GPU."] == "plain"
     assert found["128.0 MiB leaked, from 1 place."] == "bad"
     assert found["1 place kept growing to the end: 640.0 MiB."] == "warning"
-    assert found["1 allocation failed: it asked for 96.0 GiB on GPU 0."] == "bad"
+    assert found["1 allocation failed for lack of memory: it asked for 96.0 GiB on GPU 0."] == "bad"
     assert found["Nothing was recorded for 5 s from 52 s on: another profiler used CUPTI."] == "warning"
     assert not [text for text in found if "No leak" in text]
+
+
+def test_only_what_did_not_fit_counts_as_a_failure() -> None:
+    """PyTorch asks for memory that not every GPU has, and then for another kind."""
+    view = training(1)
+    refused = replace(view.failures[0], result=801)
+    assert not [text for text in texts(replace(view, failures=(refused,))) if "failed" in text]
+    several = replace(view, failures=(refused, *view.failures), failures_in_all=900)
+    assert (
+        texts(several)[
+            "At least 1 allocation failed for lack of memory; the largest asked for 96.0 GiB on GPU 0."
+        ]
+        == "bad"
+    )
 
 
 def test_without_a_leak_the_page_says_so() -> None:

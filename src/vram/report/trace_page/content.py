@@ -215,7 +215,9 @@ def _places(view: TraceView) -> list[Place]:
         row.churn += churn.site.nbytes
         row.churn_count += churn.site.count
         row.median_life_ns = churn.median_life_ns
-    return sorted(places.values(), key=lambda row: (-row.peak, -row.left, -row.allocated))
+    # A context and a pool have no size of their own.
+    sized = (row for row in places.values() if row.allocated or row.peak or row.left or row.churn)
+    return sorted(sized, key=lambda row: (-row.peak, -row.left, -row.allocated))
 
 
 def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:

@@ -15,7 +15,7 @@ function drawCards() {
   for (const gpu of trace.gpus.filter((each) => hasGpu(each.gpu))) cards.push(gpuCard(gpu));
   const left = { leaked: 0, growing: 0, "in use at exit": 0 };
   for (const leak of trace.leaks) if (isShown(leak.place)) left[leak.verdict] += leak.nbytes;
-  const lines = Object.entries(left).map(([verdict, nbytes]) => element("p", null, `${bytes(nbytes)} ${verdict}`));
+  const lines = Object.entries(left).filter(([, nbytes]) => nbytes).map(([verdict, nbytes]) => element("p", null, `${bytes(nbytes)} ${verdict}`));
   const what = state.memory === "gpu" ? "Leaked or growing" : `Leaked or growing, ${trace.groups[state.memory].toLowerCase()}`;
   const tone = left.leaked ? "large bad" : left.growing ? "large warning" : "large good";
   const leaked = left.leaked + left.growing;

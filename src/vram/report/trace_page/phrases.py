@@ -14,6 +14,8 @@ Tone = Literal["plain", "good", "warning", "bad"]
 LONGEST_COMMAND = 160
 LONGEST_TEXT = 400
 MOST_GPUS = 2
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY"""
 
 VERDICTS: dict[str, str] = {
     "leaked": "Its context was destroyed or reset while the program went on, and nobody had freed it.",
@@ -139,14 +141,15 @@ def is_block(kind: MemoryKind) -> bool:
 
 
 def _failures(view: TraceView) -> Iterator[Sentence]:
-    if not view.failures_in_all:
+    """Of other errors nothing is said here: programs ask for what a GPU may not have, and do without it."""
+    full = [failure for failure in view.failures if failure.result == OUT_OF_MEMORY]
+    if not full:
         return
-    text = f"{counted(view.failures_in_all, 'allocation')} failed"
-    if view.failures:
-        largest = max(view.failures, key=lambda failure: failure.nbytes)
-        which = ": it" if view.failures_in_all == 1 else "; the largest"
-        text += f"{which} asked for {size(largest.nbytes)} on {gpu_name(largest.gpu)}"
-    yield Sentence("bad", text + ".")
+    most = "at least " if view.failures_in_all > len(view.failures) else ""
+    largest = max(full, key=lambda failure: failure.nbytes)
+    which = ": it" if len(full) == 1 and not most else "; the largest"
+    text = f"{most}{counted(len(full), 'allocation')} failed for lack of memory{which} asked for"
+    yield Sentence("bad", f"{text[0].upper()}{text[1:]} {size(largest.nbytes)} on {gpu_name(largest.gpu)}.")
 
 
 def _before(view: TraceView) -> Iterator[Sentence]:

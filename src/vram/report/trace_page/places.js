@@ -21,6 +21,9 @@ function badge(verdict) {
   return element("span", { class: `badge ${VERDICT_CLASS[verdict]}`, title: trace.verdicts.meaning[verdict] }, verdict);
 }
 
+// Every allocation goes through these.
+const DRIVER = new Set(["libcuda", "libcudart"]);
+
 // The line that people know, the innermost line of Python that it led to, and the library that allocated.
 function placeText(node) {
   const found = framesOf(node);
@@ -29,7 +32,8 @@ function placeText(node) {
   const parts = [element("span", { class: "frame" }, ...frameText(best, shortWhere))];
   const more = element("span", { class: "frame from" });
   if (inner !== best) more.append("in ", ...frameText(inner, shortWhere));
-  if (inner !== found[0]) more.append(element("span", { class: "through" }, `through ${packageOf(found[0])}`));
+  const library = found.slice(0, found.indexOf(inner)).find((frame) => !DRIVER.has(packageOf(frame)));
+  if (library !== undefined) more.append(element("span", { class: "through" }, `through ${packageOf(library)}`));
   if (more.childNodes.length) parts.push(more);
   return parts;
 }
