@@ -336,7 +336,7 @@ def test_the_table_sorts_by_any_column(opened: Opened) -> None:
     click(page, "#sort-place")
     assert first_column(page) == sorted(names, reverse=True)
     click(page, "#sort-count")
-    assert column(page, 4)[0] == "7,560,000"
+    assert column(page, 4)[0] == "3,780,000"
 
 
 def test_the_table_filters_by_any_frame_of_the_stack(opened: Opened) -> None:
@@ -395,6 +395,15 @@ def test_filters_hold_for_everything(opened: Opened) -> None:
     click(page, "#reset")
     assert state(page) == {}
     assert "GPU 0" in text(page, "#cards")
+
+
+def test_a_button_leads_to_the_blocks_of_frameworks(opened: Opened) -> None:
+    page = opened(training(1))
+    click(page, "#show-blocks")
+    assert state(page) == {"memory": "blocks"}
+    assert not shown(page, "#flame-hint")
+    assert "PyTorch" in text(page, "#frameworks")
+    assert set(column(page, 1)) == {"torch block"}
 
 
 def test_a_link_reopens_the_same_view(opened: Opened) -> None:

@@ -19,7 +19,7 @@ from vram.report.escape import inert
 from vram.report.trace_page import fragment, page
 from vram.report.trace_page.content import MOST_PLACES, content
 from vram.report.trace_page.packages import executables, package
-from vram.report.trace_page.phrases import moment, sentences, shortened
+from vram.report.trace_page.phrases import moment, recorded, sentences, shortened
 from vram.report.trace_page.stack_tree import DEEPEST
 from vram.units import GIB, MIB
 
@@ -361,6 +361,12 @@ def test_leaks_inside_a_framework_are_not_added_to_the_drivers() -> None:
 def test_a_trace_that_ends_early_says_why(changes: dict[str, object], text: str) -> None:
     ended: TracedProcess = process(**changes)  # type: ignore[arg-type]
     assert texts(replace(empty(), processes=(ended,)))[text] == "warning"
+
+
+def test_the_page_says_when_and_where_it_was_recorded() -> None:
+    here = process(host="node1\x1b[2J")
+    assert recorded(replace(empty(), processes=(here,))) == "recorded 2026-01-01 12:00 UTC on node1\\x1b[2J"
+    assert recorded(replace(empty(), processes=())) == ""
 
 
 def test_of_many_gpus_the_highest_has_a_sentence() -> None:

@@ -19,6 +19,7 @@ from vram.report.trace_page.phrases import (
     command_line,
     framework_name,
     is_block,
+    recorded,
     sentences,
     shortened,
 )
@@ -99,6 +100,7 @@ def content(view: TraceView) -> dict[str, Any]:
     kinds = sorted({place.kind for place in rows})
     by_key = {(place.stack, place.kind, place.gpu, place.process): at for at, place in enumerate(rows)}
     return {
+        "recorded": recorded(view),
         "sentences": [sentence._asdict() for sentence in sentences(view)],
         "verdicts": {"order": VERDICT_ORDER, "meaning": VERDICTS},
         "groups": GROUPS,

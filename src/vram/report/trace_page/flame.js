@@ -288,6 +288,9 @@ function startFlame() {
   canvas.addEventListener("blur", paint);
   byId("find").addEventListener("input", (event) => change({ find: event.target.value }));
   byId("find-pattern").addEventListener("change", (event) => change({ pattern: event.target.checked ? "1" : "" }));
+  const hasBlocks = trace.kinds.some((kind) => kind.group === "blocks");
+  byId("show-blocks").addEventListener("click", () => change({ memory: "blocks", zoom: "" }, { step: true }));
+  draws(["memory"], () => (byId("flame-hint").hidden = !hasBlocks || state.memory !== "gpu"));
   draws(["gpu", "process", "memory", "flame"], weigh);
   draws(["gpu", "process", "memory", "flame", "zoom", "find", "pattern"], lookFor);
   draws(["zoom"], drawCrumbs);

@@ -5,6 +5,7 @@ function drawHead() {
   const others = trace.processes.length - 1;
   byId("title").replaceChildren(element("bdi", { class: "command" }, first ? first.command : trace.title));
   if (others > 0) byId("title").append(element("span", { class: "others" }, ` and ${counted(others, "more process").replace("processs", "processes")}`));
+  byId("product").textContent = ["vram report", trace.title, trace.recorded].filter(Boolean).join(" · ");
   byId("sentences").replaceChildren(...trace.sentences.map(({ tone, text }) => element("li", { class: tone }, text)));
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -65,6 +66,16 @@ def command_line(process: TracedProcess) -> str:
     """The command as it could be typed, shortened in the end."""
     line = inert(shlex.join(process.command) or process.executable or f"pid {process.pid}")
     return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"
+
+
+def recorded(view: TraceView) -> str:
+    """When, and on which host where the trace says so: "recorded 2026-01-01 12:00 UTC on node1"."""
+    if not view.processes:
+        return ""
+    start_s = min(process.started_wall_ns for process in view.processes) // 1_000_000_000
+    hosts = dict.fromkeys(process.host for process in view.processes if process.host)
+    where = f" on {', '.join(map(shortened, list(hosts)[:3]))}" if hosts else ""
+    return f"recorded {time.strftime('%Y-%m-%d %H:%M', time.gmtime(start_s))} UTC{where}"
 
 
 def framework_name(name: str) -> str:
