@@ -7,6 +7,7 @@
 #include "call_frames.h"
 
 #include <link.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -339,12 +340,14 @@ struct frame_rule frame_rule_read(uintptr_t address) {
 
 // ---- what is remembered ----
 
-// A row holds a packed rule, and the address mixed with it: where two threads write a row at once, the halves of
-// different rules do not fit together, and the row counts as empty.
-enum { ROWS = 1 << 13 };
-static struct {
+// An entry holds a packed rule, and the address mixed with it: where two threads write an entry at once, the halves of
+// different rules do not fit together, and it counts as empty. An address has four entries that it may be in, one line
+// of the cache: with one each, two addresses of the same stack would displace each other in every walk.
+enum { SETS = 1 << 11, WAYS = 4 };
+static _Alignas(64) struct {
     _Atomic(uint64_t) check, packed;
-} remembered[ROWS];
+} remembered[SETS][WAYS];
+static atomic_uint displaced;
 
 static inline uint64_t pack(struct frame_rule rule) {
     return (uint64_t)rule.kind | (uint64_t)rule.saves_base_pointer << 2 |
@@ -363,16 +366,21 @@ static inline struct frame_rule unpack(uint64_t packed) {
 
 static inline struct frame_rule find_rule(uintptr_t address, unsigned long long unloads) {
     uint64_t key = address ^ (uint64_t)unloads << 48;
-    size_t row = (key * 0x9e3779b97f4a7c15u) >> 51;
-    uint64_t check = atomic_load_explicit(&remembered[row].check, memory_order_relaxed);
-    uint64_t packed = atomic_load_explicit(&remembered[row].packed, memory_order_relaxed);
-    if (packed && check == (key ^ packed * 0xd6e8feb86659fd93u)) return unpack(packed);
+    size_t set = (key * 0x9e3779b97f4a7c15u) >> 53;
+    int way = -1;
+    for (int each = 0; each < WAYS; each++) {
+        uint64_t packed = atomic_load_explicit(&remembered[set][each].packed, memory_order_relaxed);
+        uint64_t check = atomic_load_explicit(&remembered[set][each].check, memory_order_relaxed);
+        if (packed && check == (key ^ packed * 0xd6e8feb86659fd93u)) return unpack(packed);
+        if (!packed && way < 0) way = each;
+    }
     bool in_library;
     struct frame_rule rule = read_rule(address - 1, &in_library);
     if (in_library) { // code that is made at run time can change
-        packed = pack(rule);
-        atomic_store_explicit(&remembered[row].packed, packed, memory_order_relaxed);
-        atomic_store_explicit(&remembered[row].check, key ^ packed * 0xd6e8feb86659fd93u, memory_order_relaxed);
+        if (way < 0) way = (int)(atomic_fetch_add_explicit(&displaced, 1, memory_order_relaxed) % WAYS);
+        uint64_t packed = pack(rule);
+        atomic_store_explicit(&remembered[set][way].packed, packed, memory_order_relaxed);
+        atomic_store_explicit(&remembered[set][way].check, key ^ packed * 0xd6e8feb86659fd93u, memory_order_relaxed);
     }
     return rule;
 }
@@ -384,11 +392,31 @@ __attribute__((no_sanitize_address)) static inline uintptr_t load_stack(uintptr_
     return *(const volatile uintptr_t *)at;
 }
 
+// Where the calling thread's stack ends: nothing beyond it is read, whatever a table says. 0 where that is unknown.
+static uintptr_t stack_end(uintptr_t inside) {
+    static __thread uintptr_t low, high;
+    if (!high) {
+        pthread_attr_t attributes;
+        void *base = NULL;
+        size_t size = 0;
+        high = 1;
+        if (!pthread_getattr_np(pthread_self(), &attributes)) {
+            if (!pthread_attr_getstack(&attributes, &base, &size)) {
+                low = (uintptr_t)base;
+                high = low + size;
+            }
+            pthread_attr_destroy(&attributes);
+        }
+    }
+    return inside >= low && inside < high ? high : 0; // coroutines have stacks of their own
+}
+
 __attribute__((noinline)) int call_frames_walk(uintptr_t *addresses, int most, bool (*is_left_out)(uintptr_t),
                                                unsigned long long unloads) {
     uintptr_t address, stack_pointer, base_pointer;
     __asm__ volatile("lea 0(%%rip), %0\n\tmov %%rsp, %1\n\tmov %%rbp, %2"
                      : "=r"(address), "=r"(stack_pointer), "=r"(base_pointer));
+    uintptr_t limit = stack_end(stack_pointer);
     address++; // not a return address: the byte before it must be this function's
     for (int count = 0;;) {
         struct frame_rule rule = find_rule(address, unloads);
@@ -396,8 +424,10 @@ __attribute__((noinline)) int call_frames_walk(uintptr_t *addresses, int most, b
         if (rule.kind == FRAME_UNKNOWN) return -1;
         uintptr_t end = (rule.kind == FRAME_BY_STACK_POINTER ? stack_pointer : base_pointer) + (intptr_t)rule.size;
         // Callers' frames lie above those of whom they called; everything else is no stack.
-        if (end <= stack_pointer || end - stack_pointer > (uintptr_t)1 << 27 || end & 7) return -1;
-        if (rule.saves_base_pointer) base_pointer = load_stack(end + (intptr_t)rule.base_pointer);
+        if (end <= stack_pointer || end > limit || end & 7) return -1;
+        uintptr_t saved = end + (intptr_t)rule.base_pointer;
+        if (rule.saves_base_pointer && (saved < stack_pointer || saved > limit - 8 || saved & 7)) return -1;
+        if (rule.saves_base_pointer) base_pointer = load_stack(saved);
         address = load_stack(end - 8);
         stack_pointer = end;
         if (!address || count == most) return count;

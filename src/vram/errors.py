@@ -29,7 +29,8 @@ VramError
     ├── AttachDenied         the kernel forbids attaching to it    exit 18
     ├── GoalImpossible       more than the GPU has, or can give    exit 19
     ├── CannotPark           preflight says it would not come back exit 20
-    └── TimedOut             the deadline passed, target unharmed  exit 21
+    ├── TimedOut             the deadline passed, target unharmed  exit 21
+    └── CannotRecord         the recorder cannot start or stop     exit 23
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class ExitCode(IntEnum):
     CANNOT_PARK = 20
     TIMED_OUT = 21
     WRONG_SYSTEM = 22
+    CANNOT_RECORD = 23
+    CHECK_FAILED = 90
+    """A check of `vram run --check` does not hold. Few programs end with this code."""
     INTERNAL = 70
     INTERRUPTED = 130
     BROKEN_PIPE = 141
@@ -262,3 +266,9 @@ class TimedOut(Refused):
     """The deadline passed; the target goes on unharmed."""
 
     exit_code = ExitCode.TIMED_OUT
+
+
+class CannotRecord(Refused):
+    """The process was reached, and the recorder could not be started in it, or there was none to stop."""
+
+    exit_code = ExitCode.CANNOT_RECORD

@@ -82,15 +82,13 @@ ROWS = (
         23,
         "disk full while tracing",
         "tracing stops with a marker, the program goes on, no SIGBUS",
-        _TRACER,
-        whole=True,
     ),
     Row(
         24,
         "trace files truncated at every byte, bits flipped, huge lengths",
         "a typed error or a partial report, bounded memory",
     ),
-    Row(25, "fork in a traced process", "files of their own", _TRACER, whole=True),
+    Row(25, "fork in a traced process", "files of their own"),
     Row(
         26,
         "names with escape codes, CR, bidi, broken UTF-8",

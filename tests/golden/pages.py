@@ -292,12 +292,15 @@ def _changes() -> str:
 def _live(situation: Situation) -> dict[str, str]:
     vram = situation.vram
     train, serve = situation.start("train", 4101), situation.start("serve", 4202)
+    (situation.folder / "load.py").write_text("import driver\ndriver.context()\ndriver.alloc(1 << 30)\n")
     pages: dict[str, Callable[[], str]] = {
         "snapshot": lambda: vram("snapshot", "-o", "host.json"),
         "watch": lambda: vram("watch", "--for", "0.1") + _changes() + vram("watch", "--exec", "no-such"),
         "flush": lambda: vram("flush"),
         "inside": lambda: vram("inside", train),
         "trim": lambda: vram("trim", train) + vram("trim", 1),
+        "attach": lambda: vram("attach", train, "-o", "a.vram") + vram("attach", train, "-o", "b.vram"),
+        "detach": lambda: vram("detach", train) + vram("detach", train),
         "park": lambda: vram("park", train),
         "parked": lambda: vram("parked"),
         "unpark": lambda: vram("unpark", train) + vram("unpark", train),
@@ -307,6 +310,11 @@ def _live(situation: Situation) -> dict[str, str]:
         "reset": lambda: vram("reset", 0),
         "free": lambda: vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "30GiB"),
         "kill": lambda: vram("kill", train, "--dry-run") + vram("kill", train, "--yes"),
+        "run": lambda: (
+            vram("run", "-o", "load.vram", "--no-stacks", "--check", "peak=8MiB", "--", "python", "load.py")
+            + vram("run", "--", "true")
+            + vram("run", "--check", "leaks=none", "--", "true")
+        ),
         "lab": lambda: vram("lab", "show", "kill-nine") + vram("lab", "run", "kill-nine"),
         "demo": lambda: ANSWER.sub(r"\1│ …\n", vram("demo", "fork")),
         "virtual": lambda: vram("virtual", "nvidia-smi") + vram("virtual", "fault", "cuMemAlloc* sometimes"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreters import interpreter
 from tests.tracer.stack_harness import (
     HERE,
     NATIVE,
@@ -67,6 +68,34 @@ def test_offsets_are_those_of_the_headers(python: str, tmp_path: Path) -> None:
     )
     done = subprocess.run([program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7", "3.8"])
+def test_other_versions_are_left_alone(version: str, harness: Path) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    code = (
+        "import ctypes, sys; harness = ctypes.CDLL(sys.argv[1]); version = harness.harness_version;"
+        "version.restype = ctypes.c_char_p; numbers = harness.harness_find(), harness.harness_count(10);"
+        "sys.stdout.write('%d %d %s' % (numbers + (version().decode(),)))"
+    )
+    done = subprocess.run([python, "-c", code, harness], capture_output=True, text=True, check=True)
+    state, frames, found = done.stdout.split()
+    assert (state, frames) == ("2", "0")
+    assert found.startswith(f"{version}.")
+
+
+def test_a_damaged_table_of_offsets_is_refused(python: str, harness: Path) -> None:
+    """Offsets that cannot be are refused; a table that is read is one whose frames can be walked."""
+    if "3.13" not in python and "3.14" not in python:
+        pytest.skip("publishes no table")
+    answers = run_program(python, "stack_refusals.py", harness)
+    assert answers["none"] == [[1, 3]]
+    assert answers["header"] == [[2, 0]] * 4
+    # What is not read may be anything; every answer came from a process that did not crash.
+    assert all(each in ([2, 0], [1, 3]) for each in answers["offsets"])
+    assert answers["offsets"].count([2, 0]) >= 2 * 23
 
 
 def test_python_that_is_loaded_later_and_finalized(python: str, tmp_path: Path) -> None:

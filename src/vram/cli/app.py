@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     *("why", "ps", "top", "who", "watch", "inside", "check"),
     *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
-    *("report", "fit"),
+    *("run", "attach", "detach", "report", "fit"),
     *("doctor", "oom"),
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),
@@ -43,7 +43,7 @@ class CommandModule(Protocol):
 # Names and options of these may stand in any order: `vram lab run --json kill-nine`.
 MIXED = frozenset(("lab", "report"))
 # What follows the first -- of these is a command to run, and none of our own words.
-RUNNERS = frozenset(("borrow",))
+RUNNERS = frozenset(("borrow", "run"))
 
 
 def entry() -> NoReturn:

@@ -8,7 +8,7 @@ import time
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Literal
 
-from vram.errors import VramError
+from vram.errors import UsageError, VramError
 from vram.report.escape import ascii_only
 from vram.units import size
 
@@ -94,6 +94,16 @@ def colored(args: Namespace) -> bool:
 def is_terminal() -> bool:
     """Say whether a person watches standard output."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def require_view(what: str, instead: str = "") -> None:
+    """Raise UsageError where a live view cannot be shown: no terminal, or no Textual."""
+    from importlib.util import find_spec
+
+    if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"{what} needs a terminal", hint=instead)
+    if find_spec("textual") is None:
+        raise UsageError(f"{what} needs Textual, which is not installed", hint="pip install 'vram[top]'")
 
 
 def console_for(args: Namespace, options: RenderOptions) -> Console:

@@ -33,8 +33,9 @@ _payloads: dict[str, delivery.Answer] = {}
 def _loaded() -> dict[str, delivery.Answer]:
     """What may be asked for. Loaded when the agent starts: clients that only search for sockets need none."""
     from vram.payloads import inside, trim
+    from vram.payloads.tracer import control
 
-    return {"trim": trim.answer, "inside": inside.answer}
+    return {"trim": trim.answer, "inside": inside.answer, "tracer.control": control.answer}
 
 
 def folders() -> list[str]:

@@ -80,7 +80,7 @@ def ask(
 ) -> PayloadAnswer:
     """Have *payload* answer inside *target*; raises a Refused where that cannot be, target unharmed.
 
-    *payload* is a folder of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data.
+    *payload* is a module of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data.
     """
 
     def choose_and_run() -> PayloadAnswer:

@@ -26,7 +26,7 @@ Shape = TypeVar("Shape")
 
 
 class PayloadRequest(Struct, frozen=True):
-    """Which payload answers (a folder of ``vram/payloads``), and what it is asked: plain JSON data."""
+    """Which payload answers (a module of ``vram/payloads``), and what it is asked: plain JSON data."""
 
     payload: str
     fields: dict[str, Any]
@@ -118,7 +118,7 @@ def carry(package, sources, entry, delivery, call, request):
 
 def expression(payload: str, call: Literal["answered", "deliver"], request: dict[str, Any]) -> str:
     """A Python expression that unpacks *payload* and has :mod:`vram.payloads.delivery` call it."""
-    package = f"_vram_{payload}_{os.urandom(8).hex()}"
+    package = f"_vram_{payload.replace('.', '_')}_{os.urandom(8).hex()}"
     carried = f"{package!r}, {list(sources(payload))!r}, {'.' + payload!r}"
     arguments = f"{carried}, {_read(_DELIVERY)!r}, {call!r}, {request!r}"
     names = {"__name__": package}

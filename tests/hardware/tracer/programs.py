@@ -122,7 +122,7 @@ def check_lines(view: TraceView, program: str) -> None:
         lines = [line for line in _lines(view.stacks[row.site.stack], program) if line in expected]
         assert lines, f"an invented leak: {row} {view.stacks[row.site.stack]}"
         found[lines[0]] = found.get(lines[0], 0) + row.site.count
-    assert found == expected
+    assert found == expected, f"{program}: {found} instead of {expected}: {view.leaks}"
 
 
 def _lines(stack: CallStack, program: str) -> list[int]:

@@ -30,6 +30,7 @@ def main() -> None:
     for each in model:
         each.free()
     context.pop()
+    globals()["kept"] = history  # else they would be freed here
 
 
 if __name__ == "__main__":

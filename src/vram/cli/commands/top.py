@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed, seconds
 from vram.cli.source import roots
-from vram.cli.terminal import carries_unicode, is_terminal
-from vram.errors import ExitCode, UsageError
+from vram.cli.terminal import carries_unicode, require_view
+from vram.errors import ExitCode
 
 if TYPE_CHECKING:
     from vram.top.reader import ReaderClient
@@ -57,7 +55,7 @@ def _interval(text: str) -> float:
 
 
 def run(args: Namespace) -> int:
-    _require_terminal()
+    require_view("vram top", "`vram ps` prints the table once, `vram watch` prints changes")
     proc_root, sys_root = roots()
     from vram.top.reader import ReaderClient, ReaderOptions
 
@@ -75,15 +73,6 @@ def run(args: Namespace) -> int:
         return _view(args, source, proc_root)
     finally:
         source.close()
-
-
-def _require_terminal() -> None:
-    if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(
-            "vram top needs a terminal", hint="`vram ps` prints the table once, `vram watch` prints changes"
-        )
-    if find_spec("textual") is None:
-        raise UsageError("vram top needs Textual, which is not installed", hint="pip install 'vram[top]'")
 
 
 def _view(args: Namespace, source: ReaderClient, proc_root: str) -> int:

@@ -1,0 +1,121 @@
+"""``vram attach``: record the allocations of a Python process that already runs.
+
+    vram attach 4711                     until `vram detach 4711`, or until the process ends
+    vram attach 4711 --for 60s           for a minute, then its trace is complete
+
+The process needs no preparation. What it allocated before is one line of the report. The recorder and the
+trace belong to the process: it goes on when vram ends, and with --for it stops by itself, also when vram is
+killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from contextlib import suppress
+from typing import TYPE_CHECKING, get_args
+
+from vram.cli.arguments import pid_number, seconds
+from vram.cli.parking import say
+from vram.cli.prestart import open_host
+from vram.cli.tracing import add_recording_arguments, duration, framework, shown_path, stacks, trace_line
+from vram.errors import ExitCode
+from vram.model.inside import Via
+from vram.units import size
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.trace.attach import AttachReceipt
+
+NAME = "attach"
+HELP = "record the GPU allocations of a running Python process"
+
+DEADLINE_S = 10.0
+EPILOG = """\
+Only your own processes, unless you are root, and only Python: `vram run` records any program from
+its start. Ways to attach are those of `vram trim`; the process stops for about a millisecond. The
+process itself creates the file, and must be able to. It may also be one that `vram run` launched.
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("pid", type=pid_number, metavar="PID", help="the process to record")
+    add_recording_arguments(parser)
+    parser.add_argument(
+        "--for",
+        dest="for_s",
+        type=duration,
+        metavar="DURATION",
+        help="stop after so long, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
+    )
+    parser.add_argument(
+        "--via",
+        choices=("auto", *get_args(Via)),
+        default="auto",
+        help="how to attach (default: the safest that works)",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        default=DEADLINE_S,
+        metavar="S",
+        help="give up after S seconds (default: %(default)g)",
+    )
+
+
+def run(args: Namespace) -> int:
+    host = open_host()
+    from vram.trace.attach import attach
+
+    name = os.path.abspath(args.output or _name(host, args.pid))
+    receipt = attach(
+        host,
+        args.pid,
+        name,
+        stacks=stacks(args),
+        framework=framework(args),
+        for_s=args.for_s,
+        via=None if args.via == "auto" else args.via,
+        deadline_s=args.deadline,
+    )
+    if args.for_s is not None:
+        return _wait(host, receipt, name, args.for_s)
+    _say_begun(receipt, name)
+    say(f"`vram detach {args.pid}` ends it")
+    return ExitCode.OK
+
+
+def _name(host: LocalHost, pid: int) -> str:
+    from vram.trace.output import unused_name
+
+    seen = host.proc.facts(pid)
+    return unused_name((seen[1].executable or "") if seen else "", pid)
+
+
+def _say_begun(receipt: AttachReceipt, name: str) -> None:
+    answer, pid = receipt.answer, receipt.target.process.pid
+    say(f"recording pid {pid} into {shown_path(answer.file or name)}")
+    for line in answer.held:
+        where = f" on its GPU {line.device}" if line.device >= 0 else ""
+        say(f"it held {size(line.nbytes)}{where} before, according to {line.source}")
+    if not answer.uses_cuda:
+        say("it has not used CUDA yet: its trace begins when it does")
+
+
+def _wait(host: LocalHost, receipt: AttachReceipt, name: str, for_s: float) -> int:
+    """Until the time is over. Ctrl-C ends the recording, too; a killed vram leaves it to its timer."""
+    from vram.errors import CannotRecord
+    from vram.trace.attach import detach, wait_for_end
+
+    pid = receipt.target.process.pid
+    try:
+        _say_begun(receipt, name)
+        if not wait_for_end(host, receipt, for_s):
+            say(f"pid {pid} is still being recorded, into {shown_path(name)}")
+            return ExitCode.PARTIAL
+    except KeyboardInterrupt:
+        with suppress(CannotRecord):  # its timer came first
+            detach(host, pid)
+    say(trace_line(name))
+    return ExitCode.OK

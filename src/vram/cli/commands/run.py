@@ -1,0 +1,246 @@
+"""``vram run``: record every allocation of a command and its children.
+
+    vram run -- python train.py
+    vram run -o train.vram --framework torch -- torchrun --nproc-per-node 8 train.py
+    vram run --check leaks=0 --check peak=8GiB -- pytest tests/
+    vram run --pretend 24GiB -- python train.py
+
+The command is not changed and not slowed down noticeably. It has the terminal and gets our signals; its
+standard input, output and error are its own. vram ends as the command does: with its exit code, or by the
+same signal; with 127 where it is not found and 126 where it cannot be run. Its own messages go to standard
+error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from vram.cli.arguments import memory_size
+from vram.cli.parking import say
+from vram.cli.prestart import open_host
+from vram.cli.tracing import add_recording_arguments, framework, stacks
+from vram.errors import ExitCode, UsageError, VramError
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.model.trace import TraceView
+    from vram.trace.checks import TraceCheck, Violation
+    from vram.trace.launch import Launch, Launched
+
+NAME = "run"
+HELP = "record every GPU allocation of a command, with the line that made it"
+
+USAGE = "vram run [options] -- COMMAND..."
+EPILOG = """\
+checks, evaluated when the command has ended (repeatable):
+  leaks=N      at most N allocations that leaked, or that one place kept making and never freed
+  peak=SIZE    at most so much at once on each GPU
+  failures=N   at most N allocations that failed
+If one does not hold, or if there is nothing to judge it by, vram exits with 90 and prints
+the places; if the command itself failed, its own exit code wins.
+
+If vram is killed, the command goes on and each process's trace stays readable, as FILE.PID.part.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage, parser.epilog = USAGE, EPILOG
+    add_recording_arguments(parser)
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    parser.add_argument(
+        "--check",
+        action="append",
+        default=[],
+        metavar="NAME=MOST",
+        help="exit with 90 unless this holds: leaks=N, peak=SIZE or failures=N (repeatable)",
+    )
+    parser.add_argument(
+        "--pretend",
+        type=memory_size,
+        metavar="SIZE",
+        help="hold the rest of every visible GPU, so that the command finds only this much free, e.g. 24GiB",
+    )
+    parser.add_argument(
+        "--fail-at",
+        metavar="N|SIZE",
+        help="let the Nth allocation fail, or every one of at least this size, e.g. 3 or 512MiB",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="show memory by place while it runs; the command's output goes to FILE.log",
+    )
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vram.trace import output
+    from vram.trace.checks import parse_check
+    from vram.trace.launch import Launch, RecordSettings
+
+    _require_command(args)
+    checks = [parse_check(word) for word in args.check]
+    fail_at = parse_fail_at(args.fail_at) if args.fail_at is not None else None
+    name = args.output or output.default_name(args.command[0], os.getpid())
+    settings = RecordSettings(
+        output=output.require_writable(name, force=args.force),
+        stacks=stacks(args),
+        framework=framework(args),
+        fail_at=fail_at,
+    )
+    if args.live:
+        _require_live(args, settings.output)
+    with ExitStack() as stack:
+        host = open_host(reads_driver=args.pretend is not None)
+        prepared = stack.enter_context(Launch(host, args.command, settings))
+        if args.pretend is not None:
+            _pretend(stack, host, args.pretend)
+        launched = _launch_live(args, prepared) if args.live else _launch(args, prepared)
+    return _report(launched, checks)
+
+
+def _require_command(args: argparse.Namespace) -> None:
+    if args.words:
+        shown = " ".join([*args.words, *(["--", *args.command] if args.command else [])])
+        raise UsageError("put -- before the command", hint=f"vram run -- {shown}")
+    if not args.command:
+        raise UsageError("no command given", hint="for example: vram run -- python train.py")
+
+
+def parse_fail_at(text: str) -> str:
+    """A number of an allocation, or a size with its unit."""
+    if text.isascii() and text.isdecimal():
+        if int(text) < 1:
+            raise UsageError(
+                "--fail-at counts allocations from 1", hint="write --fail-at 1 or --fail-at 512MiB"
+            )
+        return f"count={int(text)}"
+    return f"size={memory_size(text)}"
+
+
+def _pretend(stack: ExitStack, host: LocalHost, nbytes: int) -> None:
+    from vram.trace.pretend import Ballast, require_empty
+    from vram.units import size
+
+    require_empty(host, os.environ)
+    ballast = stack.enter_context(Ballast(nbytes, os.environ))
+    for each in ballast.devices:
+        whole = size(each.total)
+        say(f"GPU {each.device}: {size(each.free)} is free for the command; vram holds the rest of {whole}")
+
+
+def _require_live(args: argparse.Namespace, trace: str) -> None:
+    from vram.cli.terminal import require_view
+    from vram.trace.output import require_writable
+
+    require_view("vram run --live")
+    require_writable(f"{trace}.log", force=args.force)
+
+
+def _launch(args: argparse.Namespace, prepared: Launch) -> Launched:
+    from vram.trace.launch import launch
+    from vram.virtualgpu.launch import signals_held, wait_status
+
+    # From here on signals are for the command; ours wait until its trace is complete.
+    with signals_held() as mask:
+
+        def wait(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+            return wait_status(argv, environment, mask)
+
+        return launch(prepared, os.environ, wait, force=args.force)
+
+
+def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
+    """The page has the terminal; the command is in a process group of its own, and writes to a file."""
+    from vram.cli.terminal import carries_unicode
+    from vram.top.run_live import LiveRun, pass_on
+    from vram.top.sites import FollowedTrace
+    from vram.trace.launch import launch
+    from vram.virtualgpu.launch import signals_held, start, wait_for
+
+    log = f"{prepared.settings.output}.log"
+    new = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | (os.O_TRUNC if args.force else os.O_EXCL)
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, new, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+
+    def wait(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+        pid = start(argv, environment, set(), file_actions=files, setpgroup=0)
+        source = FollowedTrace(prefix=prepared.settings.output)
+        page = LiveRun(pid, source, " ".join(argv), log, ascii_only=not carries_unicode())
+        page.run()
+        if page.status is not None:
+            return page.status
+        say("the command goes on; Ctrl-C interrupts it")
+        with signals_held():
+            return wait_for(pid, pass_on(pid))
+
+    launched = launch(prepared, os.environ, wait, force=args.force)
+    say(f"what the command printed is in {os.path.relpath(log)}")
+    return launched
+
+
+# ---- at the end ----
+
+
+def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
+    """Say what was recorded; return the exit code, or end by the command's signal."""
+    from vram.cli.tracing import say_below, sentences, summary, violation_lines
+
+    for sentence in sentences(launched):
+        say(sentence)
+    view = None
+    try:
+        view = _view(launched, needed=bool(checks))
+    except VramError as error:
+        say(f"{launched.trace}: {error}")
+    if launched.trace is not None:
+        say(summary(launched.trace, view, os.path.getsize(launched.trace)))
+    violations = _judged(launched, view, checks)
+    for violation in violations:
+        first, *places = violation_lines(violation)
+        say(first)
+        say_below(places)
+    return _exit_code(launched.status, violations)
+
+
+def _view(launched: Launched, *, needed: bool) -> TraceView | None:
+    """The trace, read; None where there is none, or where it is too large to be read for one line."""
+    from vram.cli.tracing import SUMMARISED_NBYTES, read_view
+
+    if launched.trace is None:
+        return None
+    if not needed and os.path.getsize(launched.trace) > SUMMARISED_NBYTES:
+        return None
+    return read_view(launched.trace)
+
+
+def _judged(
+    launched: Launched, view: TraceView | None, checks: Sequence[TraceCheck]
+) -> tuple[Violation, ...]:
+    from vram.cli.tracing import not_recorded
+    from vram.trace.checks import judge, unjudged
+
+    if not checks:
+        return ()
+    if view is None:
+        return unjudged(checks, "there is no trace")
+    missing = not_recorded(launched.messages)
+    if launched.growing:
+        missing = f"pid {launched.growing[0].pid} of it still runs"
+    return judge(view, checks, missing)
+
+
+def _exit_code(status: int, violations: Sequence[Violation]) -> int:
+    from vram.virtualgpu.launch import ENDED_BY_SIGNAL, end_by_signal
+
+    if os.WIFSIGNALED(status):
+        end_by_signal(os.WTERMSIG(status))
+        return ENDED_BY_SIGNAL + os.WTERMSIG(status)
+    return os.WEXITSTATUS(status) or (ExitCode.CHECK_FAILED if violations else ExitCode.OK)

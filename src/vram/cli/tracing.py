@@ -1,0 +1,208 @@
+"""What the commands that record share: options, and what they say, on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from vram.cli.arguments import LONGEST_S
+from vram.report.escape import inert
+from vram.units import counted, size
+
+if TYPE_CHECKING:
+    from vram.model.trace import TraceView
+    from vram.trace.checks import CheckPlace, Violation
+    from vram.trace.launch import Framework, Launched, Message, Stacks
+
+# Reading a trace of this size takes about a second; of a larger one only its length is said.
+SUMMARISED_NBYTES = 64 << 20
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_LONGEST_PLACE = 160
+
+
+def add_recording_arguments(parser: ArgumentParser) -> None:
+    """Add the options that say what is recorded."""
+    parser.add_argument("-o", "--output", metavar="FILE", help="the trace (default: %(prog)s names one here)")
+    stacks = parser.add_mutually_exclusive_group()
+    stacks.add_argument("--native", action="store_true", help="also record native frames, between Python's")
+    stacks.add_argument("--no-stacks", action="store_true", help="record no stacks: smaller and faster")
+    parser.add_argument(
+        "--framework",
+        choices=("auto", "torch", "cupy", "jax"),
+        help="also record a framework's own blocks; auto: of all that are loaded",
+    )
+
+
+def stacks(args: Namespace) -> Stacks:
+    return "native" if args.native else "none" if args.no_stacks else "python"
+
+
+def framework(args: Namespace) -> Framework | None:
+    wanted: Framework | None = args.framework
+    return wanted
+
+
+def duration(text: str) -> float:
+    """Read how long: 60s, 5min, 1.5h, or a number of seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip().lower())
+    seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+    if not 0 < seconds <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write it like 60s, 5min or 2h")
+    return seconds
+
+
+def say_below(lines: Iterable[str]) -> None:
+    """Print lines that belong to the sentence above them, on standard error."""
+    for line in lines if sys.stderr is not None else ():
+        print(inert(line), file=sys.stderr)
+
+
+# ---- what the recorder said ----
+
+
+def sentences(launched: Launched) -> Iterator[str]:
+    """What the user must know about a recording, besides its trace."""
+    if launched.untraced == "another tool":
+        yield ("not recorded: CUDA_INJECTION64_PATH is set already, by another tool; unset it and run again")
+        return
+    yield from message_sentences(launched.messages)
+    if launched.left:
+        names = ", ".join(os.path.relpath(part.path) for part in launched.left[:3])
+        yield f"the parts were not joined: {launched.left_reason}; `vram report` reads them too: {names}"
+    for part in launched.growing:
+        yield f"pid {part.pid} still runs and is recorded into {os.path.relpath(part.path)}"
+    if launched.trace is None and not launched.left and not launched.growing:
+        yield _nothing(launched)
+
+
+def _nothing(launched: Launched) -> str:
+    if launched.untraced == "another machine":
+        return (
+            "nothing was recorded: the command is a program for another processor, into which vram's"
+            " recorder cannot be loaded"
+        )
+    if any(message.code in _NOT_RECORDED for message in launched.messages):
+        return "nothing was recorded"
+    return (
+        "nothing was recorded: the command used no CUDA, or ran it where vram's environment does not reach"
+        " (sudo, a container, a server that was running already)"
+    )
+
+
+_NOT_RECORDED = {
+    "no-cupti": "NVIDIA's CUPTI was not found; install it into the program's environment:"
+    " `pip install nvidia-cuda-cupti-cu12`, for CUDA 13 `pip install nvidia-cuda-cupti`",
+    "subscriber": "another tool in it uses CUPTI, which serves one at a time; end that and run again",
+    "cupti-error": "CUPTI does not work there",
+    "output": "the trace could not be written",
+}
+_NOTED = {
+    "disk-full": "recording ended early: no space is left for the trace; the program went on",
+    "no-python-stacks": "no Python stacks: this version of Python is not known to vram",
+}
+
+
+def not_recorded(messages: Sequence[Message]) -> str:
+    """Why some process was not recorded, or not to its end; empty where all were."""
+    for message in messages:
+        if message.code in _NOT_RECORDED:
+            return f"pid {message.pid} was not recorded: {_NOT_RECORDED[message.code]}"
+        if message.code == "disk-full":
+            return _NOTED["disk-full"]
+    return ""
+
+
+def message_sentences(messages: Sequence[Message]) -> Iterator[str]:
+    """One sentence for each kind of trouble: a hundred workers meet the same one."""
+    for code in dict.fromkeys(message.code for message in messages):
+        first, *more = (message for message in messages if message.code == code)
+        who = f"pid {first.pid}" + (f" and {counted(len(more), 'other process')}" if more else "")
+        detail = f" ({first.text})" if first.text else ""
+        if code in _NOT_RECORDED:
+            yield f"{who} was not recorded: {_NOT_RECORDED[code]}{detail}"
+        elif code in _NOTED:
+            yield f"{who}: {_NOTED[code]}{detail}"
+        elif code != "recording":
+            yield f"{who}: {code}{detail}"
+
+
+# ---- a trace in one line ----
+
+
+def summary(path: str, view: TraceView | None, nbytes: int) -> str:
+    """The one line about a trace; *view* is None where it was too large to read just for that."""
+    shown = shown_path(path)
+    if view is None:
+        return f"{shown}: {size(nbytes)}; `vram report {shown}`"
+    events = "1 event" if view.events == 1 else f"{view.events:,} events"
+    parts = [f"{events} of {counted(len(view.processes), 'process')}"]
+    parts += [f"peak {size(gpu.peak_nbytes)} on {gpu_name(gpu.gpu)}" for gpu in view.gpus if gpu.peak_nbytes]
+    return f"{shown}: {', '.join(parts)}; `vram report {shown}`"
+
+
+def trace_line(path: str) -> str:
+    """The one line about the trace at *path*, read where it is not too large for that."""
+    from vram.errors import VramError
+
+    try:
+        nbytes = os.path.getsize(path)
+        return summary(path, read_view(path) if nbytes <= SUMMARISED_NBYTES else None, nbytes)
+    except OSError as error:  # another user's, perhaps in another container
+        return f"{path}: {error.strerror}"
+    except VramError as error:
+        return f"{shown_path(path)}: {error}"
+
+
+def read_view(path: str) -> TraceView:
+    from pathlib import Path
+
+    from vram.trace.reader import open_trace
+
+    return open_trace([Path(path)]).view()
+
+
+def shown_path(path: str) -> str:
+    """*path* as it is typed from here, where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(path) else path
+
+
+def gpu_name(gpu: int | None) -> str:
+    return "an unknown GPU" if gpu is None else f"GPU {gpu}"
+
+
+# ---- checks that do not hold ----
+
+
+def violation_lines(violation: Violation) -> Iterator[str]:
+    """What was found, then the places, largest first."""
+    check = violation.check
+    most = size(check.most).replace(".0 ", "").replace(" ", "") if check.name == "peak" else check.most
+    wanted = f"{check.name}={most}"
+    if violation.unjudged:
+        yield f"check {wanted} failed: it cannot be judged, {violation.unjudged}"
+        return
+    found = {
+        "leaks": f"{counted(violation.found, 'allocation')} never freed",
+        "peak": f"{size(violation.found)} on {gpu_name(violation.gpu)}",
+        "failures": f"{counted(violation.found, 'allocation')} failed",
+    }
+    yield f"check {wanted} failed: {found[check.name]}"
+    yield from (_place_line(place) for place in violation.places)
+    if violation.left_out:
+        yield f"  and {counted(violation.left_out, 'other place')}"
+
+
+def _place_line(place: CheckPlace) -> str:
+    from vram.trace.places import place_text
+
+    times = f" in {place.count:,} allocations" if place.count > 1 else ""
+    verdict = f", {place.verdict}" if place.verdict else ""
+    where, half = inert(place_text(place.frame)), _LONGEST_PLACE // 2
+    shown = where if len(where) <= _LONGEST_PLACE else f"{where[:half]}…{where[-half:]}"
+    return f"  {size(place.nbytes)}{times}{verdict}: {shown}"

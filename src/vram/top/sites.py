@@ -1,0 +1,235 @@
+"""The page of a process that is being recorded: GPU memory by the place that allocated it, while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from vram.errors import VramError
+from vram.model.trace import CallStack, LiveTrace, Site
+from vram.report.layout import RenderOptions
+from vram.top.history import History, sparkline
+from vram.top.panels import DetailsPanel, KeyBar, TextPanel
+from vram.top.table import ProcessTable
+from vram.trace.places import innermost, place_text
+from vram.units import counted, duration, size
+
+KEYS = (("q", "leave", "q"), ("d", "stack", "d"), ("b", "blocks of frameworks", "b"))
+EVERY_S = 1.0
+_TREND = 40
+_MOST_LINES = 500
+_OUTPUT_LINES = 8
+_HEADING = f"{'LIVE':>10} {'SHARE':>6} {'COUNT':>9}  {'KIND':<14} PLACE"
+ON_HOST = ("pinned host", "registered host", "physical host")
+BLOCKS = ("torch block", "cupy block", "jax buffer", "framework block")
+
+
+class SitesSource(Protocol):
+    """Where the figures come from: a trace that still grows, or a test."""
+
+    def read(self) -> LiveTrace: ...
+    def close(self) -> None: ...
+
+
+class FollowedTrace:
+    """A trace that is still written: the parts of *prefix*, or one file."""
+
+    def __init__(self, *, prefix: str | None = None, file: str | None = None) -> None:
+        from vram.trace.follow import Follower
+
+        parts = [] if file is None else [Path(file)]
+        self._follower = Follower(None if prefix is None else Path(prefix), parts)
+
+    def read(self) -> LiveTrace:
+        self._follower.advance()
+        return self._follower.live()
+
+    def close(self) -> None:
+        self._follower.close()
+
+
+class SitesScreen(Screen[None]):
+    """Live memory by place, largest first; the stack of the selected place below; what the command prints."""
+
+    CSS = """
+    SitesScreen { layout: vertical; }
+    #output { border-top: solid $primary; }
+    #output.ascii { border-top: ascii $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,escape", "leave", "leave"),
+        Binding("enter,d", "details", "stack"),
+        Binding("b", "blocks", "blocks of frameworks"),
+        Binding("tab", "switch", "to the stack", show=False),
+    ]
+
+    def __init__(
+        self,
+        source: SitesSource,
+        title: str,
+        *,
+        ascii_only: bool = False,
+        output: Callable[[], Sequence[str]] | None = None,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """*output* returns the last lines that the command printed, where they are to be shown."""
+        super().__init__()
+        self._source = source
+        self._heading = title
+        self._ascii = ascii_only
+        self._output = output
+        self._every_s = every_s
+        self._began = time.monotonic()
+        self._history = History(every_s)
+        self._frameworks = False
+        self._reading = False
+        self._rows: list[Site] = []
+        self.now: LiveTrace | None = None
+        self.state = ""
+        self.trouble = ""
+
+    def compose(self) -> ComposeResult:
+        yield TextPanel(id="facts")
+        yield TextPanel(id="gpus")
+        yield TextPanel(id="heading")
+        yield ProcessTable()
+        yield DetailsPanel(classes="ascii" if self._ascii else "")
+        if self._output is not None:
+            panel = TextPanel(id="output")
+            panel.set_class(self._ascii, "ascii")
+            yield panel
+        yield KeyBar(KEYS, id="keys")
+
+    def on_mount(self) -> None:
+        self.query_one("#heading", TextPanel).set_lines([Text(_HEADING, style="dim")])
+        self.query_one(ProcessTable).focus()
+        self.set_interval(self._every_s, self._tick)
+        self._tick()
+
+    def on_unmount(self) -> None:
+        self._source.close()
+
+    @property
+    def options(self) -> RenderOptions:
+        return RenderOptions(width=max(40, self.size.width), ascii=self._ascii)
+
+    # ---- reading ----
+
+    def _tick(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self.run_worker(self._read(), exit_on_error=True)
+
+    async def _read(self) -> None:
+        """In a thread: a long trace takes longer to catch up with than the terminal should wait."""
+        try:
+            self.now = await asyncio.to_thread(self._source.read)
+            self.trouble = ""
+        except VramError as error:
+            self.trouble = str(error)
+        finally:
+            self._reading = False
+        if self.is_mounted:
+            self.show()
+
+    def show(self) -> None:
+        """Draw what was read last."""
+        options = self.options
+        self.query_one("#facts", TextPanel).set_lines(self._facts(options))
+        if self.now is not None:
+            figures: dict[Hashable, int] = {each.gpu: each.end_nbytes for each in self.now.gpus}
+            self._history.add(time.monotonic(), figures)
+            self.query_one("#gpus", TextPanel).set_lines(self._gpu_lines(self.now, options))
+            self._show_sites(self.now, options)
+        if self._output is not None:
+            lines = [Text(options.short(line, options.width), style="dim") for line in self._output()]
+            self.query_one("#output", TextPanel).set_lines(lines[-_OUTPUT_LINES:])
+        self._show_stack()
+
+    def _facts(self, options: RenderOptions) -> list[Text]:
+        parts = [self._heading, self.state or f"{duration(time.monotonic() - self._began)}"]
+        if self.now is not None:
+            parts += [counted(len(self.now.processes), "process"), f"{self.now.events:,} events"]
+        line = Text(options.short(" · ".join(parts), options.width), style="bold")
+        if self.trouble:
+            return [line, Text(options.short(self.trouble, options.width), style="bold red")]
+        if self.now is not None and not self.now.processes:
+            return [line, Text("nothing is recorded yet: it has not used CUDA", style="dim")]
+        return [line]
+
+    def _gpu_lines(self, now: LiveTrace, options: RenderOptions) -> list[Text]:
+        found = []
+        for gpu in now.gpus:
+            name = "GPU ?" if gpu.gpu is None else f"GPU {gpu.gpu}"
+            points = self._history.points(gpu.gpu)
+            trend = sparkline(points, _TREND, max(1, gpu.peak_nbytes), ascii_only=options.ascii)
+            figures = f"{name}  {size(gpu.end_nbytes):>10} now  {size(gpu.peak_nbytes):>10} at the peak  "
+            found.append(Text.assemble((figures, ""), (trend, "dim")))
+        return found
+
+    # ---- places ----
+
+    def _show_sites(self, now: LiveTrace, options: RenderOptions) -> None:
+        wanted = [site for site in now.sites if (site.kind in BLOCKS) == self._frameworks and site.nbytes > 0]
+        self._rows = sorted(wanted, key=lambda site: -site.nbytes)[:_MOST_LINES]
+        whole = sum(site.nbytes for site in wanted if site.kind not in ON_HOST) or 1
+        texts = [self._site_line(site, now.stacks, whole, options) for site in self._rows]
+        keys: list[Hashable] = [(site.process, site.kind, site.gpu, site.stack) for site in self._rows]
+        self.query_one(ProcessTable).set_lines(keys, texts, [""] * len(texts))
+
+    def _site_line(self, site: Site, stacks: Sequence[CallStack], whole: int, options: RenderOptions) -> Text:
+        share = "" if site.kind in ON_HOST else f"{100 * site.nbytes / whole:.0f} %"
+        figures = f"{size(site.nbytes):>10} {share:>6} {site.count:>9,}  {site.kind:<14} "
+        place = place_text(innermost(stacks, site.stack))
+        return Text(figures + options.short(place, max(10, options.width - len(figures))))
+
+    def _show_stack(self) -> None:
+        panel = self.query_one(DetailsPanel)
+        if not panel.is_open or self.now is None:
+            return
+        options = self.options._replace(width=max(40, self.size.width - 4))
+        key = self.query_one(ProcessTable).selected
+        stack = next(
+            (row.stack for row in self._rows if (row.process, row.kind, row.gpu, row.stack) == key), -1
+        )
+        frames = self.now.stacks[stack].frames if 0 <= stack < len(self.now.stacks) else ()
+        lines = [Text(options.short(place_text(frame), options.width)) for frame in frames]
+        panel.show(lines or [Text("no stack was recorded", style="dim")], options.width, from_top=False)
+
+    # ---- keys ----
+
+    def action_details(self) -> None:
+        panel = self.query_one(DetailsPanel)
+        panel.toggle_class("open")
+        if not panel.is_open:
+            self.query_one(ProcessTable).focus()
+        self.call_after_refresh(self.show)
+
+    def action_switch(self) -> None:
+        panel, table = self.query_one(DetailsPanel), self.query_one(ProcessTable)
+        (panel if panel.is_open and not panel.has_focus else table).focus()
+
+    def action_blocks(self) -> None:
+        """Memory of the driver, or the blocks of frameworks in it."""
+        self._frameworks = not self._frameworks
+        self.show()
+
+    def action_leave(self) -> None:
+        self.dismiss()
+
+    def on_process_table_moved(self) -> None:
+        self._show_stack()
+
+    def on_process_table_opened(self) -> None:
+        self.action_details()
+
+    def on_key_bar_chosen(self, message: KeyBar.Chosen) -> None:
+        self.app.simulate_key(message.key)

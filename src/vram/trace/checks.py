@@ -1,0 +1,133 @@
+"""Checks of a trace, for CI: `leaks=0`, `peak=8GiB`, `failures=0`. What was not recorded never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from vram.errors import UsageError
+from vram.model.trace import CallStack, Frame, Site, TraceView
+from vram.trace.places import innermost
+from vram.units import parse_size
+
+CheckName = Literal["leaks", "peak", "failures"]
+_HINT = "write it like leaks=0, peak=8GiB or failures=0"
+# Sections that end so are shorter than what the process did.
+_SHORTENED = {
+    "disk full": "the disk was full, so recording ended early",
+    "write error": "the trace could not be written to its end",
+    "no cupti": "CUPTI could not be used to the end",
+}
+MOST_PLACES = 10
+
+
+class TraceCheck(Struct, frozen=True):
+    """At most so many leaked allocations, bytes on a GPU, or failed allocations."""
+
+    name: CheckName
+    most: int
+
+
+class CheckPlace(Struct, frozen=True):
+    """Where memory was allocated, with what it amounts to; ``frame`` is None where no stack was recorded."""
+
+    frame: Frame | None
+    nbytes: int
+    count: int
+    process: int
+    verdict: str = ""
+
+
+class Violation(Struct, frozen=True):
+    """A check that does not hold: the figure and the places behind it, largest first.
+
+    Where it could not be judged, ``unjudged`` says why, and there is no figure.
+    """
+
+    check: TraceCheck
+    found: int = 0
+    gpu: int | None = None
+    places: tuple[CheckPlace, ...] = ()
+    left_out: int = 0
+    unjudged: str = ""
+
+
+def parse_check(text: str) -> TraceCheck:
+    """Read ``NAME=MOST``; raises UsageError."""
+    name, equals, most = text.partition("=")
+    if name not in get_args(CheckName) or not equals:
+        raise UsageError(f"{text!r} is not a check", hint=_HINT)
+    if name == "peak":
+        nbytes = parse_size(most)
+        if most.strip()[-1:].isdigit() and nbytes:
+            raise UsageError(f"{text!r} has no unit", hint=_HINT)
+        return TraceCheck("peak", nbytes)
+    if not (most.isascii() and most.isdecimal()):
+        raise UsageError(f"{text!r} has no number", hint=_HINT)
+    return TraceCheck("leaks" if name == "leaks" else "failures", int(most))
+
+
+def unjudged(checks: Iterable[TraceCheck], reason: str) -> tuple[Violation, ...]:
+    """All of *checks* fail, since there is nothing to judge."""
+    return tuple(Violation(check, unjudged=reason) for check in checks)
+
+
+def judge(view: TraceView, checks: Sequence[TraceCheck], missing: str = "") -> tuple[Violation, ...]:
+    """The checks that do not hold. Where some of it was not recorded (*missing*), none passes."""
+    reason = missing or _shortened(view)
+    return tuple(each for check in checks for each in _judged(view, check, reason))
+
+
+def _judged(view: TraceView, check: TraceCheck, reason: str) -> Iterator[Violation]:
+    judges = {"leaks": _leaks, "peak": _peaks, "failures": _failures}
+    found = list(judges[check.name](view, check))
+    yield from found
+    if not found and reason:
+        yield Violation(check, unjudged=reason)
+
+
+def _leaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
+    leaked = [each for each in view.leaks if each.verdict != "in use at exit"]
+    count = sum(each.site.count for each in leaked)
+    if count > check.most:
+        places = [_place(view.stacks, each.site, each.verdict) for each in leaked]
+        yield _violation(check, count, None, places)
+
+
+def _peaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
+    for gpu in view.gpus:
+        if gpu.peak_nbytes > check.most:
+            places = [_place(view.stacks, site) for site in view.peak if site.gpu == gpu.gpu]
+            yield _violation(check, gpu.peak_nbytes, gpu.gpu, places)
+
+
+def _failures(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
+    if view.failures_in_all > check.most:
+        places = [
+            CheckPlace(innermost(view.stacks, each.stack), each.nbytes, 1, each.process)
+            for each in view.failures
+        ]
+        yield _violation(check, view.failures_in_all, None, places)
+
+
+def _violation(check: TraceCheck, found: int, gpu: int | None, places: list[CheckPlace]) -> Violation:
+    largest = sorted(places, key=lambda place: -place.nbytes)
+    return Violation(check, found, gpu, tuple(largest[:MOST_PLACES]), max(0, len(places) - MOST_PLACES))
+
+
+def _place(stacks: Sequence[CallStack], site: Site, verdict: str = "") -> CheckPlace:
+    return CheckPlace(innermost(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
+
+
+def _shortened(view: TraceView) -> str:
+    """Why this is not all of it; empty where it is."""
+    reasons = [_SHORTENED[each.end] for each in view.processes if each.end in _SHORTENED]
+    if view.gaps:
+        reasons.append("recording was interrupted for a while")
+    if view.damage or any(each.unreadable_chunks or each.missing_chunks for each in view.processes):
+        reasons.append("parts of the trace cannot be read")
+    if not view.processes:
+        reasons.append("no process was recorded")
+    return "; ".join(dict.fromkeys(reasons))

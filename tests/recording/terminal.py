@@ -1,0 +1,70 @@
+"""An interactive shell at a terminal of its own: what is typed there, and what it shows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import termios
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+PATIENCE_S = 60.0
+PROMPT = "ready> "
+
+
+class Terminal:
+    """bash with job control. What is typed is not shown, so that only answers are."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        variables = {**environment, "PS1": PROMPT, "TERM": "dumb", "HISTFILE": ""}
+        self.pid, self._screen = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], variables)
+        self.shown = ""
+        self.read_until(PROMPT)
+        self.run("stty -echo")
+
+    def type(self, keys: str) -> None:
+        os.write(self._screen, keys.encode())
+
+    def read_until(self, words: str) -> str:
+        """What is shown up to *words*, from where the last reading ended."""
+        end = time.monotonic() + PATIENCE_S
+        while words not in self.shown:
+            ready, _, _ = select.select([self._screen], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{words!r} was not shown; this was: {self.shown!r}"
+            try:
+                part = os.read(self._screen, 4096)
+            except OSError:
+                part = b""
+            assert part, f"the terminal was closed; shown: {self.shown!r}"
+            self.shown += part.decode(errors="replace")
+        found, _, self.shown = self.shown.partition(words)
+        return found + words
+
+    def run(self, line: str) -> str:
+        """Type *line* and wait for the next prompt; return what was shown between."""
+        self.type(f"{line}\n")
+        return self.read_until(PROMPT)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def code(self) -> int:
+        """The exit code of the last command."""
+        self.type("echo code $?.\n")
+        shown = self.read_until(PROMPT)
+        return int(shown.rpartition("code ")[2].partition(".")[0])
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._screen)
