@@ -130,7 +130,7 @@ struct row_site {
         uint64_t count;
         int64_t nbytes;
         uint64_t first_ns, last_ns, largest;
-        uint32_t quarters, reserved; /* one bit for each quarter of the recording in which some were made */
+        uint32_t quarters, reserved; /* one bit for each quarter, from the first to the end, in which some were made */
     } leaked,                        /* their context was destroyed, and the program went on */
         kept,                        /* the others that were never freed */
         cache;                       /* never freed, and a framework's blocks lie in them: its cache, no leak */

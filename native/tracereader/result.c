@@ -17,29 +17,29 @@ static bool has_range(const struct allocation *allocation) {
 
 /* ---- what is left ---- */
 
-static uint32_t quarter_of(const struct section *section, uint64_t time) {
-    uint64_t first = section->first_event_ns, last = section->row.last_ns;
-    if (time < first || last <= first) return 0;
-    uint64_t quarter = (time - first) / ((last - first) / 4 + 1);
-    return quarter > 3 ? 3 : (uint32_t)quarter;
+static struct row_left *left_row(struct vramreader *reader, const struct allocation *allocation) {
+    struct row_site *site = &SITE(reader, allocation->site)->row;
+    bool went_on = SECTION(reader, allocation->section)->last_active > allocation->event;
+    if (allocation->framework) return &site->cache;
+    return allocation->state == STATE_LEFT && went_on ? &site->leaked : &site->kept;
 }
 
 static void add_left(struct vramreader *reader, const struct allocation *allocation) {
-    const struct section *section = SECTION(reader, allocation->section);
-    struct row_site *site = &SITE(reader, allocation->site)->row;
-    bool went_on = section->last_active > allocation->event;
-    struct row_left *left = &site->kept;
-    if (allocation->framework)
-        left = &site->cache;
-    else if (allocation->state == STATE_LEFT && went_on)
-        left = &site->leaked;
+    struct row_left *left = left_row(reader, allocation);
     if (!left->count || allocation->time < left->first_ns) left->first_ns = allocation->time;
     if (allocation->time > left->last_ns) left->last_ns = allocation->time;
     if (allocation->nbytes > left->largest) left->largest = allocation->nbytes;
     left->count++;
     /* Sums of what a context left behind may be larger than what was live at once. */
     if (__builtin_add_overflow(left->nbytes, (int64_t)allocation->nbytes, &left->nbytes)) left->nbytes = INT64_MAX;
-    left->quarters |= 1u << quarter_of(section, allocation->time);
+}
+
+/* In which quarters of the time from the row's first allocation to the end it was made; after add_left() of all. */
+static void add_quarter(struct vramreader *reader, const struct allocation *allocation) {
+    struct row_left *left = left_row(reader, allocation);
+    uint64_t first = left->first_ns, last = SECTION(reader, allocation->section)->row.last_ns;
+    uint64_t quarter = last > first ? (allocation->time - first) / ((last - first) / 4 + 1) : 0;
+    left->quarters |= 1u << (quarter > 3 ? 3 : quarter);
 }
 
 /* ---- what was live at the peaks ---- */
@@ -81,6 +81,10 @@ static void judge_allocations(struct vramreader *reader) {
             struct row_reserved *row = reserved_row(reader, (uint32_t)site->gpu, site->process, allocation->framework);
             if (row) row->end_nbytes += allocation->nbytes;
         }
+    }
+    for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
+        const struct allocation *allocation = allocation_at(reader, at);
+        if (allocation->state != STATE_FREE && allocation->space != SPACE_MAPPING) add_quarter(reader, allocation);
     }
     for (uint64_t number = 0; number < reader->gpus.count; number++) {
         const struct vector *gone = &GPU(reader, number)->gone;

@@ -238,8 +238,7 @@ class Model:
                 else:
                     judged[memory.site].append(memory.event)
         for site, events in judged.items():
-            quarters = {self._quarter(event) for event in events}
-            growing = len(events) >= 3 and len(quarters) >= 3
+            growing = self._grows([event.time_ns for event in events], max(self.times[events[0].section]))
             groups[site, "growing" if growing else "in use at exit"] += events
         return {
             key: [
@@ -252,10 +251,13 @@ class Model:
             for key, events in groups.items()
         }
 
-    def _quarter(self, event: Event) -> int:
-        times = self.times[event.section]
-        first, last = times[0], max(times)
-        return min(3, (event.time_ns - first) // ((last - first) // 4 + 1)) if last > first else 0
+    def _grows(self, times: list[int], end: int) -> bool:
+        """Three or more, in three quarters of the time since the first, and close to the end."""
+        first, last = min(times), max(times)
+        quarters = {min(3, (time - first) // ((end - first) // 4 + 1)) for time in times if end > first}
+        if len(times) < 3 or len(quarters) < 3:
+            return False
+        return end - last <= max((end - first) // 10, 3 * ((last - first) // (len(times) - 1)))
 
 
 def holes(ranges: list[tuple[int, int, int]], section: int) -> tuple[int, int, int, int]:

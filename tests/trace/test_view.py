@@ -96,12 +96,20 @@ def test_growing_and_loaded_once(read: Read) -> None:
     grows, loads = writer.stack(("grows", "x.py", 1)), writer.stack(("loads", "x.py", 2))
     for at in range(20):
         writer.alloc(at, 0x1000 * (at + 1), 512, where=gpu, stack=loads)
+    late = writer.stack(("grows late", "x.py", 3))
+    stopped = writer.stack(("stopped", "x.py", 4))
     for at in range(40):
         writer.alloc(100 + at * 100, (1 << 32) + at * 0x1000, 512, where=gpu, stack=grows)
-    writer.end(5000)
+        if at < 30:
+            writer.alloc(100 + at * 100, (2 << 32) + at * 0x1000, 512, where=gpu, stack=stopped)
+    for at in range(3):  # most of the time was spent on something else before
+        writer.alloc(4010 + at * 20, (3 << 32) + at * 0x1000, 512, where=gpu, stack=late)
+    writer.end(4060)
     assert verdicts(read, trace) == {
         "grows": ("growing", 40, 40 * 512),
+        "grows late": ("growing", 3, 3 * 512),
         "loads": ("in use at exit", 20, 20 * 512),
+        "stopped": ("in use at exit", 30, 30 * 512),
     }
 
 

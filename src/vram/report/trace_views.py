@@ -48,7 +48,7 @@ from vram.units import size
 
 REASONS: dict[Verdict, str] = {
     "leaked": "Their context was destroyed or reset while the program went on, and they had not been freed.",
-    "growing": "The same place allocated again and again, through the whole recording, and freed less.",
+    "growing": "The same place allocated again and again, to the end of the recording, and freed less.",
     "in use at exit": "They were live when the recording ended, and the place did not go on allocating:"
     " usually weights, buffers and caches that are meant to stay.",
 }

@@ -28,6 +28,7 @@ from vram.model.trace import (
     TraceView,
 )
 from vram.trace.damage import damage_sentences
+from vram.trace.growth import is_growing
 from vram.trace.native import GpuRow, LeftRow, NativeReader, SectionRow, SiteRow
 
 LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | {
@@ -214,9 +215,19 @@ class ViewBuilder:
         if row.leaked.number:
             yield self._leak(row, row.leaked, "leaked")
         if row.kept.number:
-            yield self._leak(row, row.kept, "growing" if is_growing(row.kept) else "in use at exit")
+            yield self._leak(row, row.kept, "growing" if self._is_growing(row) else "in use at exit")
         if row.cache.number:  # a framework's blocks lie in it: they are judged, not the cache
             yield self._leak(row, row.cache, "in use at exit")
+
+    def _is_growing(self, row: SiteRow) -> bool:
+        kept = row.kept
+        return is_growing(
+            count=kept.number,
+            quarters=kept.quarters.bit_count(),
+            first=kept.first_ns,
+            last=kept.last_ns,
+            end=self._sections[row.process].last_ns,
+        )
 
     def _leak(self, row: SiteRow, left: LeftRow, verdict: str) -> LeakSite:
         return LeakSite(
@@ -387,14 +398,6 @@ class ViewBuilder:
             failures=totals.failures,
             host_nbytes=totals.host_live_nbytes,
         )
-
-
-def is_growing(left: LeftRow) -> bool:
-    """Whether what one stack left behind came in at least three quarters of the recording.
-
-    What was loaded once, at the start or in the middle, is in use and no leak.
-    """
-    return left.number >= 3 and left.quarters.bit_count() >= 3
 
 
 def by_size(sites: Iterable[Site]) -> tuple[Site, ...]:

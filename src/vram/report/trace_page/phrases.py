@@ -20,7 +20,7 @@ OUT_OF_MEMORY = 2
 
 VERDICTS: dict[str, str] = {
     "leaked": "Its context was destroyed or reset while the program went on, and nobody had freed it.",
-    "growing": "The same place allocated again and again, all through the recording, and kept it to the end.",
+    "growing": "The same place allocated again and again, to the end of the recording, and kept it.",
     "in use at exit": "Never freed, but neither of the above: weights, buffers and caches that are loaded "
     "once look like this. It is only a leak if the program should have been done with it.",
 }

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from vram.model.trace import KIND_NUMBERS, CallStack, LeakSite, TracedProcess, TraceView
 from vram.trace.frameworks.torch_history import TAKES, Snapshot
-from vram.trace.frameworks.torch_use import TorchClock, is_growing
+from vram.trace.frameworks.torch_use import TorchClock
+from vram.trace.growth import times_grow
 from vram.trace.reader import EVENT_TYPES, EventBatch, LiveAllocation
 
 ALLOCATED, MAPPED = EVENT_TYPES.index("alloc"), EVENT_TYPES.index("map")
@@ -102,7 +103,7 @@ class TorchSegments:
                 yield row
                 continue
             times = self._others.get(key, [])
-            if row.verdict == "growing" and not is_growing(times, *_span(view.processes, site.process)):
+            if row.verdict == "growing" and not times_grow(times, _end(view.processes, site.process)):
                 yield replace(row, verdict="in use at exit")
             else:
                 yield row
@@ -112,8 +113,8 @@ _PHYSICAL = 6
 _SEGMENT_KINDS = (0, 1, 2, _PHYSICAL)
 
 
-def _span(processes: tuple[TracedProcess, ...], index: int) -> tuple[int, int]:
-    return next(((each.first_ns, each.last_ns) for each in processes if each.index == index), (0, 0))
+def _end(processes: tuple[TracedProcess, ...], index: int) -> int:
+    return next((each.last_ns for each in processes if each.index == index), 0)
 
 
 def _mapped_handles(

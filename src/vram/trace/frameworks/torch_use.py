@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from vram.model.trace import BlockUse, CallStack, LeakSite, Site
 from vram.trace.frameworks.torch_history import ALLOC, FREE, Block, GpuHistory, Snapshot, stack_of
+from vram.trace.growth import times_grow
 
 NAME = "torch"
 MISSING = (
@@ -21,9 +22,6 @@ TOO_SHORT = (
     "PyTorch's history does not reach back to the peak: it keeps the newest events of each GPU, here {count}"
 )
 TURNED_OFF = "the program recorded no history of PyTorch's blocks, or turned it off: their stacks are unknown"
-
-GROWING_COUNT = 3
-GROWING_QUARTERS = 3
 
 
 class TorchClock(NamedTuple):
@@ -126,8 +124,8 @@ class TorchUse:
     def never_freed(self) -> Iterator[LeakSite]:
         """A row for each stack that tensors were live of at the end.
 
-        "growing" as at the driver: at least three, made in at least three quarters of the time that the
-        history covers, so that a model that is loaded once and kept is not called a leak.
+        "growing" as at the driver (trace/growth.py): they go on to the end, so that a model that is loaded
+        once and kept is not called a leak.
         """
         events = self.history.events
         times = [events.time_us[at] for at, action in enumerate(events.action) if action in (ALLOC, FREE)]
@@ -142,7 +140,7 @@ class TorchUse:
         for stack, blocks in live.items():
             made = [begin if each.begin is None else events.time_us[each.begin] for each in blocks]
             known = [time for time, each in zip(made, blocks, strict=True) if each.begin is not None]
-            growing = stack != 0 and is_growing(known, begin, end)
+            growing = stack != 0 and times_grow(known, end)
             yield LeakSite(
                 site=self._site(stack, len(blocks), sum(each.nbytes for each in blocks)),
                 verdict="growing" if growing else "in use at exit",
@@ -151,10 +149,3 @@ class TorchUse:
                 freed=freed.get(stack, 0),
                 largest=max(each.nbytes for each in blocks),
             )
-
-
-def is_growing(times: list[int], begin: int, end: int) -> bool:
-    """Whether something was made in at least three quarters of the time."""
-    if len(times) < GROWING_COUNT or end <= begin:
-        return False
-    return len({min(3, (time - begin) * 4 // (end - begin)) for time in times}) >= GROWING_QUARTERS
