@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import BlockUse, GpuUse, Site, TraceView
+from vram.model.trace import BLOCKS, BlockUse, GpuUse, Site, TraceView
 from vram.report.layout import RenderOptions, shorten
 from vram.report.trace_chart import sparkline
 from vram.report.trace_lines import (
@@ -202,7 +202,8 @@ def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[Renderable
     more = sum(map(len, gathered.values())) - _MOST_LEAKS
     if more > 0:
         yield Text(f"    {more:,} places more: `vram report leaks`", style="dim")
-    held = leaks_of(view, "in use at exit")
+    # The blocks of frameworks lie inside the driver's allocations: they are not added to them.
+    held = [row for row in leaks_of(view, "in use at exit") if row.site.kind not in BLOCKS]
     if held:
         words = f"{amounts([leak.site for leak in held])}: in use at exit, no sign of a leak"
         mark = "o" if options.ascii else "○"
