@@ -70,8 +70,22 @@ static int loaded_library(struct dl_phdr_info *info, size_t size, void *found) {
     return 1;
 }
 
+/* vram's virtual GPU works with the libcupti beside its libcuda only; NVIDIA's crashes over it. */
+static bool find_virtual(void *callbacks) {
+    Dl_info driver;
+    char path[PATH_MAX];
+    if (!dladdr(callbacks, &driver)) return false;
+    const char *name = strrchr(driver.dli_fname, '/');
+    int length = name ? (int)(name - driver.dli_fname) : 0;
+    if (snprintf(path, sizeof path, "%.*s/libcupti.so.13", length, driver.dli_fname) >= (int)sizeof path) return false;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return handle && take_functions(handle);
+}
+
 static bool find(void) {
     char path[PATH_MAX] = "";
+    void *virtual_callbacks = driver_function("vramCallbacks");
+    if (virtual_callbacks) return find_virtual(virtual_callbacks);
     dl_iterate_phdr(loaded_library, path);
     void *handle = path[0] ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
     if (handle && take_functions(handle)) return true;

@@ -4,6 +4,7 @@
 %vram flush      release caches and kept tracebacks, and report what was freed
 %vram why        the whole machine, as `vram why` shows it
 %%vram           run the cell, then report what it gained, what it kept, and why
+%%vram timeline  record the cell: its memory over time, and the five largest places that allocated
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from vram.guard.live import Live, LiveArray
     from vram.guard.memory import Footprint
     from vram.model.leak import Leak, LeakedArray
+    from vram.model.trace import TraceView
 
 LARGEST = 15
 WORDS = ("flush", "why")
+TIMELINE = "timeline"
+PLACES, WIDTH = 5, 100
 AWAITS = "%%vram cannot measure a cell with await: use `async with vram.scope(...)` in it"
 
 
@@ -152,6 +156,56 @@ def _why() -> None:
     console.print(screen(answer.ledger, answer.findings, RenderOptions(console.width)))
 
 
+class Timeline:
+    """What a cell asked of the driver, over time: a picture in a notebook, text in a terminal."""
+
+    def __init__(self, view: TraceView) -> None:
+        self.view = view
+
+    def __repr__(self) -> str:
+        import io
+
+        from rich.console import Console
+
+        from vram.guard.tables import terminal_width
+        from vram.report import trace_chart, trace_views
+        from vram.report.layout import RenderOptions
+
+        options = RenderOptions(terminal_width() or WIDTH)
+        console = Console(file=io.StringIO(), width=options.width, color_system=None)
+        console.print(trace_chart.timeline(self.view, options))
+        if self.view.peak:
+            console.print(trace_views.peak(self.view, trace_views.ViewOptions(limit=PLACES), options))
+        return str(console.file.getvalue()).rstrip()  # type: ignore[attr-defined]
+
+    def _repr_html_(self) -> str:
+        from vram.report.trace_page import fragment
+
+        return fragment(self.view)
+
+
+def _recorded(shell: Any, cell: str, around: Any) -> None:
+    """Run *cell* while this process is recorded, and show its timeline."""
+    from vram.errors import VramError
+    from vram.trace.here import RecordingHere
+
+    recording = RecordingHere()
+    try:
+        recording.start()
+    except VramError as error:
+        hint = f"; {error.hint}" if error.hint else ""
+        raise _usage_error(f"%%vram timeline: {error}{hint}") from None
+    try:
+        raised = _run(shell, cell, around)
+    finally:
+        recording.stop()
+    view = recording.view()
+    if view is not None:
+        _display(Timeline(view))
+    if raised is not None:
+        _fail(around, raised)
+
+
 def load_ipython_extension(shell: Any) -> None:
     """Called by ``%load_ext vram``."""
 
@@ -160,6 +214,9 @@ def load_ipython_extension(shell: Any) -> None:
         if _must_wait(shell, cell):
             raise _usage_error(AWAITS)
         around = shell.displayhook.exec_result
+        if line.strip() == TIMELINE:
+            _recorded(shell, cell, around)
+            return
         with scope(line.strip() or "cell", leak="report", track=True) as opened:
             error = _run(shell, cell, around)
             gained = opened.gained()
@@ -227,7 +284,7 @@ def _numbered_as(around: Any, shell: Any) -> Iterator[None]:
         restore_count()
 
 
-def _display(shown: Table) -> None:
+def _display(shown: Table | Timeline) -> None:
     from IPython.display import display
 
     display(shown)  # type: ignore[no-untyped-call]

@@ -3,34 +3,43 @@
     @pytest.mark.vram(leaks=0, limit="2GiB")
     def test_inference(): ...
 
+    @pytest.mark.vram(peak="8GiB")
+    def test_training(): ...
+
     pytest --vram            every test
 
 What the test function gained and still holds when it returns counts, also outside every framework. What
-fixtures hold does not count, unless the test put it there. pytest loads this file in every environment
-that has vram: it imports nothing until a test is to be checked.
+fixtures hold does not count, unless the test put it there. With peak= the test is recorded: the most memory
+that its own allocations took at once counts, and a failure shows their stacks. pytest loads this file in
+every environment that has vram: it imports nothing until a test is to be checked.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
     from vram.guard.scope import Scope
+    from vram.model.trace import Site, TraceView
+    from vram.trace.here import RecordingHere
 
 OPENED = pytest.StashKey["Scope"]()
 ASKED = pytest.StashKey[bool]()
 
 MARKER = (
-    "vram(leaks=0, limit=None): fail the test if it keeps more device memory than leaks=, or gains more"
-    " than limit="
+    "vram(leaks=0, limit=None, peak=None): fail the test if it keeps more device memory than leaks=, gains"
+    " more than limit=, or allocates more than peak= at once"
 )
-WORDS = ("leaks", "limit")
+WORDS = ("leaks", "limit", "peak")
+MOST_PLACES, MOST_FRAMES = 5, 12
+# Those that run kernels keep memory of their own: what a test made of it, only they know.
+CACHING = ("torch", "cupy", "jax", "tensorflow")
 MAKE_IT_BEFORE = "create the context before the first test: vram.Buffer(1).close() in a session fixture"
 OF_THE_SCOPE = ("gained", "keep", "limit", "notes")
 
@@ -53,7 +62,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     wanted = _wanted(item)
     if wanted is None:
         return (yield)
-    watched = _watched(item, *wanted)
+    watched = _watched(item, wanted)
     if isinstance(item, pytest.Function) and _runs_its_own_set_up(item):
         item.obj = watched(item.obj)
         return (yield)
@@ -62,14 +71,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @contextmanager
-def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
-    opened = item.stash[OPENED] = _open(item, leaks, limit)
+def _watched(item: pytest.Item, wanted: Wanted) -> Iterator[None]:
+    opened = item.stash[OPENED] = _open(item, wanted)
+    recording = None if wanted.peak is None else _recording()
     from vram.errors import LimitExceeded
     from vram.guard.cuda_errors import clear_frames_with_arrays
     from vram.guard.scope import describe
 
     ended: BaseException | None = None
-    message = ""
+    messages: list[str] = []
     try:
         with opened:
             try:
@@ -78,12 +88,20 @@ def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
                 # A scope would treat these as an interrupt, after which it checks nothing.
                 ended = outcome
                 clear_frames_with_arrays(outcome)
-        message = describe(opened.leak) if opened.leak is not None else ""
+        messages = [describe(opened.leak)] if opened.leak is not None else []
     except LimitExceeded as error:
-        message = f"{error}\n{error.hint}"
+        messages = [f"{error}\n{error.hint}"]
+    except BaseException as error:
+        for text in _recorded_problems(item, recording, wanted, opened):
+            error.add_note(f"vram: {text}")
+        raise
+    finally:
+        if recording is not None:
+            recording.stop()
+    messages += _recorded_problems(item, recording, wanted, opened)
     try:
-        if message:
-            raise _ending(ended, message)
+        if messages:
+            raise _ending(ended, "\n".join(messages))
         if ended is not None:
             raise ended
     finally:
@@ -114,26 +132,42 @@ def _runs_its_own_set_up(item: pytest.Function) -> bool:
     )
 
 
-def _wanted(item: pytest.Item) -> tuple[Any, Any] | None:
+class Wanted(NamedTuple):
+    """What a test may do, in bytes."""
+
+    leaks: int = 0
+    limit: Any = None
+    peak: int | None = None
+
+
+def _wanted(item: pytest.Item) -> Wanted | None:
     """The limits for *item*; None if it is not to be checked."""
     marker = item.get_closest_marker("vram")
     if marker is None:
-        return (0, None) if item.config.getoption("--vram") or item.stash.get(ASKED, False) else None
+        return Wanted() if item.config.getoption("--vram") or item.stash.get(ASKED, False) else None
     unknown = [word for word in marker.kwargs if word not in WORDS]
     if marker.args or unknown:
         said = marker.args or unknown
-        raise _failure(f"@pytest.mark.vram takes only leaks= and limit=, not {said}")
-    return marker.kwargs.get("leaks", 0), marker.kwargs.get("limit")
-
-
-def _open(item: pytest.Item, leaks: Any, limit: Any) -> Scope:
+        raise _failure(f"@pytest.mark.vram takes only leaks=, limit= and peak=, not {said}")
     from vram.errors import UsageError
-    from vram.guard.scope import nbytes_of, scope
+    from vram.guard.scope import nbytes_of
+
+    try:
+        leaks, peak = marker.kwargs.get("leaks", 0), marker.kwargs.get("peak")
+        allowed = None if peak is None else nbytes_of(peak, "peak")
+        return Wanted(nbytes_of(leaks, "leaks"), marker.kwargs.get("limit"), allowed)
+    except UsageError as error:
+        raise _failure(f"@pytest.mark.vram: {error}; {error.hint}") from None
+
+
+def _open(item: pytest.Item, wanted: Wanted) -> Scope:
+    from vram.errors import UsageError
+    from vram.guard.scope import scope
 
     try:
         # 0 is the scope's own default: code that loads at first use is tolerated once.
-        tolerance = nbytes_of(leaks, "leaks") or None
-        return scope(item.nodeid, leak="report", tolerance=tolerance, limit=limit, track=True)
+        tolerance = wanted.leaks or None
+        return scope(item.nodeid, leak="report", tolerance=tolerance, limit=wanted.limit, track=True)
     except UsageError as error:
         raise _failure(f"@pytest.mark.vram: {error}; {error.hint}") from None
 
@@ -143,6 +177,101 @@ def _failure(message: str) -> BaseException:
     failure = pytest.fail.Exception(message, pytrace=False)
     failure.__suppress_context__ = True
     return failure
+
+
+# ---- a recorded test ----
+
+
+def _recording() -> RecordingHere | None:
+    """A recording of this process that has begun, with empty caches; None where there is no GPU to record.
+
+    A check that cannot be made fails: it would otherwise seem to hold.
+    """
+    import gc
+
+    from vram.errors import VramError
+    from vram.guard.leak_check import release_caches
+    from vram.guard.memory import has_driver
+    from vram.trace.here import RecordingHere
+
+    if not has_driver():
+        return None
+    gc.collect()
+    release_caches()  # what a cache has from earlier tests would not be asked of the driver again
+    recording = RecordingHere()
+    try:
+        recording.start()
+    except VramError as error:
+        hint = f"; {error.hint}" if error.hint else ""
+        raise _failure(f"@pytest.mark.vram(peak=...) could not be checked: {error}{hint}") from None
+    return recording
+
+
+def _recorded_problems(
+    item: pytest.Item, recording: RecordingHere | None, wanted: Wanted, opened: Scope
+) -> list[str]:
+    """What the recording says against the test, with the places that allocated."""
+    import gc
+
+    if recording is None or wanted.peak is None:
+        return []
+    gc.collect()
+    recording.stop()
+    view = recording.view()
+    if view is None:
+        return []
+    return [*_over_peak(item, view, wanted.peak), *_never_freed(item, view, wanted.leaks, opened)]
+
+
+def _over_peak(item: pytest.Item, view: TraceView, allowed: int) -> Iterator[str]:
+    from vram.units import size
+
+    for gpu in view.gpus:
+        if gpu.peak_nbytes > allowed:
+            said = (
+                f"allocated {size(gpu.peak_nbytes)} at once on GPU {gpu.gpu}; its peak may be {size(allowed)}"
+            )
+            tensors = [
+                site
+                for use in view.frameworks
+                if use.at == "peak" and use.gpu == gpu.gpu
+                for site in use.sites
+            ]
+            sites = tensors or [site for site in view.peak if site.gpu == gpu.gpu]
+            yield "\n".join([f"test {item.nodeid!r} {said}", *_places(item, view, sites)])
+
+
+def _never_freed(item: pytest.Item, view: TraceView, allowed: int, opened: Scope) -> Iterator[str]:
+    """Where the scope's leak was allocated; without a caching framework also what is too small for it."""
+    from vram.trace.analysis import LEAKABLE
+    from vram.units import size
+
+    rows = [row.site for row in view.leaks if row.site.kind in LEAKABLE and row.site.kind != "pinned host"]
+    if opened.leak is not None:
+        if rows:
+            yield "\n".join(["what the test allocated and did not free:", *_places(item, view, rows)])
+        return
+    kept = sum(site.nbytes for site in rows)
+    if kept > allowed and not opened.keeps and not any(name in sys.modules for name in CACHING):
+        said = f"test {item.nodeid!r} did not free {size(kept)} of device memory that it allocated"
+        yield "\n".join([said, *_places(item, view, rows)])
+
+
+def _places(item: pytest.Item, view: TraceView, sites: Iterable[Site]) -> Iterator[str]:
+    """The largest, each with its stack up to the test function."""
+    from vram.report.escape import inert
+    from vram.units import counted, size
+
+    chosen = sorted(sites, key=lambda site: -site.nbytes)
+    for site in chosen[:MOST_PLACES]:
+        yield f"  {size(site.nbytes)} in {counted(site.count, 'allocation')} ({site.kind})"
+        frames = view.stacks[site.stack].frames
+        last = max((at for at, frame in enumerate(frames) if frame.file == str(item.path)), default=0)
+        for frame in frames[: min(last + 1, MOST_FRAMES)]:
+            yield inert(f"      {frame.function}  {frame.file}:{frame.line}")
+    if len(chosen) > MOST_PLACES:
+        rest = sum(site.nbytes for site in chosen[MOST_PLACES:])
+        yield f"  {size(rest)} in {counted(len(chosen) - MOST_PLACES, 'more place')}"
 
 
 @pytest.fixture

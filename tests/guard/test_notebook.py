@@ -217,3 +217,44 @@ def test_an_error_that_no_cell_can_carry_is_raised(virtual_gpu: VirtualGpu) -> N
             tell("raised")
     """
     assert result(virtual_gpu, program) == "raised"
+
+
+# ---- a recorded cell ----
+
+TIMELINE = """%%vram timeline
+import vram
+def load():
+    return raw.alloc(48 * MIB)
+first = load()
+vram.mark("loaded")
+raw.call("cuMemFree_v2", first)
+answer = 42
+"""
+
+
+def test_a_recorded_cell_draws_its_timeline(cell: Cell) -> None:
+    ran = cell(TIMELINE)
+    assert ran.reply["status"] == "ok", ran.tracebacks
+    assert "<svg" in ran.html
+    assert "48.0 MiB" in ran.html
+    assert "load" in ran.html
+    assert "48.0 MiB" in ran.text
+    assert "loaded" in ran.text
+    assert cell("print(answer)").text == "42\n"
+    assert "48.0 MiB" in cell(TIMELINE).text, "it can be recorded again"
+
+
+def test_an_error_in_a_recorded_cell_ends_it_as_usual(cell: Cell) -> None:
+    ran = cell("%%vram timeline\nraw.alloc(MIB)\n1 / 0")
+    assert ran.reply["ename"] == "ZeroDivisionError"
+    assert len(ran.tracebacks) == 1
+    assert "<svg" in ran.html
+
+
+def test_a_cell_that_cannot_be_recorded_says_why(cell: Cell) -> None:
+    cell("from vram.trace.here import RecordingHere\nother = RecordingHere()\nother.start()")
+    ran = cell("%%vram timeline\nran_anyway = True")
+    assert "%%vram timeline: this process cannot be recorded: recording already" in ran.text + "".join(
+        ran.tracebacks
+    )
+    assert cell("print('ran_anyway' in globals())").text == "False\n"

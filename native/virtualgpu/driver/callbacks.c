@@ -45,7 +45,8 @@ static void note_context(struct callback_data *data) {
 
 void call_begin(struct call *call, uint32_t id, const char *symbol, void *parameters) {
     static _Atomic uint32_t calls;
-    call->reported_to = gate_initialised() ? wanted_by(DOMAIN_DRIVER, id) : NULL;
+    call->reported_to = wanted_by(DOMAIN_DRIVER, id);
+    if (call->reported_to && !gate_initialised()) call->reported_to = NULL;
     if (!call->reported_to) return;
     if (!outermost) outermost = call;
     call->id = id;

@@ -72,6 +72,7 @@ class Scope:
         self._caps: list[Undo] = []
         self._watcher: Watcher | None = None
         self._has_ended = False
+        self.keeps = False  # whether something was declared to outlive it
 
     def __repr__(self) -> str:
         state = "open" if self._node is not None else "closed" if self._has_ended else "new"
@@ -93,6 +94,7 @@ class Scope:
         """Declare that the GPU arrays in *value* outlive the scope; returns *value*."""
         if self._node is not None and driver_is_loaded():
             group = self._node.group
+            self.keeps = True
             # What existed before was not gained.
             group.kept.add(value, but=group.baseline)
         return value

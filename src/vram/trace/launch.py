@@ -122,8 +122,9 @@ class Launch:
             "MESSAGES": self.messages_path,
             "CUPTI": ":".join(libraries),
             "FAIL_AT": settings.fail_at,
-            "FRAMEWORKS": settings.framework,
-            "PAYLOAD": FRAMEWORK_PAYLOAD if settings.framework else None,
+            # Also without a framework: it ends the recording before the interpreter takes the program apart.
+            "FRAMEWORKS": settings.framework or "none",
+            "PAYLOAD": FRAMEWORK_PAYLOAD,
         }
         variables = without_recorder(base)
         variables[INJECTION] = LIBRARY

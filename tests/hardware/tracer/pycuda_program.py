@@ -27,10 +27,7 @@ def main() -> None:
         step()
         if number % 2 == 0:
             remember(history)
-    for each in model:
-        each.free()
-    context.pop()
-    globals()["kept"] = history  # else they would be freed here
+    globals()["kept"] = model, history, context  # else they would be freed here
 
 
 if __name__ == "__main__":

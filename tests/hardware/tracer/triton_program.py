@@ -31,10 +31,9 @@ def remember(source: torch.Tensor, history: list[torch.Tensor]) -> None:
 
 
 def main() -> None:
-    torch.cuda.init()
-    source = torch.ones(COUNT, device="cuda")
-    launch(source, torch.empty_like(source))  # compiled here, before the time counts
     pace = Pace()
+    source = torch.ones(COUNT, device="cuda")
+    launch(source, torch.empty_like(source))  # compiled here, once
     history: list[torch.Tensor] = []
     for number in pace.steps(24):
         step(source)

@@ -201,25 +201,30 @@ def test_calls_of_the_runtime_are_reported(virtual_gpu: VirtualGpu, major: int) 
         assert (end, same, after) == ("exit", driver[name], code)
 
 
-def test_calls_without_a_subscriber_cost_what_they_did(virtual_gpu: VirtualGpu) -> None:
-    """A subscriber that has turned nothing on costs next to nothing either: a call takes no twice as long."""
+def test_calls_that_nobody_asked_about_cost_what_they_did(virtual_gpu: VirtualGpu) -> None:
+    """Neither a subscriber that was there before nor one that has turned nothing on makes calls slow.
+
+    In CPU time, in turns, the best of many: what else the machine does cancels out.
+    """
     program = """
         import time
         one = Subscriber()
         start()
-        device = c_int()
+        device, best = c_int(), {"before": 1e9, "silent": 1e9, "after": 1e9}
 
-        def cost():
-            best = float("inf")
-            for _ in range(15):
-                begin = time.perf_counter()
-                for _ in range(2000):
-                    cuda.cuCtxGetDevice(byref(device))
-                best = min(best, time.perf_counter() - begin)
-            return best
+        def measure(name):
+            begin = time.thread_time()
+            for _ in range(500):
+                cuda.cuCtxGetDevice(byref(device))
+            best[name] = min(best[name], time.thread_time() - begin)
 
-        alone = cost()
-        one.subscribe()
-        tell(cost() / alone)
+        for _ in range(20):
+            measure("before")
+        for _ in range(20):
+            one.subscribe()
+            measure("silent")
+            one.unsubscribe()
+            measure("after")
+        tell([best["silent"] / best["before"], best["after"] / best["before"]])
     """
-    assert result(virtual_gpu, program) < 2
+    assert max(result(virtual_gpu, program)) < 2

@@ -196,8 +196,10 @@ def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dic
 
     Returns what each holds: {"framework", "device", "nbytes", "words"}.
     """
-    path = request.get("frameworks_file")
-    if not path or ("torch" not in sys.modules and not request.get("framework")):
+    path, wanted = request.get("frameworks_file"), request.get("framework") or "none"
+    # Without a framework the file only ends the recording before the interpreter ends: once is enough.
+    begins = wanted != "none" or FRAMEWORKS not in sys.modules
+    if not path or not (begins or "torch" in sys.modules):
         return []
     try:
         with open(path, encoding="utf-8") as file:
@@ -205,7 +207,7 @@ def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dic
         names: dict[str, Any] = {"__name__": f"{FRAMEWORKS}_once"}
         exec(code, names)
         found = []
-        torch = names["Torch"](names["Recorder"](recorder.path))
+        torch = names["TorchAccount"](names["RecorderCalls"](recorder.path))
         if torch.is_loaded():
             lines = torch.held()
             found = [
@@ -214,9 +216,9 @@ def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dic
             ]
             if lines:
                 torch.snapshot("attach")
-        if request.get("framework"):
-            wanted = {"__vram_tracer__": recorder.path, "__vram_frameworks__": request["framework"]}
-            exec(code, {"__name__": FRAMEWORKS, **wanted})
+        if begins:
+            names = {"__name__": FRAMEWORKS, "__vram_tracer__": recorder.path, "__vram_frameworks__": wanted}
+            exec(code, names)
         return found
     except Exception:  # a version that does all this differently: the driver's figures remain
         return []

@@ -127,8 +127,7 @@ class TorchAccount:
 
     def snapshot(self, at: str) -> None:
         """Hand over what PyTorch holds now and its history up to now."""
-        memory = sys.modules["torch.cuda.memory"]
-        content = compact(memory._snapshot())
+        content = compact(snapshot_of(sys.modules["torch"]))
         content["at"] = at
         self._send(content)
 
@@ -164,6 +163,31 @@ class TorchAccount:
             (gpu, total, f"PyTorch's allocator: {active} bytes in tensors, {total - active} cached")
             for gpu, (total, active) in sorted(reserved.items())
         ]
+
+
+def snapshot_of(torch: Any) -> dict[str, Any]:
+    """PyTorch's snapshot, without the import that it does for frames of compiled code.
+
+    It asks ``torch._inductor``, which loads itself when it is first asked for: that takes seconds (10 on a
+    busy machine, PyTorch 2.15), and may fail while the interpreter ends. Where it was never loaded there is
+    no compiled code. The stand-in answers so, by a method that runs no Python code: no other thread meets it.
+    """
+    snapshot = torch.cuda.memory._snapshot
+    if "_inductor" not in vars(torch) and "torch._inductor" not in sys.modules:
+        known: dict[Any, Any] = {}
+        stand_in: Any = type(sys)("torch._inductor")
+        stand_in.codecache = type(sys)("torch._inductor.codecache")
+        answer = {"stack_frames_for_code": staticmethod(known.__setitem__)}
+        stand_in.codecache.PyCodeCache = type("PyCodeCache", (), answer)
+        torch._inductor = stand_in
+        try:
+            return dict(snapshot())
+        except Exception:  # another version asks for more
+            pass
+        finally:
+            if vars(torch).get("_inductor") is stand_in:
+                del torch._inductor
+    return dict(snapshot())
 
 
 class Interned:
@@ -349,10 +373,6 @@ def _pools(backend: Any) -> list[list[int]]:
         taken = stats.get("pool_bytes") or stats.get("bytes_reserved") or used
         lines.append([int(getattr(device, "local_hardware_id", device.id)), int(taken), int(used)])
     return lines
-
-
-# What `vram attach` uses of this file (control.py).
-Torch, Recorder = TorchAccount, RecorderCalls
 
 
 # ---- which of them the program has ----
