@@ -124,6 +124,7 @@ struct row_site {
     uint64_t live_count;
     int64_t live_nbytes;
     uint64_t median_life_ns;
+    uint64_t first_ns; /* of all its allocations */
     /* after vramreader_finish() */
     uint64_t peak_count;
     int64_t peak_nbytes;
@@ -131,10 +132,11 @@ struct row_site {
         uint64_t count;
         int64_t nbytes;
         uint64_t first_ns, last_ns, largest;
-        uint32_t quarters, reserved; /* one bit for each quarter, from the first to the end, in which some were made */
-    } leaked,                        /* their context was destroyed, and the program went on */
-        kept,                        /* the others that were never freed */
-        cache;                       /* never freed, and a framework's blocks lie in them: its cache, no leak */
+        uint32_t quarters,
+            reserved; /* one bit for each quarter from the site's first_ns to the end in which some were made */
+    } leaked,         /* their context was destroyed, and the program went on */
+        kept,         /* the others that were never freed */
+        cache;        /* never freed, and a framework's blocks lie in them: its cache, no leak */
 };
 
 struct row_timeline {

@@ -10,6 +10,15 @@ static struct row_left *left_row(struct vramreader *reader, const struct allocat
     return allocation->state == STATE_LEFT && went_on ? &site->leaked : &site->kept;
 }
 
+/* In which quarter of the time from the site's first allocation, freed or not, to the end this one was made. */
+static uint32_t quarter_of(struct vramreader *reader, const struct allocation *allocation) {
+    uint64_t first = SITE(reader, allocation->site)->row.first_ns;
+    uint64_t last = SECTION(reader, allocation->section)->row.last_ns;
+    if (last <= first || allocation->time <= first) return 0;
+    uint64_t quarter = (allocation->time - first) / ((last - first) / 4 + 1);
+    return quarter > 3 ? 3 : (uint32_t)quarter;
+}
+
 static void add_left(struct vramreader *reader, const struct allocation *allocation) {
     struct row_left *left = left_row(reader, allocation);
     if (!left->count || allocation->time < left->first_ns) left->first_ns = allocation->time;
@@ -18,14 +27,7 @@ static void add_left(struct vramreader *reader, const struct allocation *allocat
     left->count++;
     /* Sums of what a context left behind may be larger than what was live at once. */
     if (__builtin_add_overflow(left->nbytes, (int64_t)allocation->nbytes, &left->nbytes)) left->nbytes = INT64_MAX;
-}
-
-/* In which quarters of the time from the row's first allocation to the end it was made; after add_left() of all. */
-static void add_quarter(struct vramreader *reader, const struct allocation *allocation) {
-    struct row_left *left = left_row(reader, allocation);
-    uint64_t first = left->first_ns, last = SECTION(reader, allocation->section)->row.last_ns;
-    uint64_t quarter = last > first ? (allocation->time - first) / ((last - first) / 4 + 1) : 0;
-    left->quarters |= 1u << (quarter > 3 ? 3 : quarter);
+    left->quarters |= 1u << quarter_of(reader, allocation);
 }
 
 /* ---- what was live at the peaks ---- */
@@ -69,10 +71,6 @@ static void judge_allocations(struct vramreader *reader) {
             struct row_reserved *row = reserved_row(reader, (uint32_t)site->gpu, site->process, allocation->framework);
             if (row) row->end_nbytes += allocation->nbytes;
         }
-    }
-    for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
-        const struct allocation *allocation = allocation_at(reader, at);
-        if (allocation->state != STATE_FREE && allocation->space != SPACE_MAPPING) add_quarter(reader, allocation);
     }
     for (uint64_t number = 0; number < reader->gpus.count; number++) {
         const struct vector *gone = &GPU(reader, number)->gone;

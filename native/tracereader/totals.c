@@ -203,6 +203,7 @@ bool count_allocation(struct vramreader *reader, const struct allocation *alloca
     if (site->row.live_nbytes > MOST_SUM - nbytes || gpu->row.live_nbytes > MOST_SUM - nbytes ||
         reader->host_live > MOST_SUM - nbytes)
         return false;
+    if (!site->row.count) site->row.first_ns = allocation->time;
     site->row.count++;
     add_to(&site->row.nbytes, allocation->nbytes);
     site->row.live_count++;

@@ -82,6 +82,7 @@ class Model:
         self.mappings: dict[tuple[int, int], tuple[Memory, Event]] = {}
         self.peaks: dict[int | None, Peak] = defaultdict(Peak)
         self.made: dict[tuple[int, str, int | None, int], list[int]] = {}
+        self.since: dict[tuple[int, str, int | None, int], int] = {}
         self.freed: dict[tuple[int, str, int | None, int], int] = defaultdict(int)
         self.gpu_frees: dict[int | None, int] = defaultdict(int)
         self.left: list[tuple[Memory, int]] = []
@@ -118,6 +119,7 @@ class Model:
                 self._ends(self.live.pop(key))
         memory = self.live[key] = Memory(event)
         made = self.made.setdefault(memory.site, [0, 0])
+        self.since.setdefault(memory.site, event.time_ns)
         made[0] += 1
         made[1] += event.nbytes
         if KINDS[event.kind] >= 16:
@@ -240,7 +242,8 @@ class Model:
                 else:
                     judged[memory.site].append(memory.event)
         for site, events in judged.items():
-            growing = self._grows([event.time_ns for event in events], self.last[events[0].section])
+            times, end = [event.time_ns for event in events], self.last[events[0].section]
+            growing = self._grows(times, end, self.since[site], self.freed[site] > 0)
             groups[site, "growing" if growing else "in use at exit"] += events
         return {
             key: [
@@ -253,13 +256,15 @@ class Model:
             for key, events in groups.items()
         }
 
-    def _grows(self, times: list[int], end: int) -> bool:
-        """Three or more, in three quarters of the time since the first, and close to the end."""
+    def _grows(self, times: list[int], end: int, since: int, freed: bool) -> bool:
+        """Three or more, in three quarters of the place's time, and close to the end."""
         first, last = min(times), max(times)
-        quarters = {min(3, (time - first) // ((end - first) // 4 + 1)) for time in times if end > first}
-        if len(times) < 3 or len(quarters) < 3:
+        quarters = {
+            min(3, (time - since) // ((end - since) // 4 + 1)) if time > since else 0 for time in times
+        }
+        if len(times) < 3 or len(quarters) < 3 or (freed and 0 not in quarters):
             return False
-        return end - last <= max((end - first) // 10, 3 * ((last - first) // (len(times) - 1)))
+        return end - last <= max((end - since) // 10, 3 * ((last - first) // (len(times) - 1)))
 
 
 def holes(ranges: list[tuple[int, int, int]], section: int) -> tuple[int, int, int, int]:

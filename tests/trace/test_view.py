@@ -127,6 +127,23 @@ def test_growing_and_loaded_once(read: Read) -> None:
     }
 
 
+def test_what_is_live_by_chance_at_the_end_does_not_grow(read: Read) -> None:
+    """A place that frees what it allocated a while ago: its latest ones are live, the older ones are not."""
+    trace = TraceFile()
+    writer = trace.section().writer()
+    gpu = writer.where()
+    soon, late = writer.stack(("soon", "x.py", 1)), writer.stack(("late", "x.py", 2))
+    for at in range(100):
+        writer.alloc(at * 10, (1 << 32) + at * 0x1000, 512, where=gpu, stack=soon)
+        writer.alloc(at * 10 + 1, (2 << 32) + at * 0x1000, 512, where=gpu, stack=late)
+        if at >= 5:
+            writer.free(at * 10 + 2, (1 << 32) + (at - 5) * 0x1000)
+        if at >= 70:
+            writer.free(at * 10 + 3, (2 << 32) + (at - 70) * 0x1000)
+    writer.end(1000)
+    assert {verdict for verdict, _, _ in verdicts(read, trace).values()} == {"in use at exit"}
+
+
 def test_a_frameworks_cache_is_no_leak_but_its_blocks_are(read: Read) -> None:
     trace = TraceFile()
     writer = trace.section().writer()

@@ -231,10 +231,12 @@ class ViewBuilder:
         kept = row.kept
         return is_growing(
             count=kept.number,
-            quarters=kept.quarters.bit_count(),
+            quarters=kept.quarters,
             first=kept.first_ns,
             last=kept.last_ns,
+            since=row.first_ns,
             end=self._sections[row.process].last_ns,
+            freed=row.freed > 0,
         )
 
     def _leak(self, row: SiteRow, left: LeftRow, verdict: str) -> LeakSite:

@@ -12,32 +12,42 @@ from collections.abc import Sequence
 
 FEWEST = 3
 QUARTERS = 3
-"""Of the time from a place's first allocation to the end: in so many it must have made some."""
 
 
 def quarter(time: int, first: int, end: int) -> int:
     """In which quarter of the time from *first* to *end* something was made, from 0."""
-    if time < first or end <= first:
+    if time <= first or end <= first:
         return 0
     return min(3, (time - first) // ((end - first) // 4 + 1))
 
 
-def is_growing(*, count: int, quarters: int, first: int, last: int, end: int) -> bool:
-    """Whether *count* allocations from *first* to *last*, never freed, go on to the *end* of the recording.
+def is_growing(
+    *, count: int, quarters: int, first: int, last: int, since: int, end: int, freed: bool
+) -> bool:
+    """Whether *count* allocations of a place, made from *first* to *last* and never freed, go on to the end.
 
-    *quarters*: in how many of the quarters from *first* to *end* some were made. The latest must lie in the
-    last tenth of that time, or no further from the end than three times their usual distance.
+    *since* is when the place first allocated anything, *end* the end of the recording, *quarters* has a bit
+    for each quarter of that time in which some of them were made. They must
+
+    - be at least three, from at least three quarters;
+    - where others of the same place were freed, begin in the first quarter: else the place keeps its latest
+      ones only, and frees the older ones;
+    - reach the last tenth of that time, or be no further from the end than three times their usual distance.
     """
-    if count < FEWEST or quarters < QUARTERS:
+    if count < FEWEST or quarters.bit_count() < QUARTERS or (freed and not quarters & 1):
         return False
     usual = (last - first) // (count - 1)
-    return end - last <= max((end - first) // 10, 3 * usual)
+    return end - last <= max((end - since) // 10, 3 * usual)
 
 
-def times_grow(times: Sequence[int], end: int) -> bool:
+def times_grow(times: Sequence[int], *, since: int, end: int, freed: bool) -> bool:
     """The same, where each allocation's time is known."""
     if len(times) < FEWEST:
         return False
+    quarters = 0
+    for time in times:
+        quarters |= 1 << quarter(time, since, end)
     first, last = min(times), max(times)
-    made = {quarter(time, first, end) for time in times}
-    return is_growing(count=len(times), quarters=len(made), first=first, last=last, end=end)
+    return is_growing(
+        count=len(times), quarters=quarters, first=first, last=last, since=since, end=end, freed=freed
+    )

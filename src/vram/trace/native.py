@@ -82,6 +82,7 @@ class SiteRow(NamedTuple):
     live_count: int
     live_nbytes: int
     median_life_ns: int
+    first_ns: int
     peak_count: int
     peak_nbytes: int
     leaked: LeftRow
@@ -203,7 +204,7 @@ class _Table(NamedTuple):
 # The numbers and layouts of native/tracereader/reader.h.
 _SECTIONS = _Table(0, struct.Struct("<8Q12I8I2I"))
 _GPUS = _Table(1, struct.Struct("<i3IQ3q4Q"))
-_SITES = _Table(2, struct.Struct("<3Ii2QqQq2Qq" + "Qq3Q2I" * 3))
+_SITES = _Table(2, struct.Struct("<3Ii2QqQq3Qq" + "Qq3Q2I" * 3))
 _TIMELINE = _Table(3, struct.Struct("<Q3q2I"))
 _NODES = _Table(4, struct.Struct("<2I"))
 _PLACES = _Table(5, struct.Struct("<Q4I"))
@@ -366,7 +367,7 @@ class NativeReader:
         raw = _SITES.layout.iter_unpack(self._raw(_SITES))
         left = LeftRow._make
         return [
-            SiteRow._make((*row[:12], left(row[12:18]), left(row[19:25]), left(row[26:32]))) for row in raw
+            SiteRow._make((*row[:13], left(row[13:19]), left(row[20:26]), left(row[27:33]))) for row in raw
         ]
 
     def timeline(self) -> list[TimelineRow]:

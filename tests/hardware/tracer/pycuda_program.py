@@ -27,6 +27,7 @@ def main() -> None:
         step()
         if number % 2 == 0:
             remember(history)
+    context.pop()  # PyCUDA ends the program where a context is current at the end
     globals()["kept"] = model, history, context  # else they would be freed here
 
 

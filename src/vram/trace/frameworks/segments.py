@@ -103,10 +103,13 @@ class TorchSegments:
                 yield row
                 continue
             times = self._others.get(key, [])
-            if row.verdict == "growing" and not times_grow(times, _end(view.processes, site.process)):
-                yield replace(row, verdict="in use at exit")
-            else:
-                yield row
+            grows = row.verdict != "growing" or times_grow(
+                times,
+                since=min(times, default=0),
+                end=_end(view.processes, site.process),
+                freed=row.freed > 0,
+            )
+            yield row if grows else replace(row, verdict="in use at exit")
 
 
 _PHYSICAL = 6

@@ -132,7 +132,10 @@ class TorchUse:
         begin, end = (min(times), max(times)) if times else (0, 0)
         freed: dict[int, int] = {}
         live: dict[int, list[Block]] = {}
+        since: dict[int, int] = {}
         for each in self.history.blocks:
+            made_us = begin if each.begin is None else events.time_us[each.begin]
+            since[each.stack] = min(made_us, since.get(each.stack, made_us))
             if each.end is None:
                 live.setdefault(each.stack, []).append(each)
             else:
@@ -140,7 +143,7 @@ class TorchUse:
         for stack, blocks in live.items():
             made = [begin if each.begin is None else events.time_us[each.begin] for each in blocks]
             known = [time for time, each in zip(made, blocks, strict=True) if each.begin is not None]
-            growing = stack != 0 and times_grow(known, end)
+            growing = stack != 0 and times_grow(known, since=since[stack], end=end, freed=stack in freed)
             yield LeakSite(
                 site=self._site(stack, len(blocks), sum(each.nbytes for each in blocks)),
                 verdict="growing" if growing else "in use at exit",
