@@ -343,7 +343,10 @@ static void fail_perhaps(const struct hook *hook, uint64_t *params) {
 }
 
 static void before_call(const struct hook *hook, const struct call_data *call) {
-    if (hook->operation == FREE || hook->operation == UNMAP) *call->correlation = now_ns();
+    if (hook->operation == FREE || hook->operation == UNMAP) {
+        writer_prepare();
+        *call->correlation = now_ns();
+    }
     if (unlikely(settings.fail != FAIL_NEVER) && hook->operation < FREE) fail_perhaps(hook, call->params);
 }
 

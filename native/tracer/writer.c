@@ -170,6 +170,11 @@ static bool is_current(void) {
     return mine && my_generation == atomic_load(&generation);
 }
 
+void writer_prepare(void) {
+    if (unlikely(!*not_forked)) tracer_forked();
+    if (unlikely(!is_current()) && atomic_load_explicit(&recording, memory_order_relaxed) == RECORDING) take();
+}
+
 struct writer *writer_begin(void) {
     if (unlikely(!*not_forked)) tracer_forked();
     if (unlikely(atomic_load_explicit(&recording, memory_order_relaxed) != RECORDING)) return NULL;

@@ -31,6 +31,10 @@ struct writer {
     struct writer *next_of_all, *next_idle;
 };
 
+/* Before a call whose time is taken now and recorded later: gives the thread its writer. Were it given only when
+   the record is written, it could be the one of a thread that has ended meanwhile, with later records in it. */
+void writer_prepare(void);
+
 /* The calling thread's writer, for one event; NULL where nothing can be recorded. Followed by writer_done(). */
 struct writer *writer_begin(void);
 void writer_done(struct writer *writer);
