@@ -160,7 +160,7 @@ class TorchAccount:
             totals[0] += segment["total_size"]
             totals[1] += segment["active_size"]
         return [
-            (gpu, total, f"PyTorch's allocator: {active} bytes in tensors, {total - active} cached")
+            (gpu, total, f"PyTorch's allocator: {mib(active)} in tensors, {mib(total - active)} cached")
             for gpu, (total, active) in sorted(reserved.items())
         ]
 
@@ -402,6 +402,10 @@ PID = os.getpid()
 _started: list[Any] = []
 _watch: Optional[Watch] = None
 _recorder: Optional[RecorderCalls] = None
+
+
+def mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):.1f} MiB"
 
 
 def guarded(call: Any) -> Any:
