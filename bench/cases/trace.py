@@ -14,12 +14,14 @@ from pathlib import Path
 
 from bench.native import build
 from bench.row import Row
-from bench.timing import interleaved
+from bench.timing import interleaved, program
 
 EVENTS = 10_000_000
 MOST_BYTES_AN_EVENT = 40
 VIEW_S = 6.0
 VIEW_BYTES = 1 << 30
+REPORT_S = 10.0
+REPORT_BYTES = 3 << 29
 VIEW = """
 import sys
 from pathlib import Path
@@ -35,6 +37,7 @@ def run(turns: int) -> list[Row]:
         subprocess.run([write, usual, str(EVENTS)], check=True)
         subprocess.run([write, leaking, str(EVENTS), "leaking"], check=True)
         commands = {path.stem: [sys.executable, "-c", VIEW, str(path)] for path in (usual, leaking)}
+        commands["report"] = [program("vram") or "vram", "report", str(usual)]
         samples = interleaved(commands, turns=min(turns, 3))
         return [
             Row(
@@ -46,6 +49,8 @@ def run(turns: int) -> list[Row]:
             ),
             Row("its view", samples["usual"].median_s, "s", target=VIEW_S),
             Row("its view: memory", samples["usual"].peak_rss_bytes, "bytes", target=VIEW_BYTES),
+            Row("vram report of it", samples["report"].median_s, "s", target=REPORT_S),
+            Row("vram report of it: memory", samples["report"].peak_rss_bytes, "bytes", target=REPORT_BYTES),
             Row("10 million allocations, none freed: view", samples["leaking"].median_s, "s", target=VIEW_S),
             Row("the same: memory", samples["leaking"].peak_rss_bytes, "bytes", target=VIEW_BYTES),
         ]

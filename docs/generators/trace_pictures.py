@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.browser.chromium import find, started  # noqa: E402
+from tests.browser.chromium import Browser, find, started  # noqa: E402
 from tests.report.trace_samples import training  # noqa: E402
 from vram.report.trace_page import page  # noqa: E402
 
@@ -32,7 +32,12 @@ def main(folder: str) -> None:
     if find() is None:
         print("no Chromium here: the pictures of a trace's page stay as they are")
         return
-    with TemporaryDirectory() as work, started() as browser:
+    with started() as browser:
+        take(browser, Path(folder))
+
+
+def take(browser: Browser, folder: Path) -> None:
+    with TemporaryDirectory() as work:
         file = Path(work) / "page.html"
         file.write_text(page(training(), title="vram-trace-train.vram"), "utf-8")
         for name, (dark, shown, place) in PICTURES.items():
@@ -40,7 +45,7 @@ def main(folder: str) -> None:
             opened.until("document.documentElement.dataset.drawnMs !== undefined")
             # The line with the filters stays on top and would lie over the heading.
             opened.run(f"scrollTo(0, document.querySelector({place!r}).offsetTop - 60)")
-            opened.screenshot(Path(folder) / f"{name}.png")
+            opened.screenshot(folder / f"{name}.png")
             opened.close()
 
 

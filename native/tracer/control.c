@@ -332,6 +332,7 @@ int vram_tracer_mark(const char *text) {
 
 int vram_tracer_before(int device, uint64_t nbytes, const char *source) {
     if (!source || atomic_load(&recording) != RECORDING || !section_is_open()) return 1;
+    device_seen(device); /* so that a reader knows which GPU this number is */
     return record_before(device, nbytes, source);
 }
 

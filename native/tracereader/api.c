@@ -52,16 +52,16 @@ void vramreader_free(struct vramreader *reader) {
     for (uint64_t at = 0; at < reader->buffers.count; at++) free(AT(reader->buffers, uint8_t *, at));
     for (uint64_t at = 0; at < reader->blocks.count; at++) free(AT(reader->blocks, struct allocation *, at));
     struct vector *vectors[] = {
-        &reader->files,    &reader->sections,     &reader->writers,     &reader->contexts,  &reader->gpus,
-        &reader->clusters, &reader->buffers,      &reader->bytes,       &reader->strings,   &reader->places,
-        &reader->nodes,    &reader->blocks,       &reader->sites,       &reader->failures,  &reader->gaps,
-        &reader->marks,    &reader->before,       &reader->blobs,       &reader->damage,    &reader->holes,
-        &reader->reserved, &reader->timeline,     &reader->hole_blocks, &reader->live_rows, &reader->site_rows,
+        &reader->files,    &reader->sections,     &reader->writers,     &reader->contexts,    &reader->gpus,
+        &reader->clusters, &reader->buffers,      &reader->bytes,       &reader->strings,     &reader->places,
+        &reader->nodes,    &reader->blocks,       &reader->sites,       &reader->failures,    &reader->gaps,
+        &reader->marks,    &reader->before,       &reader->blobs,       &reader->damage,      &reader->holes,
+        &reader->reserved, &reader->timeline,     &reader->hole_blocks, &reader->site_places, &reader->site_rows,
         &reader->gpu_rows, &reader->section_rows,
     };
     for (size_t at = 0; at < sizeof vectors / sizeof *vectors; at++) free(vectors[at]->items);
     struct map *maps[] = {&reader->writer_numbers, &reader->context_numbers, &reader->thread_numbers,
-                          &reader->damage_rows};
+                          &reader->damage_rows, &reader->reserved_rows};
     for (size_t at = 0; at < sizeof maps / sizeof *maps; at++) release_map(reader, maps[at]);
     struct lookup *lookups[] = {&reader->string_lookup, &reader->place_lookup, &reader->node_lookup, &reader->live,
                                 &reader->site_lookup};
@@ -84,16 +84,18 @@ int vramreader_index(struct vramreader *reader) {
     return reader->error;
 }
 
-int vramreader_run(struct vramreader *reader, uint64_t until_ns) {
+int vramreader_run(struct vramreader *reader, uint64_t until_ns, uint64_t most, uint32_t *more) {
     uint64_t until = until_ns;
+    *more = 0;
     if (until_ns != UINT64_MAX) {
         /* Only the machine that writes knows its clock: sections of this one are placed by the first. */
         if (!reader->sections.count) return reader->error;
         until = relative_time(SECTION(reader, 0), until_ns);
     }
     struct replayed replayed;
-    struct writer *writer;
-    while ((writer = next_event(reader, until))) replay(reader, writer, &replayed);
+    struct writer *writer = NULL;
+    while (most-- && (writer = next_event(reader, until))) replay(reader, writer, &replayed);
+    *more = writer != NULL;
     return reader->error;
 }
 
@@ -159,16 +161,6 @@ static void build_rows(struct vramreader *reader, struct vector *rows, const str
         memcpy(to + at * row_nbytes, from->items + at * item, row_nbytes);
 }
 
-static void build_live(struct vramreader *reader) {
-    reader->live_rows.count = 0;
-    for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
-        const struct allocation *from = allocation_at(reader, at);
-        if ((from->state != STATE_LIVE && from->state != STATE_RELEASED) || from->space == SPACE_MAPPING) continue;
-        struct row_live *row = push(reader, &reader->live_rows, sizeof *row);
-        if (row) *row = (struct row_live){from->address, from->nbytes, from->time, from->event, from->site, from->kind};
-    }
-}
-
 static void build_totals(struct vramreader *reader) {
     struct row_totals *totals = &reader->totals;
     *totals = (struct row_totals){0};
@@ -183,6 +175,19 @@ static void build_totals(struct vramreader *reader) {
     totals->host_peak_nbytes = (uint64_t)reader->host_peak;
     totals->host_live_nbytes = (uint64_t)reader->host_live;
     totals->used_nbytes = reader->used;
+}
+
+int vramreader_live(struct vramreader *reader, uint64_t *position, struct row_live *rows, uint64_t capacity,
+                    uint64_t *count) {
+    if (!*position) build_sites(reader);
+    *count = 0;
+    for (; *position < reader->allocation_count && *count < capacity && !reader->error; ++*position) {
+        const struct allocation *from = allocation_at(reader, (uint32_t)*position);
+        if ((from->state != STATE_LIVE && from->state != STATE_RELEASED) || from->space == SPACE_MAPPING) continue;
+        uint32_t site = AT(reader->site_places, uint32_t, from->site);
+        rows[(*count)++] = (struct row_live){from->address, from->nbytes, from->time, from->event, site, from->kind};
+    }
+    return reader->error;
 }
 
 int vramreader_table(struct vramreader *reader, uint32_t table, const void **rows, uint64_t *count,
@@ -202,11 +207,8 @@ int vramreader_table(struct vramreader *reader, uint32_t table, const void **row
         from = &reader->gpu_rows;
         break;
     case TABLE_SITES:
-        item = sizeof(struct row_site);
-        for (uint64_t at = 0; at < reader->sites.count; at++)
-            SITE(reader, at)->row.median_life_ns = median_life(SITE(reader, at));
-        build_rows(reader, &reader->site_rows, &reader->sites, sizeof(struct site), item);
-        from = &reader->site_rows;
+        build_sites(reader);
+        from = &reader->site_rows, item = sizeof(struct row_site);
         break;
     case TABLE_TIMELINE:
         build_timeline(reader);
@@ -225,10 +227,6 @@ int vramreader_table(struct vramreader *reader, uint32_t table, const void **row
     case TABLE_HOLES: from = &reader->holes, item = sizeof(struct row_holes); break;
     case TABLE_HOLE_BLOCKS: from = &reader->hole_blocks, item = sizeof(struct row_block); break;
     case TABLE_RESERVED: from = &reader->reserved, item = sizeof(struct row_reserved); break;
-    case TABLE_LIVE:
-        build_live(reader);
-        from = &reader->live_rows, item = sizeof(struct row_live);
-        break;
     case TABLE_TOTALS:
         build_totals(reader);
         *rows = &reader->totals;

@@ -107,6 +107,7 @@ static void define_device(struct vramreader *reader, struct writer *writer, uint
 static void add_blob(struct vramreader *reader, struct writer *writer, struct text name, uint64_t part, uint64_t parts,
                      uint32_t position, uint64_t nbytes) {
     const struct chunk *chunk = &AT(writer->chunks, struct chunk, writer->next);
+    if (reader->blobs.count >= MOST_BLOBS) return damaged_here(reader, writer, DAMAGE_LIMIT);
     uint32_t name_number = intern_string(reader, name.bytes, name.nbytes);
     struct row_blob *row = push(reader, &reader->blobs, sizeof *row);
     if (row)

@@ -64,7 +64,7 @@ static struct section *new_section(struct vramreader *reader, uint32_t file, uin
     struct section *section = push(reader, &reader->sections, sizeof *section);
     if (!section) return NULL;
     section->offset = offset;
-    section->first_base = section->first_event_ns = UINT64_MAX;
+    section->first_base = UINT64_MAX;
     section->row.file = file;
     section->row.usable = 1;
     AT(reader->files, struct file, file).section = (uint32_t)reader->sections.count - 1;

@@ -17,8 +17,11 @@ enum {
     PADDING = 128,
     MOST_TEXT = 4096,
     MOST_GPUS = 256,
-    MOST_KEPT = 20000, /* failures, gaps, marks: rows of each */
-    MOST_HOLE_BLOCKS = 4000,
+    MOST_KEPT = 20000,       /* failures, gaps, marks: rows of each */
+    MOST_HOLE_BLOCKS = 4000, /* of one process and GPU */
+    MOST_HOLE_BLOCKS_IN_ALL = 200000,
+    MOST_SITES = 100000,
+    MOST_BLOBS = 1 << 20,
     MOST_SEGMENTS = 1 << 16,
     KINDS = 32,
     SPACE_MAPPING = 32,
@@ -173,11 +176,10 @@ struct device {
 
 struct section {
     struct row_section row;
-    uint64_t mono_ns;    /* CLOCK_MONOTONIC at its start, corrected where the header is damaged */
-    int64_t shift;       /* added to CLOCK_MONOTONIC: the time since the start of the trace */
-    uint64_t offset;     /* in the file */
-    uint64_t first_base; /* the earliest of its chunks; UINT64_MAX */
-    uint64_t first_event_ns;
+    uint64_t mono_ns;     /* CLOCK_MONOTONIC at its start, corrected where the header is damaged */
+    int64_t shift;        /* added to CLOCK_MONOTONIC: the time since the start of the trace */
+    uint64_t offset;      /* in the file */
+    uint64_t first_base;  /* the earliest of its chunks; UINT64_MAX */
     uint64_t last_active; /* number of its latest event that is not the end of a context */
     uint32_t mappings;    /* live */
     bool placed, has_end;
@@ -240,7 +242,7 @@ struct vramreader {
     int error, errno_value;
     uint64_t seed[2];
     uint32_t points_wanted;
-    bool growing, placed, finished;
+    bool growing, placed, finished, too_many_sites;
     int64_t origin_ns; /* wall clock of the trace's time 0 */
 
     struct vector files, sections, writers, contexts, gpus, clusters;
@@ -269,9 +271,9 @@ struct vramreader {
     struct where nowhere; /* of events that name none */
 
     struct vector failures, gaps, marks, before, blobs, damage;
-    struct map damage_rows;
+    struct map damage_rows, reserved_rows;
     /* result.c */
-    struct vector holes, hole_blocks, reserved, live_rows, timeline, site_rows, section_rows, gpu_rows;
+    struct vector holes, hole_blocks, reserved, site_places, timeline, site_rows, section_rows, gpu_rows;
     struct row_totals totals;
 };
 
@@ -367,7 +369,17 @@ void segment_added(struct vramreader *reader, uint32_t allocation);
 void segment_removed(struct vramreader *reader, uint32_t allocation);
 void block_added(struct vramreader *reader, uint32_t section, uint64_t address, uint8_t kind);
 
+/* ---- holes.c ---- */
+
+void find_holes(struct vramreader *reader, uint32_t gpu, bool at_end);
+
 /* ---- result.c ---- */
 
+bool was_at_peak(const struct vramreader *reader, const struct allocation *allocation);
+/* The *rank* largest of *sizes*, counted from 0; their order is lost. */
+uint64_t select_largest(uint64_t *sizes, uint64_t count, uint64_t rank);
+
 void finish(struct vramreader *reader);
+/* site_rows, of at most MOST_SITES, and in site_places the row of each site. */
+void build_sites(struct vramreader *reader);
 void build_timeline(struct vramreader *reader);

@@ -13,7 +13,8 @@
  *   live.c      the table of live memory
  *   totals.c    sums by GPU and by site, peaks, lifetimes, the timeline
  *   segments.c  which memory of the driver a framework's blocks lie in
- *   result.c    the tables at the end: what is left, what was live at the peaks, holes
+ *   result.c    the tables at the end: what is left, what was live at the peaks, sites
+ *   holes.c     holes between what is live
  *   api.c       the exported functions
  */
 #pragma once
@@ -39,8 +40,9 @@ VRAMREADER_API void vramreader_free(struct vramreader *reader);
 VRAMREADER_API int vramreader_add_file(struct vramreader *reader, int descriptor);
 /* Finds what the files have gained since the last call. */
 VRAMREADER_API int vramreader_index(struct vramreader *reader);
-/* Goes on through all records up to now (CLOCK_MONOTONIC of this machine, ns; UINT64_MAX: all). */
-VRAMREADER_API int vramreader_run(struct vramreader *reader, uint64_t until_ns);
+/* Goes on through the records up to a time (CLOCK_MONOTONIC of this machine, ns; UINT64_MAX: all), but at most so
+ * many: *more* says whether there are others. */
+VRAMREADER_API int vramreader_run(struct vramreader *reader, uint64_t until_ns, uint64_t most, uint32_t *more);
 VRAMREADER_API int vramreader_errno(const struct vramreader *reader);
 
 enum vramreader_event_type {
@@ -85,7 +87,6 @@ enum vramreader_table {
     TABLE_HOLES,
     TABLE_HOLE_BLOCKS,
     TABLE_RESERVED,
-    TABLE_LIVE,
     TABLE_TOTALS,
     TABLES
 };
@@ -200,6 +201,7 @@ enum vramreader_damage {
     DAMAGE_LIMIT,       /* more of something than is kept (failures, marks, gaps) */
     DAMAGE_SEGMENTS,    /* too many ranges to say which memory a framework's blocks lie in */
     DAMAGE_KIND,        /* records of a kind that this reader does not know */
+    DAMAGE_SITES,       /* more stacks than are told apart */
 };
 
 struct row_damage {
@@ -229,6 +231,10 @@ struct row_live {
     uint64_t address, nbytes, time_ns, allocation;
     uint32_t site, kind;
 };
+
+/* The next live allocations from *position* on, which is 0 at first; at most *capacity*. *count* is 0 at the end. */
+VRAMREADER_API int vramreader_live(struct vramreader *reader, uint64_t *position, struct row_live *rows,
+                                   uint64_t capacity, uint64_t *count);
 
 struct row_totals {
     uint64_t events, duration_ns, failures, host_peak_nbytes, used_nbytes, file_nbytes, host_live_nbytes;

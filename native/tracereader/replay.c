@@ -308,7 +308,8 @@ void replay(struct vramreader *reader, struct writer *writer, struct replayed *r
     struct section *section = SECTION(reader, writer->section);
     bool ends_context = event->type == RECORD_FREE && event->space == SPACE_CONTEXTS;
     reader->events++;
-    if (!ends_context) section->last_active = reader->events;
+    /* After the process's end only its libraries take down what is left. */
+    if (!ends_context && !section->has_end) section->last_active = reader->events;
     if (event->time > section->row.last_ns) section->row.last_ns = event->time;
     *replayed = (struct replayed){.nbytes = event->nbytes, .gpu = NONE, .kind = event->kind, .is_event = true};
     switch (event->type) {
@@ -324,7 +325,6 @@ void replay(struct vramreader *reader, struct writer *writer, struct replayed *r
     section = SECTION(reader, writer->section);
     if (replayed->is_event) {
         section->row.events++;
-        if (section->first_event_ns == UINT64_MAX) section->first_event_ns = event->time;
         return;
     }
     if (event->type == RECORD_GAP)

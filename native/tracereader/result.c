@@ -1,19 +1,5 @@
-/* The tables at the end: what is left and what its verdict depends on, what was live at the peaks, holes. */
+/* The tables at the end: what is left and what its verdict depends on, what was live at the peaks, the sites. */
 #include "internal.h"
-
-#include <string.h>
-
-/* Addresses further apart than this are no neighbours: other parts of the address space, no hole. */
-#define NEIGHBOURS ((uint64_t)1 << 30)
-
-struct range {
-    uint64_t address, nbytes;
-    uint32_t process, stack;
-};
-
-static bool has_range(const struct allocation *allocation) {
-    return is_on_gpu(allocation->kind) && (allocation->space == SPACE_MAPPING || allocation->space == 0);
-}
 
 /* ---- what is left ---- */
 
@@ -45,14 +31,16 @@ static void add_quarter(struct vramreader *reader, const struct allocation *allo
 /* ---- what was live at the peaks ---- */
 
 static struct row_reserved *reserved_row(struct vramreader *reader, uint32_t gpu, uint32_t process, uint32_t kind) {
-    for (uint64_t at = 0; at < reader->reserved.count; at++) {
-        struct row_reserved *row = &AT(reader->reserved, struct row_reserved, at);
-        if (row->gpu == gpu && row->process == process && row->kind == kind) return row;
+    uint64_t key = (uint64_t)process << 20 | gpu << 8 | kind;
+    uint32_t *number = map_value(reader, &reader->reserved_rows, key);
+    if (!number) return NULL;
+    if (!*number) {
+        struct row_reserved *row = push(reader, &reader->reserved, sizeof *row);
+        if (!row) return NULL;
+        *row = (struct row_reserved){.gpu = gpu, .process = process, .kind = kind};
+        *number = (uint32_t)reader->reserved.count;
     }
-    if (reader->reserved.count >= MOST_KEPT) return NULL;
-    struct row_reserved *row = push(reader, &reader->reserved, sizeof *row);
-    if (row) *row = (struct row_reserved){.gpu = gpu, .process = process, .kind = kind};
-    return row;
+    return &AT(reader->reserved, struct row_reserved, *number - 1);
 }
 
 static void add_peak(struct vramreader *reader, uint32_t site_number, uint64_t nbytes, uint8_t framework) {
@@ -63,7 +51,7 @@ static void add_peak(struct vramreader *reader, uint32_t site_number, uint64_t n
     if (row) row->peak_nbytes += nbytes;
 }
 
-static bool was_at_peak(const struct vramreader *reader, const struct allocation *allocation) {
+bool was_at_peak(const struct vramreader *reader, const struct allocation *allocation) {
     if (allocation->state != STATE_LIVE && allocation->state != STATE_RELEASED) return false;
     if (!is_on_gpu(allocation->kind) && allocation->kind < 16) return false;
     return allocation->event <= GPU(reader, SITE(reader, allocation->site)->row.gpu)->row.peak_event;
@@ -95,40 +83,9 @@ static void judge_allocations(struct vramreader *reader) {
     }
 }
 
-/* ---- holes ---- */
+/* ---- sites ---- */
 
-enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, ADDRESS_DIGITS = 6, PROCESS_DIGITS = 3 };
-
-static uint32_t digit(const struct range *range, uint32_t number) {
-    if (number < ADDRESS_DIGITS) return range->address >> number * DIGIT_BITS & (DIGITS - 1);
-    return range->process >> (number - ADDRESS_DIGITS) * DIGIT_BITS & (DIGITS - 1);
-}
-
-/* By process and address: digit by digit, since a trace may have millions of them. */
-static void sort_ranges(struct vramreader *reader, struct range *ranges, uint64_t count) {
-    struct range *other = take_memory(reader, count * sizeof *other);
-    if (!other) return;
-    struct range *from = ranges, *to = other;
-    for (uint32_t number = 0; number < ADDRESS_DIGITS + PROCESS_DIGITS; number++) {
-        uint64_t starts[DIGITS] = {0};
-        for (uint64_t at = 0; at < count; at++) starts[digit(&from[at], number)]++;
-        if (starts[digit(&from[0], number)] == count) continue;
-        for (uint64_t at = 0, sum = 0; at < DIGITS; at++) {
-            uint64_t these = starts[at];
-            starts[at] = sum;
-            sum += these;
-        }
-        for (uint64_t at = 0; at < count; at++) to[starts[digit(&from[at], number)]++] = from[at];
-        struct range *swapped = from;
-        from = to;
-        to = swapped;
-    }
-    if (from != ranges) memcpy(ranges, from, count * sizeof *ranges);
-    release_memory(reader, other, count * sizeof *other);
-}
-
-/* The *rank* largest of *sizes*, counted from 0; their order is lost. */
-static uint64_t select_largest(uint64_t *sizes, uint64_t count, uint64_t rank) {
+uint64_t select_largest(uint64_t *sizes, uint64_t count, uint64_t rank) {
     uint64_t first = 0, last = count - 1;
     while (first < last) {
         uint64_t pivot = sizes[first + (last - first) / 2], low = first, high = last;
@@ -148,82 +105,75 @@ static uint64_t select_largest(uint64_t *sizes, uint64_t count, uint64_t rank) {
     return sizes[rank];
 }
 
-/* How large a range must be to be among the largest that are kept; *equal* of exactly that size are, too. */
-static uint64_t smallest_kept(struct vramreader *reader, const struct range *ranges, uint64_t count, uint64_t *equal) {
-    *equal = count;
-    if (count <= MOST_HOLE_BLOCKS) return 0;
+static void add_left_of(struct row_left *sum, const struct row_left *left) {
+    if (!left->count) return;
+    if (!sum->count || left->first_ns < sum->first_ns) sum->first_ns = left->first_ns;
+    if (left->last_ns > sum->last_ns) sum->last_ns = left->last_ns;
+    if (left->largest > sum->largest) sum->largest = left->largest;
+    sum->count += left->count;
+    if (__builtin_add_overflow(sum->nbytes, left->nbytes, &sum->nbytes)) sum->nbytes = INT64_MAX;
+}
+
+static void add_site(struct row_site *sum, const struct row_site *row) {
+    sum->count += row->count;
+    sum->freed += row->freed;
+    sum->nbytes = sum->nbytes > MOST_SUM - row->nbytes ? MOST_SUM : sum->nbytes + row->nbytes;
+    sum->live_count += row->live_count;
+    sum->live_nbytes += row->live_nbytes;
+    sum->peak_count += row->peak_count;
+    sum->peak_nbytes += row->peak_nbytes;
+    add_left_of(&sum->leaked, &row->leaked);
+    add_left_of(&sum->kept, &row->kept);
+    add_left_of(&sum->cache, &row->cache);
+}
+
+/* How many bytes a site must have allocated to have a row of its own. */
+static int64_t least_of_a_row(struct vramreader *reader) {
+    uint64_t count = reader->sites.count;
+    if (count <= MOST_SITES) return -1;
     uint64_t *sizes = take_memory(reader, count * sizeof *sizes);
-    if (!sizes) return UINT64_MAX;
-    for (uint64_t at = 0; at < count; at++) sizes[at] = ranges[at].nbytes;
-    uint64_t smallest = select_largest(sizes, count, MOST_HOLE_BLOCKS - 1), larger = 0;
-    for (uint64_t at = 0; at < count; at++) larger += ranges[at].nbytes > smallest;
-    *equal = MOST_HOLE_BLOCKS - larger;
+    if (!sizes) return INT64_MAX;
+    for (uint64_t at = 0; at < count; at++) sizes[at] = (uint64_t)SITE(reader, at)->row.nbytes;
+    uint64_t least = select_largest(sizes, count, MOST_SITES);
     release_memory(reader, sizes, count * sizeof *sizes);
-    return smallest;
+    return (int64_t)least;
 }
 
-static void measure_holes(struct vramreader *reader, const struct range *ranges, uint64_t count,
-                          struct row_holes *row) {
-    uint64_t from = ranges[0].address, end = from;
-    for (uint64_t at = 0; at < count; at++) {
-        uint64_t address = ranges[at].address, after;
-        if (__builtin_add_overflow(address, ranges[at].nbytes, &after)) after = UINT64_MAX;
-        row->live_nbytes += ranges[at].nbytes;
-        if (address > end && address - end > NEIGHBOURS) {
-            row->spanned_nbytes += end - from;
-            from = address;
-        } else if (address > end) {
-            row->holes++;
-            row->hole_nbytes += address - end;
-            if (address - end > row->largest_hole) row->largest_hole = address - end;
-        }
-        if (after > end) end = after;
-    }
-    row->spanned_nbytes += end - from;
-    uint64_t equal, smallest = smallest_kept(reader, ranges, count, &equal);
-    row->first_block = reader->hole_blocks.count;
+/* Of too many the smallest are one row, without a stack. */
+void build_sites(struct vramreader *reader) {
+    int64_t least = least_of_a_row(reader);
+    uint64_t count = reader->sites.count, joined = 0;
+    reader->site_rows.count = reader->site_places.count = 0;
+    uint32_t *places = push_many(reader, &reader->site_places, sizeof *places, count);
+    if (reader->error) return;
+    struct map sums = {0};
     for (uint64_t at = 0; at < count && !reader->error; at++) {
-        if (ranges[at].nbytes < smallest || (ranges[at].nbytes == smallest && !equal)) continue;
-        if (ranges[at].nbytes == smallest) equal--;
-        struct row_block *block = push(reader, &reader->hole_blocks, sizeof *block);
-        if (block) *block = (struct row_block){ranges[at].address, ranges[at].nbytes, ranges[at].stack, 0};
-    }
-    row->blocks = reader->hole_blocks.count - row->first_block;
-}
-
-static void add_range(struct vramreader *reader, struct vector *ranges, uint64_t address, uint64_t nbytes,
-                      uint32_t site) {
-    struct range *range = push(reader, ranges, sizeof *range);
-    const struct row_site *row = &SITE(reader, site)->row;
-    if (range) *range = (struct range){address, nbytes, row->process, row->stack};
-}
-
-static void holes_of(struct vramreader *reader, uint32_t gpu, bool at_end) {
-    struct vector ranges = {0};
-    for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
-        const struct allocation *allocation = allocation_at(reader, at);
-        if (allocation->state != STATE_LIVE || !has_range(allocation)) continue;
-        if (SITE(reader, allocation->site)->row.gpu != (int32_t)gpu) continue;
-        if (at_end || was_at_peak(reader, allocation))
-            add_range(reader, &ranges, allocation->address, allocation->nbytes, allocation->site);
-    }
-    const struct vector *gone = &GPU(reader, gpu)->gone;
-    for (uint64_t at = 0; !at_end && at < gone->count && !reader->error; at++) {
-        const struct gone *row = &AT(*gone, struct gone, at);
-        if (row->mapping || (space_of_kind[row->kind] == 0 && is_on_gpu(row->kind)))
-            add_range(reader, &ranges, row->address, row->nbytes, row->site);
-    }
-    if (ranges.count && !reader->error) sort_ranges(reader, (struct range *)ranges.items, ranges.count);
-    for (uint64_t first = 0, next; first < ranges.count && !reader->error; first = next) {
-        const struct range *all = (const struct range *)ranges.items;
-        for (next = first; next < ranges.count && all[next].process == all[first].process;) next++;
-        struct row_holes *row = push(reader, &reader->holes, sizeof *row);
+        const struct row_site *site = &SITE(reader, at)->row;
+        uint32_t *number = NULL;
+        if (site->nbytes <= least) {
+            /* A GPU has less than 9 bits, a kind 5. */
+            number = map_value(reader, &sums, (uint64_t)site->process << 16 | (uint64_t)site->gpu << 5 | site->kind);
+            if (!number) break;
+            joined++;
+        }
+        if (number && *number) {
+            add_site(&AT(reader->site_rows, struct row_site, *number - 1), site);
+            places[at] = *number - 1;
+            continue;
+        }
+        struct row_site *row = push(reader, &reader->site_rows, sizeof *row);
         if (!row) break;
-        *row = (struct row_holes){.gpu = gpu, .process = all[first].process, .at_end = at_end};
-        row->at_ns = at_end ? reader->now : GPU(reader, gpu)->row.peak_ns;
-        measure_holes(reader, all + first, next - first, row);
+        *row = *site;
+        row->median_life_ns = median_life(SITE(reader, at));
+        places[at] = (uint32_t)reader->site_rows.count - 1;
+        if (!number) continue;
+        row->stack = 0;
+        row->leaked.quarters = row->kept.quarters = row->cache.quarters = 0; /* of many stacks: no growth of one */
+        *number = (uint32_t)reader->site_rows.count;
     }
-    release_vector(reader, &ranges, sizeof(struct range));
+    release_map(reader, &sums);
+    if (joined && !reader->too_many_sites) damaged(reader, DAMAGE_SITES, NONE, 0, 0, joined);
+    reader->too_many_sites |= joined != 0;
 }
 
 /* ---- the timeline ---- */
@@ -249,7 +199,7 @@ void finish(struct vramreader *reader) {
     if (!reader->growing) release_lookup(reader, &reader->live); /* nothing is looked up any more */
     judge_allocations(reader);
     for (uint32_t gpu = 0; gpu < reader->gpus.count && !reader->error; gpu++) {
-        holes_of(reader, gpu, false);
-        holes_of(reader, gpu, true);
+        find_holes(reader, gpu, false);
+        find_holes(reader, gpu, true);
     }
 }

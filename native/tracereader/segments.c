@@ -66,6 +66,8 @@ void segment_removed(struct vramreader *reader, uint32_t index) {
 static void begin(struct vramreader *reader, uint32_t number) {
     struct section *section = SECTION(reader, number);
     section->has_segments = true;
+    reader->segments_moved += reader->allocation_count;
+    if (reader->segments_moved > MOST_MOVED) return;
     for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
         const struct allocation *allocation = allocation_at(reader, at);
         if (allocation->state == STATE_LIVE && allocation->section == number && has_address(allocation))

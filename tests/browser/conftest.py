@@ -1,4 +1,4 @@
-"""A real browser for a module's tests, and pages opened in it from disk."""
+"""A real browser, started once, and pages opened in it from disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vram.report.trace_page import page
 Opened = Callable[..., Page]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     if find() is None:
         pytest.skip("there is no Chromium here; tools/get-test-tools installs it")

@@ -27,7 +27,7 @@ def test_a_trace_from_a_file_is_shown(native_libraries: Path, opened: Opened, tm
         writer.free(begin + 2 * MILLISECOND, 0x7100_0000_0000, where=gpu)
         writer.alloc(begin + 3 * MILLISECOND, 0x7200_0000_0000 + 4 * MIB * number, MIB, where=gpu, stack=kept)
     writer.mark(500 * MILLISECOND, "half")
-    writer.end(2000 * MILLISECOND)
+    writer.end(1020 * MILLISECOND)
     file = tmp_path / "recorded.vram"
     file.write_bytes(trace.bytes())
     with open_trace([file]) as read:

@@ -6,6 +6,7 @@ from __future__ import annotations
 # GPU, a context that is destroyed with memory in it. The list grows until its allocations lie in all
 # quarters of the recording, however slow the machine is. Prints how many it has.
 LEAKY = """\
+import os
 import sys
 import time
 
@@ -52,5 +53,6 @@ while len(history) < int(sys.argv[1]) or not is_spread():
         for _ in range(32):
             work()
     time.sleep(0.002)
-print(len(history))
+print(len(history), flush=True)
+os._exit(0)  # Python's own end may take as long as all the rest
 """

@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.files.conftest import needs_root, planted_link
+from tests.trace.writer import TraceFile
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = needs_root
 
 PRECIOUS = b"root's own\n"
+TRACE = "TRACE"  # stands for a file that is one
 OUTPUTS = {
     "snapshot": (("snapshot", "-o"), 2),
     "picture": (("why", "--svg"), 2),
     "plan": (("free", "--dry-run", "--save"), 16),
+    "page": (("report", TRACE, "--html"), 2),
+    "export": (("report", TRACE, "--export", "perfetto", "-o"), 2),
 }
 
 
@@ -34,6 +38,10 @@ def test_a_planted_link_is_refused_and_what_it_names_stays(
     virtual_gpu: VirtualGpu, shared: Path, own: Path, output: str
 ) -> None:
     words, code = OUTPUTS[output]
+    trace = TraceFile()
+    trace.section(pid=7).writer().end(10)
+    (own / "t.vram").write_bytes(trace.bytes())
+    words = tuple(str(own / "t.vram") if word == TRACE else word for word in words)
     precious = own / "precious"
     precious.write_bytes(PRECIOUS)
     planted_link(shared / "out", precious)

@@ -130,6 +130,7 @@ def test_it_records_from_then_on_and_says_what_was_before(work: Workplace) -> No
     assert view.processes[0].end == "detached"
     (before,) = view.before
     assert before.gpu == 0
+    assert [gpu.gpu for gpu in view.gpus] == [0]
     assert before.nbytes > 500 * MIB
 
 

@@ -107,14 +107,14 @@ class TestLeaks:
         assert judge(found, [TraceCheck("leaks", 4)]) == ()
         (violation,) = judge(found, [TraceCheck("leaks", 3)])
         assert violation.found == 4
-        assert [place.frame for place in violation.places] == [OTHER, LINE]
+        assert [place.stack.frames for place in violation.places] == [(LIBRARY, OTHER), (LINE,)]
         assert [place.nbytes for place in violation.places] == [GIB, MIB]
 
     def test_the_places_are_printed_with_function_file_line_and_bytes(self) -> None:
         (violation,) = judge(view(leaks=(leak(1, 6 * MIB, 3),)), [TraceCheck("leaks", 0)])
         assert list(violation_lines(violation)) == [
             "check leaks=0 failed: 3 allocations never freed",
-            "  6.0 MiB in 3 allocations, growing: load /srv/train.py:12",
+            "  6.0 MiB in 3 allocations, growing: load  /srv/train.py:12",
         ]
 
     def test_names_from_a_trace_cannot_write_to_the_terminal(self) -> None:
@@ -133,7 +133,7 @@ class TestPeak:
         )
         (violation,) = judge(found, [TraceCheck("peak", 8 * GIB)])
         assert (violation.gpu, violation.found) == (1, 9 * GIB)
-        assert [place.frame for place in violation.places] == [LIBRARY]
+        assert [place.stack.frames for place in violation.places] == [(LIBRARY,)]
         assert "9.0 GiB on GPU 1" in next(violation_lines(violation))
 
     def test_exactly_that_much_holds(self) -> None:
@@ -147,7 +147,7 @@ class TestFailures:
         assert judge(found, [TraceCheck("failures", 2)]) == ()
         (violation,) = judge(found, [TraceCheck("failures", 0)])
         assert violation.found == 2
-        assert violation.places[0].frame == LINE
+        assert violation.places[0].stack.frames == (LINE,)
 
 
 class TestWhatWasNotRecorded:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recording.conftest import Workplace
+from tests.recording.conftest import VRAM, Workplace
 from vram.units import MIB
 
 PROGRAM = """
@@ -63,6 +63,19 @@ def test_input_and_output_are_the_commands_alone(work: Workplace) -> None:
     )
     assert done.stdout == b"\x00in\xff"
     assert done.stderr.startswith(b"error\nvram: nothing was recorded")
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_nobody_reads_what_vram_says_and_the_exit_code_is_the_same(work: Workplace, closing: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = 'exec "$@" 2>&-' if closing else 'exec "$@"'
+    argv = ["sh", "-c", script, "sh", *VRAM, "run", "--", "sh", "-c", "exit 3"]
+    try:
+        done = subprocess.run(argv, env=work.environment, cwd=work.folder, stderr=writing, check=False)
+    finally:
+        os.close(writing)
+    assert done.returncode == 3
 
 
 def test_a_command_that_uses_no_cuda_is_said_to(work: Workplace) -> None:
@@ -205,7 +218,9 @@ for _ in range(40):
         done = work.record("-o", "t", "--check", "leaks=0", program=self.LEAK)
         assert done.returncode == 90
         assert "check leaks=0 failed: 40 allocations never freed" in done.stderr
-        assert re.search(r"120\.0 MiB in 40 allocations, growing: alloc \S+program\.py:\d+", done.stderr)
+        assert re.search(
+            r"120\.0 MiB in 40 allocations, growing: alloc  \S+program\.py:\d+ ← forget", done.stderr
+        )
 
     def test_what_holds_exits_with_zero(self, work: Workplace) -> None:
         checks = ("--check", "leaks=40", "--check", "peak=121MiB", "--check", "failures=0")

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import pickletools
+import zlib
 from array import array
 from collections.abc import Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -40,12 +41,20 @@ FIELDS = {"time_ns": "Q", "address": "Q", "nbytes": "Q", "allocation": "Q", "con
 class ATrace:
     """Events that are written down, in batches of two as a reader hands them out."""
 
-    def __init__(self, *events: dict[str, int], view: TraceView | None = None) -> None:
-        self._events = events
+    def __init__(
+        self,
+        *events: dict[str, int],
+        view: TraceView | None = None,
+        blobs: tuple[tuple[int, str, bytes], ...] = (),
+    ) -> None:
+        self._events, self._blobs = events, blobs
         self._view = view or training()
 
     def view(self) -> TraceView:
         return self._view
+
+    def blobs(self) -> Iterator[tuple[int, str, bytes]]:
+        return iter(self._blobs)
 
     def events(self) -> Iterator[SimpleNamespace]:
         for start in range(0, len(self._events), 2):
@@ -314,6 +323,58 @@ def test_mapped_memory_is_a_segment_where_it_is_mapped() -> None:
     assert [each["action"] for each in events] == ["segment_map", "alloc"]
     (segment,) = taken["segments"]
     assert segment["is_expandable"]
+
+
+def torch_history() -> bytes:
+    """PyTorch's account: a segment of 4 MiB with a tensor in it, another tensor that was freed."""
+    history = {
+        "action": [2, 0, 0, 1],
+        "address": [0x1000000, 0x1000000, 0x1100000, 0x1000000],
+        "nbytes": [4 * MIB, MIB, MIB, MIB],
+        "time_us": [10, 11, 12, 13],
+        "stack": [0, 0, 1, 0],
+    }
+    account = {
+        "form": 1,
+        "at": "exit",
+        "wall_ns": 1,
+        "ours": True,
+        "segments": [[0, 0x1000000, 4 * MIB, False, [MIB, 0, 2, 0, MIB, MIB - 12, 0, 1]]],
+        "traces": [history],
+        "texts": ["make", "/p/a.py", "use", "/p/b.py"],
+        "frames": [[0, 1, 3], [2, 3, 7]],
+        "stacks": [[0], [1, 0]],
+    }
+    return zlib.compress(json.dumps(account).encode())
+
+
+def test_pytorchs_own_history_stands_for_its_memory() -> None:
+    """What the driver saw of it is left out; other memory of the driver stays."""
+    blobs = ((0, "torch", torch_history()), (0, "torch", b"damaged"), (0, "jax", b""))
+    events = (
+        event(ALLOC, DEVICE, 1_000, 0x1000000, 4 * MIB),
+        event(ALLOC, TORCH, 1_500, 0x1100000, MIB, allocation=2),
+        event(ALLOC, DEVICE, 2_000, 0x9000000, 512, stack=3),
+    )
+    taken = snapshot(ATrace(*events, blobs=blobs))
+    (trace,) = taken["device_traces"]
+    assert [(each["action"], each["addr"], each["size"]) for each in trace] == [
+        ("segment_alloc", 0x1000000, 4 * MIB),
+        ("alloc", 0x1000000, MIB),
+        ("alloc", 0x1100000, MIB),
+        ("free_completed", 0x1000000, MIB),
+        ("segment_alloc", 0x9000000, 512),
+        ("alloc", 0x9000000, 512),
+    ]
+    assert [(frame["name"], frame["line"]) for frame in trace[2]["frames"]] == [("use", 7), ("make", 3)]
+    driver, own = taken["segments"]
+    assert driver["address"] == 0x9000000
+    blocks = [(block["address"], block["size"], block["state"]) for block in own["blocks"]]
+    assert blocks == [
+        (0x1000000, MIB, "inactive"),
+        (0x1100000, MIB, "active_allocated"),
+        (0x1200000, 2 * MIB, "inactive"),
+    ]
 
 
 def test_every_block_of_the_viewer_has_a_segment_at_every_moment() -> None:

@@ -17,9 +17,10 @@ from tests.report.trace_samples import HOSTILE, SECOND, empty, hostile, large, p
 from vram.model.trace import CallStack, Frame, Gap, Site, TimelinePoint, TracedProcess, TraceView
 from vram.report.escape import inert
 from vram.report.trace_page import fragment, page
-from vram.report.trace_page.content import DEEPEST, MOST_PLACES, content
-from vram.report.trace_page.packages import package
-from vram.report.trace_page.phrases import moment, sentences, shortened
+from vram.report.trace_page.content import MOST_PLACES, content
+from vram.report.trace_page.packages import executables, package
+from vram.report.trace_page.phrases import moment, recorded, sentences, shortened
+from vram.report.trace_page.stack_tree import DEEPEST
 from vram.units import GIB, MIB
 
 
@@ -178,6 +179,13 @@ def test_blocks_of_frameworks_are_a_group_of_their_own() -> None:
     assert groups["pinned host"] == "host"
 
 
+def test_what_has_no_size_is_no_place() -> None:
+    site = Site(stack=0, kind="context", gpu=0, process=0, count=3, nbytes=0)
+    data = content(replace(empty(), allocations=(site,)))
+    assert data["places"]["node"] == []
+    assert data["kinds"] == []
+
+
 def test_a_place_keeps_its_worst_verdict() -> None:
     view = training(1)
     leak = view.leaks[0]
@@ -269,11 +277,21 @@ def test_addresses_are_exact_above_what_javascript_can_count() -> None:
         (python("f", "", 1), "your program"),
         (Frame("native", "f", "/usr/lib/libcublas.so.13.0.2", 1), "libcublas"),
         (Frame("native", "f", "/x/_C.cpython-312-x86_64-linux-gnu.so", 1), "_C"),
+        (Frame("native", "f", "/usr/lib/libpython3.12.so.1.0", 1), "Python"),
+        (Frame("native", "draw", "/home/user/render", 1), "your program"),
         (Frame("native", "f", "", 1), "unknown library"),
     ],
 )
 def test_a_frame_belongs_to_the_package_that_people_know(frame: Frame, name: str) -> None:
-    assert package(frame) == name
+    assert package(frame, {"/home/user/render": "your program"}) == name
+
+
+def test_the_executable_is_the_program_unless_it_is_python() -> None:
+    compiled = process(executable="/home/user/render", python=None)
+    assert executables((compiled, process())) == {
+        "/home/user/render": "your program",
+        "/opt/venv/bin/python": "Python",
+    }
 
 
 @pytest.mark.parametrize(
@@ -299,9 +317,23 @@ def test_sentences_say_what_happened() -> None:
     assert found["One process was recorded for 2 min 12 s: 9,812,412 events on 1 GPU."] == "plain"
     assert found["128.0 MiB leaked, from 1 place."] == "bad"
     assert found["1 place kept growing to the end: 640.0 MiB."] == "warning"
-    assert found["1 allocation failed: it asked for 96.0 GiB on GPU 0."] == "bad"
+    assert found["1 allocation failed for lack of memory: it asked for 96.0 GiB on GPU 0."] == "bad"
     assert found["Nothing was recorded for 5 s from 52 s on: another profiler used CUPTI."] == "warning"
     assert not [text for text in found if "No leak" in text]
+
+
+def test_only_what_did_not_fit_counts_as_a_failure() -> None:
+    """PyTorch asks for memory that not every GPU has, and then for another kind."""
+    view = training(1)
+    refused = replace(view.failures[0], result=801)
+    assert not [text for text in texts(replace(view, failures=(refused,))) if "failed" in text]
+    several = replace(view, failures=(refused, *view.failures), failures_in_all=900)
+    assert (
+        texts(several)[
+            "At least 1 allocation failed for lack of memory; the largest asked for 96.0 GiB on GPU 0."
+        ]
+        == "bad"
+    )
 
 
 def test_without_a_leak_the_page_says_so() -> None:
@@ -329,6 +361,12 @@ def test_leaks_inside_a_framework_are_not_added_to_the_drivers() -> None:
 def test_a_trace_that_ends_early_says_why(changes: dict[str, object], text: str) -> None:
     ended: TracedProcess = process(**changes)  # type: ignore[arg-type]
     assert texts(replace(empty(), processes=(ended,)))[text] == "warning"
+
+
+def test_the_page_says_when_and_where_it_was_recorded() -> None:
+    here = process(host="node1\x1b[2J")
+    assert recorded(replace(empty(), processes=(here,))) == "recorded 2026-01-01 12:00 UTC on node1\\x1b[2J"
+    assert recorded(replace(empty(), processes=())) == ""
 
 
 def test_of_many_gpus_the_highest_has_a_sentence() -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from io import StringIO
 
 import pytest
+from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from tests.report import training_traces
-from tests.report.training_traces import SECOND, python, site, training
+from tests.report.training_traces import SECOND, leak, python, site, training
 from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
 from vram.report import trace_chart, trace_fit, trace_summary, trace_views
@@ -120,6 +121,33 @@ def test_each_verdict_has_its_reason() -> None:
     for verdict, reason in trace_views.REASONS.items():
         assert verdict in said.lower()
         assert reason in said
+
+
+def test_blocks_are_not_added_to_the_memory_that_they_lie_in() -> None:
+    both = (
+        leak(1, GIB, 4, "in use at exit"),
+        leak(1, GIB // 2, 64, "in use at exit"),
+        leak(1, MIB, 1, "in use at exit"),
+    )
+    kinds = ("device", "torch block", "pinned host")
+    leaks = tuple(
+        replace(each, site=replace(each.site, kind=kind)) for each, kind in zip(both, kinds, strict=True)
+    )
+    said = " ".join(text("leaks", training(leaks=leaks), 200).split())
+    expected = "1.0 GiB in 4 allocations, 1.0 MiB of host memory in 1 allocation,"
+    expected += " 512.0 MiB of frameworks' blocks in 64"
+    assert f"In use at exit: {expected} allocations" in said
+    assert [f"({kind})" in said for kind in kinds] == [False, True, True]
+    assert "the blocks say who uses it" in said
+
+
+def test_a_framework_of_several_processes_is_one_line() -> None:
+    use = training_traces.with_blocks().frameworks[0]
+    outside = replace(use, framework="outside frameworks", sites=(), reserved_nbytes=GIB, used_nbytes=GIB)
+    view = training(frameworks=(use, replace(use, process=1), outside))
+    said = text("summary", view, 200)
+    assert "PyTorch: 34.0 GiB taken from the driver, 30.0 GiB of it in use, 4.0 GiB cached" in said
+    assert "outside frameworks: 1.0 GiB (cuBLAS, NCCL, code and other libraries)" in said
 
 
 def test_whole_stacks_are_shown_on_request() -> None:

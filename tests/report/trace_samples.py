@@ -191,7 +191,7 @@ PLACES: tuple[tuple[tuple[Frame, ...], MemoryKind, float, int, float, str], ...]
         ),
         "stream-ordered",
         768,
-        18_000,
+        9_000,
         0.0,
         "",
     ),
@@ -206,10 +206,10 @@ PLACES: tuple[tuple[tuple[Frame, ...], MemoryKind, float, int, float, str], ...]
         0.25,
         "in use at exit",
     ),
-    ((LINEAR, CALL, *ATTENTION), "torch block", 5_900, 410_000, 0.0, ""),
+    ((LINEAR, CALL, *ATTENTION), "torch block", 5_900, 1_000, 0.0, ""),
     (ADAM, "torch block", 26_700, 428, 1.0, "in use at exit"),
     (LOAD, "torch block", 13_300, 214, 1.0, "in use at exit"),
-    (BACKWARD, "torch block", 7_400, 310_000, 0.0, ""),
+    (BACKWARD, "torch block", 7_400, 800, 0.0, ""),
 )
 
 
@@ -335,7 +335,7 @@ def _use(gpu: int, timeline: list[TimelinePoint], allocations: list[Site]) -> Gp
         allocations=count,
         frees=count - 1018,
         name="NVIDIA H200",
-        total_nbytes=143771 * MIB,
+        total_nbytes=143156 * MIB,
     )
 
 

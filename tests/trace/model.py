@@ -87,17 +87,19 @@ class Model:
         self.left: list[tuple[Memory, int]] = []
         self.unknown_frees: dict[int, int] = defaultdict(int)
         self.missing_frees: dict[int, int] = defaultdict(int)
-        self.times: dict[int, list[int]] = defaultdict(list)
+        self.last: dict[int, int] = {}
         self.active: dict[int, int] = {}
+        self.ended: set[int] = set()
         self.host_peak = 0
         self.count = 0
         for self.now, event in enumerate(merged(events), 1):
             ends_context = event.name == "free" and event.kind == "context"
-            if not ends_context:
+            if not ends_context and event.section not in self.ended:
                 self.active[event.section] = self.now
-            if event.name != "end":
-                self.times[event.section].append(event.time_ns)
-                self.count += 1
+            if event.name == "end":
+                self.ended.add(event.section)
+            self.last[event.section] = event.time_ns
+            self.count += event.name != "end"
             getattr(self, "_" + event.name)(event)
             self._measure(event)
 
@@ -238,7 +240,7 @@ class Model:
                 else:
                     judged[memory.site].append(memory.event)
         for site, events in judged.items():
-            growing = self._grows([event.time_ns for event in events], max(self.times[events[0].section]))
+            growing = self._grows([event.time_ns for event in events], self.last[events[0].section])
             groups[site, "growing" if growing else "in use at exit"] += events
         return {
             key: [

@@ -343,7 +343,7 @@ def test_chunks_that_are_missing_or_twice(read: Read) -> None:
     assert not shuffled.damage
     assert shuffled.events == 4
     twice = trace_of([0, 1, 1, 2, 3])
-    assert twice.damage == ("1 chunk of records occur twice; the second was left out",)
+    assert twice.damage == ("1 chunk of records found twice, read once",)
     assert twice.allocations == shuffled.allocations
     missing = trace_of([0, 2, 3])
     assert missing.processes[0].missing_chunks == 1
@@ -363,7 +363,7 @@ def test_time_that_goes_backwards_is_put_in_order(read: Read) -> None:
     other.alloc(1_000_000_000, 0x4000, 512)
     view = read(trace)
     assert view.events == 4
-    assert view.damage == ("1 time cannot be right, and were replaced by those of their neighbours",)
+    assert view.damage == ("1 impossible time, replaced by that of the record before or after",)
     assert [gpu.peak_ns for gpu in view.gpus] == [5_000_000_000]
 
 
@@ -478,3 +478,22 @@ def test_files_are_closed(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + 2
     del trace
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_too_many_stacks_are_joined(read: Read) -> None:
+    """Every allocation by a stack of its own: the smallest share a row, and no byte is lost."""
+    trace = TraceFile()
+    writer = trace.section().writer()
+    gpu, place = writer.where(), writer.place("f", "x.py", 1)
+    for at in range(100_500):
+        writer.raw(b"\x05" + number(at % 1000) + number(place) if at else b"\x05\x00" + number(place))
+        writer.raw(b"\x04\x00" + text(str(at)) + text("") + number(at))
+        place = at + 2
+        writer.alloc(at, at << 20, 1 + at % 5000, where=gpu, stack=at + 1)
+    view = read(trace)
+    assert len(view.allocations) <= 100_002
+    assert sum(site.count for site in view.allocations) == 100_500
+    [use] = view.gpus
+    for sites in (view.allocations, view.peak, [leak.site for leak in view.leaks]):
+        assert sum(site.nbytes for site in sites) == use.peak_nbytes
+    assert any("too many stacks" in sentence for sentence in view.damage)

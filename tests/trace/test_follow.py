@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.trace.test_damage import example
 from tests.trace.writer import CHUNK, PAGE, TraceFile
-from tests.tracer.conftest import HERE, TRACER
 from vram.trace.follow import Follower
 from vram.trace.reader import open_trace
-from vram.virtualgpu import VirtualGpu
 
 pytestmark = pytest.mark.native
 
@@ -122,53 +116,3 @@ def test_parts_that_appear_and_files_that_are_no_traces(tmp_path: Path) -> None:
     follower.advance(everything=True)
     live = follower.live()
     assert [process.events for process in live.processes] == [9, 12]
-
-
-PROGRAM = """
-from program import *
-context()
-kept = [alloc(1 << 20) for _ in range(50)]
-say("ready")
-sys.stdin.readline()
-free(kept.pop())
-say("done")
-sys.stdin.readline()
-"""
-
-
-def test_a_real_process_is_followed(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        **virtual_gpu.environment(),
-        "PYTHONPATH": str(HERE),
-        "CUDA_INJECTION64_PATH": str(TRACER),
-        "VRAM_TRACE_OUTPUT": str(tmp_path / "t"),
-    }
-    command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin
-        assert process.stdout
-        follower = Follower(tmp_path / "t")
-        try:
-            assert process.stdout.readline() == b"ready\n"
-            await_live(follower, 50 * MIB)
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"done\n"
-            await_live(follower, 49 * MIB)
-        finally:
-            process.stdin.close()
-    live = follower.live()
-    [use] = live.gpus
-    assert (use.peak_nbytes, use.frees) == (50 * MIB, 1)
-    assert live.stacks[live.sites[0].stack].frames[0].function == "alloc"
-
-
-def await_live(follower: Follower, nbytes: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        follower.advance()
-        if [use.end_nbytes for use in follower.live().gpus] == [nbytes]:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{nbytes} bytes were never live: {follower.live().gpus}")

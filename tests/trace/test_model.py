@@ -91,7 +91,8 @@ def traces(draw: st.DrawFn) -> list[Event]:
         found.append(Event(section, draw(st.integers(0, 2)), time, **fields))  # type: ignore[arg-type]
     for section in (0, 1):
         if draw(st.booleans()) and any(event.section == section for event in found):
-            found.append(Event(section, 0, time + 5, "end"))
+            # A few records may follow it, of other threads.
+            found.append(Event(section, 3, draw(st.sampled_from([time + 5, time, time // 2])), "end"))
     return found
 
 

@@ -77,6 +77,20 @@ def test_what_its_context_left_behind_is_leaked(read: Read) -> None:
     assert read(trace).gpus[0].end_nbytes == 1024
 
 
+def test_what_libraries_do_after_the_end_makes_no_leak(read: Read) -> None:
+    """The driver takes a context and its modules down while the process exits, after its END."""
+    trace = TraceFile()
+    section = trace.section()
+    own, writer = section.writer(), section.writer()
+    where = writer.where()
+    writer.alloc(1, 0x1000, 512, where=where, stack=writer.stack(LOAD))
+    writer.alloc(2, 0x2000, 512, kind="module", where=where)
+    own.end(5)
+    writer.free(6, 0xC0, kind="context")
+    writer.free(7, 0x2000, kind="module")
+    assert verdicts(read, trace) == {"load": ("in use at exit", 1, 512)}
+
+
 def test_contexts_that_end_with_a_killed_process_leave_nothing_leaked(read: Read) -> None:
     """Nothing of the process came after the ends of its contexts, not even its own end."""
     trace = TraceFile()

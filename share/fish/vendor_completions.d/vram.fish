@@ -255,12 +255,12 @@ complete -c vram -n '__vram_at \'attach\'' -l no-stacks -d 'record no stacks: sm
 complete -c vram -n '__vram_at \'attach\'' -l framework -x -a 'auto torch cupy jax' -d 'also record a framework\'s own blocks; auto: of all that are loaded'
 complete -c vram -n '__vram_at \'attach\'' -l for -x -d 'stop after so long, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier'
 complete -c vram -n '__vram_at \'attach\'' -l via -x -a 'auto agent jupyter remote-exec ptrace' -d 'how to attach (default: the safest that works)'
-complete -c vram -n '__vram_at \'attach\'' -l deadline -x -d 'give up after S seconds (default: 10)'
+complete -c vram -n '__vram_at \'attach\'' -l deadline -x -d 'give up after S seconds (default: 30)'
 
 complete -c vram -n '__vram_at \'detach\' 0' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'detach\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'detach\'' -l via -x -a 'auto agent jupyter remote-exec ptrace' -d 'how to attach (default: the safest that works)'
-complete -c vram -n '__vram_at \'detach\'' -l deadline -x -d 'give up after S seconds (default: 10)'
+complete -c vram -n '__vram_at \'detach\'' -l deadline -x -d 'give up after S seconds (default: 30)'
 
 complete -c vram -n '__vram_at \'report\' 0' -a 'summary' -d 'one screen (the default)'
 complete -c vram -n '__vram_at \'report\' 0' -a 'peak' -d 'what was live at the highest moment'

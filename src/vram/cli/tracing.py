@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Reading a trace of this size takes about a second; of a larger one only its length is said.
 SUMMARISED_NBYTES = 64 << 20
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_LONGEST_PLACE = 160
+_WIDEST_PLACE = 160
 
 
 def add_recording_arguments(parser: ArgumentParser) -> None:
@@ -56,10 +56,20 @@ def duration(text: str) -> float:
     return seconds
 
 
-def say_below(lines: Iterable[str]) -> None:
-    """Print lines that belong to the sentence above them, on standard error."""
-    for line in lines if sys.stderr is not None else ():
-        print(inert(line), file=sys.stderr)
+def say(sentence: str, below: Iterable[str] = ()) -> None:
+    """Print a sentence for people, and lines that belong to it, on standard error.
+
+    Where nobody reads that any more, nothing is said: the exit code is the command's all the same.
+    """
+    if sys.stderr is None:
+        return
+    lines = [f"vram: {inert(sentence)}", *map(inert, below)]
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stderr.fileno())  # else the interpreter fails to flush it at exit
+        os.close(null)
 
 
 # ---- what the recorder said ----
@@ -161,9 +171,11 @@ def trace_line(path: str) -> str:
 def read_view(path: str) -> TraceView:
     from pathlib import Path
 
+    from vram.trace.frameworks import with_frameworks
     from vram.trace.reader import open_trace
 
-    return open_trace([Path(path)]).view()
+    with open_trace([Path(path)]) as trace:
+        return with_frameworks(trace.view(), trace)
 
 
 def shown_path(path: str) -> str:
@@ -199,10 +211,13 @@ def violation_lines(violation: Violation) -> Iterator[str]:
 
 
 def _place_line(place: CheckPlace) -> str:
-    from vram.trace.places import place_text
+    from vram.report.layout import RenderOptions
+    from vram.report.trace_lines import label_text
+    from vram.report.trace_places import NO_STACK, caller
+    from vram.report.trace_places import place as found_at
 
+    options = RenderOptions(width=_WIDEST_PLACE)
+    where = label_text(found_at(place.stack), NO_STACK, _WIDEST_PLACE, options, caller(place.stack))
     times = f" in {place.count:,} allocations" if place.count > 1 else ""
     verdict = f", {place.verdict}" if place.verdict else ""
-    where, half = inert(place_text(place.frame)), _LONGEST_PLACE // 2
-    shown = where if len(where) <= _LONGEST_PLACE else f"{where[:half]}…{where[-half:]}"
-    return f"  {size(place.nbytes)}{times}{verdict}: {shown}"
+    return f"  {size(place.nbytes)}{times}{verdict}: {where.plain}"

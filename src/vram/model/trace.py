@@ -61,6 +61,9 @@ ON_GPU: frozenset[MemoryKind] = frozenset(
 )
 """Kinds that occupy a GPU's memory; the blocks of frameworks lie inside them and are not added."""
 
+BLOCKS: frozenset[MemoryKind] = frozenset({"torch block", "cupy block", "jax buffer", "framework block"})
+"""What frameworks gave out of the memory that they took from the driver."""
+
 EndReason = Literal["exit", "detached", "disk full", "write error", "no cupti", "cut"]
 """Why a section ends; "cut": it has no END record (the process was killed, or still runs)."""
 

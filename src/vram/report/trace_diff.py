@@ -9,11 +9,14 @@ from msgspec import Struct
 
 from vram.model.trace import Frame, Site, TraceView
 from vram.report.trace_places import caller, is_installed, library, place, shown_file, stack_of
-from vram.report.trace_rows import By, label, on_gpu
+from vram.report.trace_rows import By, label, memory_of, on_gpu
 
 PICKS: dict[str, Callable[[TraceView], Sequence[Site]]] = {
     "at the peak": lambda view: on_gpu(view.peak),
-    "never freed": lambda view: [leak.site for leak in view.leaks],
+    "never freed": lambda view: [leak.site for leak in view.leaks if memory_of(leak.site) == "gpu"],
+    "in frameworks' blocks at the peak": lambda view: [
+        site for block in view.frameworks if block.at == "peak" for site in block.sites
+    ],
 }
 
 

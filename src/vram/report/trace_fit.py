@@ -38,13 +38,14 @@ def _need(need: GpuNeed, options: RenderOptions) -> RenderableType:
         parts.append(f"{size(need.before_nbytes)} held before recording began")
     if need.contexts:
         parts.append(f"{size(need.context_nbytes)} for {counted(need.contexts, 'context')}")
-    on = f" (recorded on {need.name}, {size(need.total_nbytes)})" if need.name and need.total_nbytes else ""
-    words = f"{gpu_name(need.gpu)}{on} needs {size(need.most)} at its peak: {' + '.join(parts)}"
+    words = f"{gpu_name(need.gpu)} needs {size(need.most)} at its peak: {' + '.join(parts)}"
     if need.cached_nbytes:
         words += (
             f"; {size(need.cached_nbytes)} of it was kept unused by a framework's allocator, so"
             f" {size(need.least)} is the least"
         )
+    if need.name and need.total_nbytes:
+        words += f". It was recorded on {need.name} with {size(need.total_nbytes)}"
     return sentence(words, options, indent=0)
 
 

@@ -13,7 +13,6 @@ from vram.model.trace import (
     Gap,
     GpuUse,
     HeldBefore,
-    LeakSite,
     Mark,
     MemoryKind,
     TimelinePoint,
@@ -23,7 +22,7 @@ from vram.model.trace import (
 from vram.report.json import encode
 from vram.report.trace_diff import PICKS, DiffRow, differences
 from vram.report.trace_places import place, stack_of
-from vram.report.trace_rows import VERDICTS, AllocationRow, By, Verdict, churn_rows, leaks_of, rows
+from vram.report.trace_rows import VERDICTS, AllocationRow, By, Verdict, churn_rows, leaks_of, rows, site_key
 
 View = Literal["summary", "peak", "leaks", "timeline", "churn", "frag"]
 
@@ -216,11 +215,9 @@ def _peak(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterab
 def _leaks(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[LeakRow]:
     for verdict in VERDICTS:
         found = leaks_of(view, verdict)
-        by_stack: dict[int, list[LeakSite]] = {}
-        for leak in found:
-            by_stack.setdefault(leak.site.stack, []).append(leak)
+        known = {site_key(leak.site): leak for leak in found}
         for row in rows(view, (leak.site for leak in found), by)[:limit]:
-            theirs = by_stack[row.stack]
+            theirs = [known[site_key(site)] for site in row.sites]
             yield LeakRow(
                 verdict=verdict,
                 row=stacks.row(row),
@@ -285,15 +282,22 @@ class TraceDiffReport(Struct, frozen=True, kw_only=True):
     after: DiffSide
     at_peak: tuple[DiffRow, ...]
     never_freed: tuple[DiffRow, ...]
+    blocks_at_peak: tuple[DiffRow, ...]
+    """Of frameworks, inside what is ``at_peak``."""
 
 
 def diff(before: TraceView, after: TraceView, by: By, limit: int | None) -> bytes:
-    at_peak, never_freed = (
+    at_peak, never_freed, blocks = (
         tuple(differences(before, after, pick, by, limit).rows) for pick in PICKS.values()
     )
     return encode(
         TraceDiffReport(
-            by=by, before=_side(before), after=_side(after), at_peak=at_peak, never_freed=never_freed
+            by=by,
+            before=_side(before),
+            after=_side(after),
+            at_peak=at_peak,
+            never_freed=never_freed,
+            blocks_at_peak=blocks,
         )
     )
 

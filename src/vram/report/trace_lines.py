@@ -87,43 +87,58 @@ def place_text(frame: Frame | None, width: int, options: RenderOptions) -> Text:
     return _name_and_position(frame.function or "?", position(frame), width, options)
 
 
-def row_cell(row: AllocationRow, options: RenderOptions, note: str = "") -> Cell:
-    """What a row is about: its place, or its library or file; with its kind where that is not plain."""
-    kinds = [] if row.kinds == ("device",) else row.kinds
-    aside = ", ".join(filter(None, [*kinds, note]))
+def row_cell(row: AllocationRow, options: RenderOptions, note: str = "", *, kinds: bool = True) -> Cell:
+    """What a row is about: its place, or its library or file; with its *kinds* where that is not plain."""
+    shown_kinds = row.kinds if kinds and row.kinds != ("device",) else ()
+    aside = ", ".join(filter(None, [*shown_kinds, note]))
 
     def cell(width: int) -> Text:
         shown = f"  ({options.clean(aside)})" if aside else ""
         room = width - cell_len(shown)
         if room < 24:
             shown, room = "", width
-        return label_text(row.place, row.label, room, options, row.caller).append(shown, style="dim")
+        return label_text(row.place, row.label, room, options, row.caller, wraps=row.wraps).append(
+            shown, style="dim"
+        )
 
     return cell
 
 
 def place_cell(
-    frame: Frame | None, options: RenderOptions, label: str = NO_STACK, calling: Frame | None = None
+    frame: Frame | None,
+    options: RenderOptions,
+    label: str = NO_STACK,
+    calling: Frame | None = None,
+    *,
+    wraps: bool = False,
 ) -> Cell:
-    return lambda width: label_text(frame, label, width, options, calling)
+    return lambda width: label_text(frame, label, width, options, calling, wraps=wraps)
 
 
 def label_text(
-    frame: Frame | None, label: str, width: int, options: RenderOptions, calling: Frame | None = None
+    frame: Frame | None,
+    label: str,
+    width: int,
+    options: RenderOptions,
+    calling: Frame | None = None,
+    *,
+    wraps: bool = False,
 ) -> Text:
     """The place, and who called it where there is room; where there is no place what stands for it."""
     if frame is None:
         return Text(path_end(label, width, options))
-    both = None if calling is None else _with_caller(frame, calling, width, options)
+    both = None if calling is None else _with_caller(frame, calling, width, options, wraps=wraps)
     return both or place_text(frame, width, options)
 
 
-def _with_caller(frame: Frame, calling: Frame, width: int, options: RenderOptions) -> Text | None:
+def _with_caller(
+    frame: Frame, calling: Frame, width: int, options: RenderOptions, *, wraps: bool
+) -> Text | None:
     """The place and who called it, where both fit: with their folders, or by their files' names alone."""
     arrow = options.clean(" ← ")
     name = options.clean(frame.function)
     forms = [(name, position), (name, _short_position)]
-    if calling.function != "<module>":  # a wrapper's caller says more than the wrapper's own name
+    if wraps:  # the caller says more than the wrapper's own name
         forms.append(("", _short_position))
     for function, shown in forms:
         where = options.clean(shown(frame))
@@ -278,6 +293,7 @@ def missing(view: TraceView) -> list[str]:
     if view.processes and all(process.stacks == "none" for process in view.processes):
         words.append("No stacks were recorded (--stacks none): places are unknown.")
     words += _unpaired(view)
+    words += [_dotted(block.note) for block in view.frameworks if block.note and not block.reserved_nbytes]
     words += [_dotted(text) for text in view.damage]
     return words
 

@@ -13,8 +13,10 @@ NO_STACK = "no stack was recorded"
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"(?:.*/)?lib(?:64)?/python3[^/]*/|<frozen ")
-# Every allocation passes through these: they are never what a person looks for.
-_CUDA_ITSELF = re.compile(r"lib(?:cuda|cudart|cupti|vramtracer|vramvirtual\w*)[.-]")
+# Enough to tell; a trace may have a hundred thousand stacks.
+_MOST_STACKS = 20_000
+# Allocations pass through these on their way to the driver: they are never what a person looks for.
+_ON_THE_WAY = re.compile(r"(?:lib(?:cuda|cudart|cupti|ffi|vramtracer)|_ctypes)[.-]")
 
 
 def stack_of(view: TraceView, number: int) -> CallStack:
@@ -46,11 +48,11 @@ def _library(language: str, file: str) -> str:
 
 
 def library(stack: CallStack) -> str:
-    """The library or package of the innermost frame; CUDA's own libraries are passed over."""
+    """The library or package of the innermost frame; what every call passes through is left out."""
     frames = stack.frames
     if not frames:
         return NO_STACK
-    frame = next((each for each in frames if not _is_cuda(each)), frames[0])
+    frame = next((each for each in frames if not _is_on_the_way(each)), frames[0])
     return _library(frame.language, frame.file)
 
 
@@ -67,7 +69,7 @@ def place(stack: CallStack) -> Frame | None:
             installed = installed or frame
     if installed is not None or not stack.frames:
         return installed
-    return next((each for each in stack.frames if not _is_cuda(each)), stack.frames[0])
+    return next((each for each in stack.frames if not _is_on_the_way(each)), stack.frames[0])
 
 
 def caller(stack: CallStack) -> Frame | None:
@@ -79,12 +81,36 @@ def caller(stack: CallStack) -> Frame | None:
     return next((frame for frame in outside if frame.file != at.file and _is_own(frame)), None)
 
 
+class _Wrappers:
+    """Places of one trace that are called from several lines of other files: there the caller says more."""
+
+    def __init__(self, stacks: tuple[CallStack, ...]) -> None:
+        self.stacks = stacks
+        callers: dict[Frame, Frame | None] = {}
+        self.found: set[Frame] = set()
+        for stack in stacks[:_MOST_STACKS]:
+            at = place(stack)
+            if at is not None and callers.setdefault(at, caller(stack)) != caller(stack):
+                self.found.add(at)
+
+
+_wrappers = _Wrappers(())
+
+
+def is_wrapper(view: TraceView, frame: Frame | None) -> bool:
+    """Whether *frame* is a place that is called from several lines of other files."""
+    global _wrappers
+    if _wrappers.stacks is not view.stacks:
+        _wrappers = _Wrappers(view.stacks)  # of the last trace only: a report shows one
+    return frame in _wrappers.found
+
+
 def _is_own(frame: Frame) -> bool:
     return frame.language == "python" and not is_installed(frame.file)
 
 
-def _is_cuda(frame: Frame) -> bool:
-    return frame.language == "native" and _CUDA_ITSELF.match(frame.file.rpartition("/")[2]) is not None
+def _is_on_the_way(frame: Frame) -> bool:
+    return frame.language == "native" and _ON_THE_WAY.match(frame.file.rpartition("/")[2]) is not None
 
 
 def position(frame: Frame) -> str:

@@ -13,13 +13,34 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.errors import UsageError
-from vram.model.trace import ON_GPU, ChurnSite, Frame, LeakSite, Site, TraceView
-from vram.report.trace_places import NO_STACK, caller, library, place, position, shown_file, stack_of
+from vram.model.trace import ON_GPU, ChurnSite, Frame, LeakSite, MemoryKind, Site, TraceView
+from vram.report.trace_places import (
+    NO_STACK,
+    caller,
+    is_wrapper,
+    library,
+    place,
+    position,
+    shown_file,
+    stack_of,
+)
+from vram.units import size
 
 By = Literal["line", "function", "file", "library", "stack"]
 GROUPINGS: tuple[By, ...] = ("line", "function", "file", "library", "stack")
 Verdict = Literal["leaked", "growing", "in use at exit"]
 VERDICTS: tuple[Verdict, ...] = ("leaked", "growing", "in use at exit")
+
+Memory = Literal["gpu", "host", "block"]
+_MEMORY: dict[MemoryKind, Memory] = {
+    "pinned host": "host",
+    "registered host": "host",
+    "physical host": "host",
+    "torch block": "block",
+    "cupy block": "block",
+    "jax buffer": "block",
+    "framework block": "block",
+}
 
 # Of a row with many stacks, the largest are enough to say where they come from.
 _STACKS_COMPARED, _DEEPEST_COMPARED, _NEARLY_ALL = 64, 256, 0.95
@@ -43,6 +64,8 @@ class AllocationRow(Struct, kw_only=True):
     processes: tuple[int, ...]
     caller: Frame | None
     """Who called the place from another file; None where there is none, or several."""
+    wraps: bool
+    """Whether others call the same place: then the caller says more."""
     sites: list[Site]
 
 
@@ -51,7 +74,8 @@ def rows(view: TraceView, sites: Iterable[Site], by: By) -> Rows:
     key = _key(view, by)
     gathered: dict[Hashable, list[Site]] = {}
     for site in sites:
-        gathered.setdefault(key(site.stack), []).append(site)
+        # Never added up: a framework's blocks lie inside memory of the driver, host memory is not the GPU's.
+        gathered.setdefault((memory_of(site), key(site.stack)), []).append(site)
     return Rows(
         view, by, sorted(gathered.values(), key=lambda each: (-_nbytes(each), -_count(each), each[0].stack))
     )
@@ -93,6 +117,7 @@ def _row(view: TraceView, sites: list[Site], by: By) -> AllocationRow:
         gpus=tuple(dict.fromkeys(site.gpu for site in sites)),
         processes=tuple(dict.fromkeys(site.process for site in sites)),
         caller=_only_caller(view, sites) if by in ("line", "function", "stack") else None,
+        wraps=is_wrapper(view, place(stack_of(view, largest.stack))),
         sites=sites,
     )
 
@@ -166,6 +191,26 @@ def label(view: TraceView, number: int, by: By) -> str:
     if frame is None:
         return NO_STACK
     return shown_file(frame.file) if by == "file" else f"{frame.function} {position(frame)}"
+
+
+def memory_of(site: Site) -> Memory:
+    """Whose memory it is: the GPU's, the host's, or part of a framework's own."""
+    return _MEMORY.get(site.kind, "gpu")
+
+
+def amounts(sites: Sequence[Site]) -> str:
+    """How much *sites* are, in words; what must not be added up stands apart."""
+    said = []
+    for memory, words in (("gpu", ""), ("host", " of host memory"), ("block", " of frameworks' blocks")):
+        theirs = [site for site in sites if memory_of(site) == memory]
+        if theirs:
+            count = _count(theirs)
+            said.append(f"{size(_nbytes(theirs))}{words} in {count:,} allocation{'' if count == 1 else 's'}")
+    return ", ".join(said)
+
+
+def site_key(site: Site) -> tuple[int, str, int | None, int]:
+    return site.stack, site.kind, site.gpu, site.process
 
 
 def on_gpu(sites: Iterable[Site]) -> list[Site]:

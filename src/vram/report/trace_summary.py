@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import BlockUse, GpuUse, TraceView
+from vram.model.trace import BLOCKS, BlockUse, GpuUse, Site, TraceView
 from vram.report.layout import RenderOptions, shorten
 from vram.report.trace_chart import sparkline
 from vram.report.trace_lines import (
@@ -27,8 +27,8 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_places import caller, place, stack_of
-from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, branches, leaks_of, on_gpu, rows
+from vram.report.trace_places import caller, is_wrapper, place, stack_of
+from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, amounts, branches, leaks_of, on_gpu, rows
 from vram.units import counted, size
 
 _PLACES = 3
@@ -36,6 +36,7 @@ _MOST_GPUS = 8
 _MOST_LEAKS = 5
 _MOST_NOTES = 4
 _FRAMEWORKS = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "other": "another framework"}
+_OUTSIDE = "outside frameworks"
 _STYLES = {"leaked": "red", "growing": "yellow", "in use at exit": "dim"}
 
 
@@ -96,31 +97,41 @@ def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
 
 
 def _frameworks(view: TraceView, use: GpuUse, options: RenderOptions) -> Iterator[RenderableType]:
-    for block in blocks_at_peak(view, use.gpu):
-        yield sentence(framework_sentence(block), options, style="dim", indent=7)
+    for words in framework_sentences(view, use.gpu):
+        yield sentence(words, options, style="dim", indent=7)
 
 
 def blocks_at_peak(view: TraceView, gpu: int | None) -> list[BlockUse]:
-    return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu]
-
-
-BLOCKS = ("torch block", "cupy block", "jax buffer", "framework block")
-OUTSIDE = "outside frameworks"
-"""What the driver gave a process beyond what its frameworks took (trace/frameworks)."""
+    """Frameworks' accounts of a GPU's highest moment that say which place holds what."""
+    return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu and block.sites]
 
 
 def framework_name(name: str) -> str:
     return _FRAMEWORKS.get(name, name)
 
 
-def framework_sentence(block: BlockUse) -> str:
-    if block.framework == OUTSIDE:
-        return f"outside frameworks (cuBLAS, NCCL, code, other libraries): {size(block.reserved_nbytes)}"
-    unused = max(0, block.reserved_nbytes - block.used_nbytes)
-    note = f" ({block.note})" if block.note else ""
+def framework_sentences(view: TraceView, gpu: int | None) -> list[str]:
+    """How each framework used what it took from the driver, at the peak; at the end if only that is known."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for block in view.frameworks:
+        if block.gpu == gpu and block.reserved_nbytes:
+            total = sums.setdefault((block.framework, block.at), [0, 0])
+            total[0] += block.reserved_nbytes
+            total[1] += block.used_nbytes
+    return [
+        _framework_sentence(name, at, *total)
+        for (name, at), total in sums.items()
+        if at == "peak" or (name, "peak") not in sums
+    ]
+
+
+def _framework_sentence(name: str, at: str, reserved: int, used: int) -> str:
+    when = "" if at == "peak" else " at the end"
+    if name == _OUTSIDE:
+        return f"outside frameworks{when}: {size(reserved)} (cuBLAS, NCCL, code and other libraries)"
     return (
-        f"{framework_name(block.framework)}: {size(block.reserved_nbytes)} taken from the driver,"
-        f" {size(block.used_nbytes)} of it in use, {size(unused)} cached{note}"
+        f"{framework_name(name)}{when}: {size(reserved)} taken from the driver, {size(used)} of it in use,"
+        f" {size(max(0, reserved - used))} cached"
     )
 
 
@@ -144,20 +155,23 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
     yield from table(("size", "share", "count", "allocated by"), body, options)
 
 
-def top_places(view: TraceView) -> tuple[Rows, int]:
-    """The places that held most at the peak of any GPU, and what all held.
+def held_at_peak(view: TraceView, gpu: int | None) -> list[Site]:
+    """Who held a GPU's memory at its highest moment.
 
     A framework's blocks stand for the memory that it took from the driver, where they were recorded: the
     line that made it take a segment says nothing about who uses that.
     """
-    sites = []
-    whole = 0
-    for use in view.gpus:
-        blocks = blocks_at_peak(view, use.gpu)
-        driver = [site for site in on_gpu(view.peak) if site.gpu == use.gpu]
-        whole += sum(site.nbytes for site in driver)
-        sites += [site for block in blocks for site in block.sites] if blocks else driver
-    return rows(view, sites, "line"), whole
+    blocks = blocks_at_peak(view, gpu)
+    known = {block.process for block in blocks}
+    driver = (site for site in on_gpu(view.peak) if site.gpu == gpu and site.process not in known)
+    return [*(site for block in blocks for site in block.sites), *driver]
+
+
+def top_places(view: TraceView) -> tuple[Rows, int]:
+    """The places that held most at the peak of any GPU, and what all held."""
+    gpus = [use.gpu for use in view.gpus]
+    whole = sum(site.nbytes for site in on_gpu(view.peak) if site.gpu in gpus)
+    return rows(view, (site for gpu in gpus for site in held_at_peak(view, gpu)), "line"), whole
 
 
 def _on(row: AllocationRow) -> str:
@@ -191,8 +205,7 @@ def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[Renderable
     # The blocks of frameworks lie inside the driver's allocations: they are not added to them.
     held = [row for row in leaks_of(view, "in use at exit") if row.site.kind not in BLOCKS]
     if held:
-        total, count = sum(leak.site.nbytes for leak in held), sum(leak.site.count for leak in held)
-        words = f"{size(total)} in {allocations(count)}: in use at exit, no sign of a leak"
+        words = f"{amounts([leak.site for leak in held])}: in use at exit, no sign of a leak"
         mark = "o" if options.ascii else "○"
         yield sentence(words, options, mark=f"{mark} ", style="dim")
 
@@ -206,7 +219,9 @@ def _failed(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]
         lead = f"  {options.clean(failure_text(failure))}  "
         room = max(20, options.width - cell_len(lead))
         stack = stack_of(view, failure.stack)
-        yield Text.assemble(lead, place_cell(place(stack), options, calling=caller(stack))(room))
+        at = place(stack)
+        cell = place_cell(at, options, calling=caller(stack), wraps=is_wrapper(view, at))
+        yield Text.assemble(lead, cell(room))
 
 
 def _notes(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:

@@ -14,7 +14,6 @@ from vram.model.trace import Frame, GpuUse, LeakSite, Site, TraceView
 from vram.report.layout import RenderOptions
 from vram.report.trace_diff import PICKS, Differences, differences
 from vram.report.trace_lines import (
-    allocations,
     branch_lines,
     gpu_name,
     head,
@@ -37,13 +36,21 @@ from vram.report.trace_rows import (
     By,
     Rows,
     Verdict,
+    amounts,
     branches,
     churn_rows,
     leaks_of,
+    memory_of,
     on_gpu,
     rows,
+    site_key,
 )
-from vram.report.trace_summary import blocks_at_peak, framework_name, framework_sentence
+from vram.report.trace_summary import (
+    blocks_at_peak,
+    framework_name,
+    framework_sentences,
+    held_at_peak,
+)
 from vram.units import size
 
 REASONS: dict[Verdict, str] = {
@@ -52,6 +59,7 @@ REASONS: dict[Verdict, str] = {
     "in use at exit": "They were live when the recording ended, and the place did not go on allocating:"
     " usually weights, buffers and caches that are meant to stay.",
 }
+_INSIDE = "Frameworks' blocks lie inside what they took from the driver: the blocks say who uses it."
 _TITLES: dict[Verdict, str] = {"leaked": "Leaked", "growing": "Growing", "in use at exit": "In use at exit"}
 _STYLES: dict[Verdict, str] = {"leaked": "bold red", "growing": "bold yellow", "in use at exit": "bold"}
 # A branch of the call tree that holds less is gathered into one line.
@@ -91,10 +99,11 @@ def leaks(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Rende
 def _verdict(
     view: TraceView, verdict: Verdict, found: list[LeakSite], wanted: ViewOptions, options: RenderOptions
 ) -> Iterator[RenderableType]:
-    total, count = sum(leak.site.nbytes for leak in found), sum(leak.site.count for leak in found)
-    title = f"{_TITLES[verdict]}: {size(total)} in {allocations(count)}"
-    yield heading(title, options, style=_STYLES[verdict])
+    title = f"{_TITLES[verdict]}: {amounts([leak.site for leak in found])}"
+    yield sentence(title, options, style=_STYLES[verdict], indent=0)
     yield sentence(REASONS[verdict], options, style="dim")
+    if len({memory_of(leak.site) for leak in found} & {"gpu", "block"}) == 2:
+        yield sentence(_INSIDE, options, style="dim")
     gathered = rows(view, (leak.site for leak in found), wanted.by)
     facts = _Facts(found)
     whole = wanted.verbose
@@ -115,12 +124,10 @@ class _Facts:
     """When the allocations of a row were made, and how many others of its stacks were freed."""
 
     def __init__(self, found: list[LeakSite]) -> None:
-        self._by_stack: dict[int, list[LeakSite]] = {}
-        for leak in found:
-            self._by_stack.setdefault(leak.site.stack, []).append(leak)
+        self._leaks = {site_key(leak.site): leak for leak in found}
 
     def sentence(self, row: AllocationRow) -> str:
-        leaks = [leak for number in {site.stack for site in row.sites} for leak in self._by_stack[number]]
+        leaks = [self._leaks[site_key(site)] for site in row.sites]
         first = min(leak.first_ns for leak in leaks)
         last = max(leak.last_ns for leak in leaks)
         freed = sum(leak.freed for leak in leaks)
@@ -170,14 +177,15 @@ def peak(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Render
     for use, driver in _per_gpu(view):
         title = f"  {size(use.peak_nbytes)} live after {moment(use.peak_ns)}, its highest moment"
         blocks += [Text(), Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), options.clean(title))]
-        for block in blocks_at_peak(view, use.gpu):
-            blocks.append(sentence(framework_sentence(block), options))
-            whole = sum(site.nbytes for site in block.sites)
-            blocks += _peak_table(
-                view, block.sites, whole, f"{framework_name(block.framework)}'s blocks, by", wanted, options
-            )
-        title = "taken from the driver by" if blocks_at_peak(view, use.gpu) else "allocated by"
-        blocks += _peak_table(view, driver, sum(site.nbytes for site in driver), title, wanted, options)
+        blocks += [sentence(words, options) for words in framework_sentences(view, use.gpu)]
+        used = blocks_at_peak(view, use.gpu)
+        for framework in dict.fromkeys(block.framework for block in used):
+            sites = [site for block in used if block.framework == framework for site in block.sites]
+            title = f"{framework_name(framework)}'s blocks, by"
+            blocks += _peak_table(view, sites, title, wanted, options, of_framework=True)
+        blocks += _peak_table(
+            view, driver, "taken from the driver by" if used else "allocated by", wanted, options
+        )
     return Group(*blocks)
 
 
@@ -190,16 +198,18 @@ def _per_gpu(view: TraceView) -> Iterator[tuple[GpuUse, list[Site]]]:
 def _peak_table(
     view: TraceView,
     sites: Sequence[Site],
-    whole: int,
     title: str,
     wanted: ViewOptions,
     options: RenderOptions,
+    *,
+    of_framework: bool = False,
 ) -> Iterator[Text]:
     gathered = rows(view, sites, wanted.by)
+    whole = gathered.nbytes_from(0)
     body = (
         (
             (size(row.nbytes), f"{100 * row.nbytes / whole:.1f}%" if whole else "", f"{row.count:,}"),
-            row_cell(row, options),
+            row_cell(row, options, kinds=not of_framework),
             _below(view, row, wanted, options),
         )
         for row in gathered[: wanted.most]
@@ -228,10 +238,10 @@ class _Node:
 def tree(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> RenderableType:
     """Return the call tree of what was live at the peak, outermost calls first."""
     blocks: list[RenderableType] = [*head(view, options)]
-    for use, driver in _per_gpu(view):
+    for use in view.gpus:
         title = f"  {size(use.peak_nbytes)} live after {moment(use.peak_ns)}, by calls"
         blocks += [Text(), Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), options.clean(title))]
-        blocks += _branches(_grown(view, driver), wanted, options)
+        blocks += _branches(_grown(view, held_at_peak(view, use.gpu)), wanted, options)
     return Group(*blocks)
 
 
@@ -330,6 +340,8 @@ def diff(before: TraceView, after: TraceView, wanted: ViewOptions, options: Rend
             blocks.append(sentence(words, options, indent=3))
     for title, pick in PICKS.items():
         found = differences(before, after, pick, wanted.by, wanted.most)
+        if not (found.rows or pick(before) or pick(after)):
+            continue
         blocks += [Text(), *_changes(title, found, options)]
     blocks += [
         Text(),

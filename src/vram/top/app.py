@@ -80,6 +80,7 @@ class TopApp(App[None]):
         Binding("U", "filter('user')", "this user", show=False),
         Binding("G", "filter('gpu')", "this GPU", show=False),
         Binding("S", "filter('state')", "this state", show=False),
+        Binding("a", "sites", "allocations", show=False),
         Binding("f", "act('free')", "free"),
         Binding("F", "free_all", "free all", show=False),
         Binding("m", "act('trim')", "trim"),
@@ -438,6 +439,20 @@ class TopApp(App[None]):
             self.notify(f"{self._busy} is under way: wait until it is done", markup=False)
         else:
             self.exit()
+
+    def action_sites(self) -> None:
+        """The page of the selected process by place, where it is being recorded."""
+        from vram.top.sites import FollowedTrace, SitesScreen
+        from vram.trace.output import recorded_into
+
+        row = self.selected
+        trace = recorded_into(row.pid) if row is not None and row.pid is not None else None
+        if row is None or trace is None:
+            begin = "PID" if row is None or row.pid is None else str(row.pid)
+            self.notify(f"it is not being recorded: `vram attach {begin}` begins", markup=False)
+            return
+        title = self.options.clean(f"pid {row.pid}: {row.command or ''}")
+        self.push_screen(SitesScreen(FollowedTrace(file=trace), title, ascii_only=self._ascii))
 
     # ---- actions on processes ----
 

@@ -37,6 +37,7 @@ _PAGE = (
             ("U  G  S", "only this line's user, GPU or state; again: all"),
             ("esc", "clear search and filters"),
             ("space", "read everything now"),
+            ("a", "memory by the line that allocated it, of a process that is being recorded"),
         ),
     ),
     (

@@ -14,12 +14,13 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vram.errors import VramError
-from vram.model.trace import CallStack, LiveTrace, Site
+from vram.model.trace import BLOCKS, CallStack, LiveTrace, Site
 from vram.report.layout import RenderOptions
+from vram.report.trace_lines import label_text, place_text
+from vram.report.trace_places import NO_STACK, caller, place
 from vram.top.history import History, sparkline
 from vram.top.panels import DetailsPanel, KeyBar, TextPanel
 from vram.top.table import ProcessTable
-from vram.trace.places import innermost, place_text
 from vram.units import counted, duration, size
 
 KEYS = (("q", "leave", "q"), ("d", "stack", "d"), ("b", "blocks of frameworks", "b"))
@@ -29,7 +30,6 @@ _MOST_LINES = 500
 _OUTPUT_LINES = 8
 _HEADING = f"{'LIVE':>10} {'SHARE':>6} {'COUNT':>9}  {'KIND':<14} PLACE"
 ON_HOST = ("pinned host", "registered host", "physical host")
-BLOCKS = ("torch block", "cupy block", "jax buffer", "framework block")
 
 
 class SitesSource(Protocol):
@@ -155,10 +155,12 @@ class SitesScreen(Screen[None]):
         self._show_stack()
 
     def _facts(self, options: RenderOptions) -> list[Text]:
-        parts = [self._heading, self.state or f"{duration(time.monotonic() - self._began)}"]
+        parts = [self.state or duration(time.monotonic() - self._began)]
         if self.now is not None:
             parts += [counted(len(self.now.processes), "process"), f"{self.now.events:,} events"]
-        line = Text(options.short(" · ".join(parts), options.width), style="bold")
+        figures = options.clean(" · ".join((*parts, "")))
+        title = options.short(self._heading, max(10, options.width - len(figures)))
+        line = Text.assemble((figures, "bold"), (title, ""))
         if self.trouble:
             return [line, Text(options.short(self.trouble, options.width), style="bold red")]
         if self.now is not None and not self.now.processes:
@@ -188,8 +190,9 @@ class SitesScreen(Screen[None]):
     def _site_line(self, site: Site, stacks: Sequence[CallStack], whole: int, options: RenderOptions) -> Text:
         share = "" if site.kind in ON_HOST else f"{100 * site.nbytes / whole:.0f} %"
         figures = f"{size(site.nbytes):>10} {share:>6} {site.count:>9,}  {site.kind:<14} "
-        place = place_text(innermost(stacks, site.stack))
-        return Text(figures + options.short(place, max(10, options.width - len(figures))))
+        stack = stacks[site.stack] if 0 <= site.stack < len(stacks) else CallStack()
+        room = max(10, options.width - len(figures))
+        return Text(figures).append(label_text(place(stack), NO_STACK, room, options, caller(stack)))
 
     def _show_stack(self) -> None:
         panel = self.query_one(DetailsPanel)
@@ -201,8 +204,8 @@ class SitesScreen(Screen[None]):
             (row.stack for row in self._rows if (row.process, row.kind, row.gpu, row.stack) == key), -1
         )
         frames = self.now.stacks[stack].frames if 0 <= stack < len(self.now.stacks) else ()
-        lines = [Text(options.short(place_text(frame), options.width)) for frame in frames]
-        panel.show(lines or [Text("no stack was recorded", style="dim")], options.width, from_top=False)
+        lines = [place_text(frame, options.width, options) for frame in frames or (None,)]
+        panel.show(lines, options.width, from_top=False)
 
     # ---- keys ----
 

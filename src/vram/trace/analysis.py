@@ -29,7 +29,7 @@ from vram.model.trace import (
 )
 from vram.trace.damage import damage_sentences
 from vram.trace.growth import is_growing
-from vram.trace.native import GpuRow, LeftRow, NativeReader, SectionRow, SiteRow
+from vram.trace.native import PLACE, GpuRow, LeftRow, NativeReader, SectionRow, SiteRow, Strings
 
 LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | {
     "pinned host",
@@ -62,7 +62,9 @@ class StackTable:
     def __init__(self, reader: NativeReader) -> None:
         self._reader = reader
         self._nodes: Sequence[int] = ()
-        self._frames: list[Frame] = []
+        self._places = b""
+        self._strings = Strings(b"", ())
+        self._frames: dict[int, Frame] = {}
         self._known: dict[int, CallStack] = {0: CallStack()}
         self._left = _MOST_FRAMES
 
@@ -75,18 +77,24 @@ class StackTable:
         return found
 
     def _read(self) -> None:
-        strings = self._reader.strings()
-        self._frames = [
-            Frame("native" if row.language else "python", strings[row.function], strings[row.file], row.line)
-            for row in self._reader.places()
-        ]
+        self._strings = self._reader.strings()
+        self._places = self._reader.places()
         self._nodes = self._reader.nodes()
+
+    def _frame(self, place: int) -> Frame:
+        found = self._frames.get(place)
+        if found is None:
+            line, language, function, file, _ = PLACE.unpack_from(self._places, (place - 1) * PLACE.size)
+            name = "native" if language else "python"
+            found = Frame(name, self._strings[function], self._strings[file], line)  # type: ignore[arg-type]
+            self._frames[place] = found
+        return found
 
     def _walk(self, number: int) -> Iterable[Frame]:
         most = min(_DEEPEST, max(self._left, 16))
         # A node's parent has a smaller number: this ends.
         while number and most:
-            yield self._frames[self._nodes[2 * number - 1] - 1]
+            yield self._frame(self._nodes[2 * number - 1])
             number = self._nodes[2 * number - 2]
             most -= 1
             self._left -= 1

@@ -85,7 +85,7 @@ def attach(
     framework: Framework | None = None,
     for_s: float | None = None,
     via: str | None = None,
-    deadline_s: float = 10.0,
+    deadline_s: float = 30.0,
 ) -> AttachReceipt:
     """Start recording *pid* into *output*; raises why that was not done."""
     require_library()
@@ -109,7 +109,7 @@ def attach(
     return receipt
 
 
-def detach(host: Host, pid: int, *, via: str | None = None, deadline_s: float = 10.0) -> AttachReceipt:
+def detach(host: Host, pid: int, *, via: str | None = None, deadline_s: float = 30.0) -> AttachReceipt:
     """Stop recording *pid*, whoever began it; raises where it is not being recorded."""
     with audit.refusals_logged("detach", [pid]):
         target = identify(host, pid)

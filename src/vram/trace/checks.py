@@ -8,8 +8,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from vram.errors import UsageError
-from vram.model.trace import CallStack, Frame, Site, TraceView
-from vram.trace.places import innermost
+from vram.model.trace import CallStack, Site, TraceView
 from vram.units import parse_size
 
 CheckName = Literal["leaks", "peak", "failures"]
@@ -31,9 +30,9 @@ class TraceCheck(Struct, frozen=True):
 
 
 class CheckPlace(Struct, frozen=True):
-    """Where memory was allocated, with what it amounts to; ``frame`` is None where no stack was recorded."""
+    """Where memory was allocated, with what it amounts to."""
 
-    frame: Frame | None
+    stack: CallStack
     nbytes: int
     count: int
     process: int
@@ -106,7 +105,7 @@ def _peaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
 def _failures(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
     if view.failures_in_all > check.most:
         places = [
-            CheckPlace(innermost(view.stacks, each.stack), each.nbytes, 1, each.process)
+            CheckPlace(_stack(view.stacks, each.stack), each.nbytes, 1, each.process)
             for each in view.failures
         ]
         yield _violation(check, view.failures_in_all, None, places)
@@ -118,7 +117,11 @@ def _violation(check: TraceCheck, found: int, gpu: int | None, places: list[Chec
 
 
 def _place(stacks: Sequence[CallStack], site: Site, verdict: str = "") -> CheckPlace:
-    return CheckPlace(innermost(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
+    return CheckPlace(_stack(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
+
+
+def _stack(stacks: Sequence[CallStack], number: int) -> CallStack:
+    return stacks[number] if 0 <= number < len(stacks) else CallStack()
 
 
 def _shortened(view: TraceView) -> str:

@@ -11,23 +11,22 @@ NO_SECTION = 2**32 - 1
 
 # By the codes of native/tracereader/reader.h.
 _SENTENCES: dict[int, Callable[[int], str]] = {
-    1: lambda count: f"{size(count)} of the file belong to nothing that is known, and were skipped",
+    1: lambda count: f"{size(count)} of the file belong to nothing that is known; skipped",
     2: lambda count: "the header of a process is unreadable: who it was is not known",
-    3: lambda count: f"a process was recorded by a newer vram (format {count}), and was left out",
+    3: lambda count: f"a process was recorded by a newer vram (format {count}); left out",
     4: lambda count: "the header contradicts itself",
-    5: lambda count: f"{counted(count, 'chunk')} of records occur twice; the second was left out",
-    6: lambda count: f"{counted(count, 'chunk')} of records are missing, with the stacks that they defined",
+    5: lambda count: f"{counted(count, 'chunk')} of records found twice, read once",
+    6: lambda count: f"{counted(count, 'chunk')} of records missing, with the stacks that they defined",
     7: lambda count: f"the rest of {counted(count, 'chunk')} of records is unreadable",
     8: lambda count: "the trace is cut off in the middle of a record",
-    9: lambda count: (
-        f"{counted(count, 'time')} cannot be right, and were replaced by those of their neighbours"
-    ),
-    10: lambda count: f"{counted(count, 'record')} refer to stacks or places that are not there",
-    11: lambda count: f"{counted(count, 'allocation')} of an impossible size were left out",
+    9: lambda count: f"{counted(count, 'impossible time')}, replaced by that of the record before or after",
+    10: lambda count: f"{counted(count, 'reference')} to stacks or places that are not there",
+    11: lambda count: f"{counted(count, 'allocation')} of an impossible size, left out",
     12: lambda count: f"{size(count)} could not be read: the file became shorter meanwhile",
-    13: lambda count: f"{counted(count, 'mark')} or gaps are more than are kept, and were left out",
+    13: lambda count: f"more marks, gaps or parts of blobs than are kept: {count} left out",
     14: lambda count: "a framework's blocks lie in too many places to say in which memory of the driver",
-    15: lambda count: f"{counted(count, 'record')} are of a kind that this vram does not know",
+    15: lambda count: f"{counted(count, 'record')} of a kind that this vram does not know, skipped",
+    16: lambda count: f"too many stacks: the {count} that allocated least are one, without frames",
 }
 
 

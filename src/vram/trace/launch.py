@@ -122,7 +122,7 @@ class Launch:
             "MESSAGES": self.messages_path,
             "CUPTI": ":".join(libraries),
             "FAIL_AT": settings.fail_at,
-            # It also ends the recording of a Python program before the interpreter frees what it held.
+            # Also without a framework: it ends the recording before the interpreter takes the program apart.
             "FRAMEWORKS": settings.framework or "none",
             "PAYLOAD": FRAMEWORK_PAYLOAD,
         }

@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,14 +95,6 @@ class TimelineRow(NamedTuple):
     lowest: int
     last: int
     gpu: int
-    reserved: int
-
-
-class PlaceRow(NamedTuple):
-    line: int
-    language: int
-    function: int
-    file: int
     reserved: int
 
 
@@ -226,8 +218,13 @@ _DAMAGE = _Table(13, struct.Struct("<2Q4I"))
 _HOLES = _Table(14, struct.Struct("<8Q4I"))
 _HOLE_BLOCKS = _Table(15, struct.Struct("<2Q2I"))
 _RESERVED = _Table(16, struct.Struct("<4I2Q"))
-_LIVE = _Table(17, struct.Struct("<4Q2I"))
-_TOTALS = _Table(18, struct.Struct("<7Q"))
+_TOTALS = _Table(17, struct.Struct("<7Q"))
+_LIVE_ROW = struct.Struct("<4Q2I")
+_LIVE_AT_ONCE = 20_000
+_EVENTS_IN_A_CALL = 1_000_000  # between two of which Python sees to signals
+
+PLACE = _PLACES.layout
+"""Line, language (0 Python), function and file (numbers of strings), zero."""
 
 COLUMNS = (
     ("time_ns", "Q"),
@@ -263,12 +260,29 @@ def _library() -> ctypes.CDLL:
     library.vramreader_free.argtypes = (pointer,)
     library.vramreader_add_file.argtypes = (pointer, ctypes.c_int)
     library.vramreader_index.argtypes = (pointer,)
-    library.vramreader_run.argtypes = (pointer, u64)
+    library.vramreader_run.argtypes = (pointer, u64, u64, ctypes.POINTER(u32))
+    library.vramreader_live.argtypes = (pointer, out, pointer, u64, out)
     library.vramreader_errno.argtypes = (pointer,)
     library.vramreader_events.argtypes = (pointer, pointer, u64, out)
     library.vramreader_finish.argtypes = (pointer,)
     library.vramreader_table.argtypes = (pointer, u32, ctypes.POINTER(pointer), out, out)
     return library
+
+
+class Strings:
+    """Texts of a trace by number, decoded as they are needed; 0 is the empty one.
+
+    What is no UTF-8 is written with backslashes.
+    """
+
+    def __init__(self, whole: bytes, ranges: Sequence[int]) -> None:
+        self._whole, self._ranges = whole, ranges
+
+    def __getitem__(self, number: int) -> str:
+        if not number:
+            return ""
+        offset, nbytes = self._ranges[2 * number - 2], self._ranges[2 * number - 1]
+        return self._whole[offset : offset + nbytes].decode("utf-8", "backslashreplace")
 
 
 class NativeReader:
@@ -306,7 +320,10 @@ class NativeReader:
         self._check(self._library.vramreader_index(self._reader))
 
     def run(self, until_ns: int = EVERYTHING) -> None:
-        self._check(self._library.vramreader_run(self._reader, until_ns))
+        more = ctypes.c_uint32(1)
+        while more.value:
+            code = self._library.vramreader_run(self._reader, until_ns, _EVENTS_IN_A_CALL, ctypes.byref(more))
+            self._check(code)
 
     def finish(self) -> None:
         self._check(self._library.vramreader_finish(self._reader))
@@ -359,16 +376,12 @@ class NativeReader:
         """Parent and place of every node, one after the other."""
         return memoryview(self._raw(_NODES)).cast("I")
 
-    def places(self) -> list[PlaceRow]:
-        return self._rows(_PLACES, PlaceRow)
+    def places(self) -> bytes:
+        """Rows of PLACE."""
+        return self._raw(_PLACES)
 
-    def strings(self) -> list[str]:
-        """By number; number 0 is the empty one. What is no UTF-8 is written with backslashes."""
-        whole = self._raw(_BYTES)
-        found = [""]
-        for offset, nbytes in _STRINGS.layout.iter_unpack(self._raw(_STRINGS)):
-            found.append(whole[offset : offset + nbytes].decode("utf-8", "backslashreplace"))
-        return found
+    def strings(self) -> Strings:
+        return Strings(self._raw(_BYTES), memoryview(self._raw(_STRINGS)).cast("Q"))
 
     def failures(self) -> list[FailureRow]:
         return self._rows(_FAILURES, FailureRow)
@@ -398,8 +411,16 @@ class NativeReader:
     def reserved(self) -> list[ReservedRow]:
         return self._rows(_RESERVED, ReservedRow)
 
-    def live(self) -> list[LiveRow]:
-        return self._rows(_LIVE, LiveRow)
+    def live(self) -> Iterator[LiveRow]:
+        """What is live, allocation by allocation; ``site`` is an index into sites()."""
+        position, count = ctypes.c_uint64(), ctypes.c_uint64(1)
+        rows = ctypes.create_string_buffer(_LIVE_ROW.size * _LIVE_AT_ONCE)
+        while count.value:
+            code = self._library.vramreader_live(
+                self._reader, ctypes.byref(position), rows, _LIVE_AT_ONCE, ctypes.byref(count)
+            )
+            self._check(code)
+            yield from map(LiveRow._make, _LIVE_ROW.iter_unpack(rows.raw[: _LIVE_ROW.size * count.value]))
 
     def totals(self) -> TotalsRow:
         return TotalsRow._make(_TOTALS.layout.unpack(self._raw(_TOTALS)))

@@ -17,7 +17,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from vram.errors import UsageError
-from vram.payloads.procfs import started_at
+from vram.payloads.procfs import ProcessFolder, started_at
 
 SUFFIX = ".part"
 _MAGIC = b"VRAMTRAC"
@@ -130,6 +130,19 @@ def parts(output: str, run: str) -> list[TracePart]:
                 if part is not None and part.run == run:
                     found.append(part)
     return sorted(found, key=lambda part: (part.monotonic_ns, part.path))
+
+
+def recorded_into(pid: int) -> str | None:
+    """The trace that *pid* writes, by the files that it has open; None where there is none to be seen."""
+    try:
+        with ProcessFolder("/proc", pid) as folder:
+            links = {folder.link(f"fd/{name}") for name in folder.names("fd")}
+    except OSError:
+        return None
+    # Sockets and pipes have no path. One that has ended may still be open: the newest is meant.
+    found = [read_part(os.fsdecode(link)) for link in links if link is not None and link.startswith(b"/")]
+    own = [part for part in found if part is not None and part.pid == pid]
+    return max(own, key=lambda part: part.monotonic_ns).path if own else None
 
 
 def collect(output: str, run: str, *, force: bool = False) -> Collected:

@@ -86,6 +86,7 @@ class Trace:
     def __init__(self, paths: tuple[str, ...], descriptors: Sequence[int]) -> None:
         self.paths = paths
         self._descriptors = tuple(descriptors)
+        self._blobs: list[_Blob] | None = None
         self.close = weakref.finalize(self, _close, self._descriptors)
 
     def __enter__(self) -> Trace:
@@ -99,6 +100,7 @@ class Trace:
         reader = self._pass(points)
         reader.run()
         reader.finish()
+        self._blobs = _whole_blobs(reader)  # so that blobs() needs no pass of its own
         return ViewBuilder(reader, StackTable(reader)).view(self.paths)
 
     def events(self) -> Iterator[EventBatch]:
@@ -133,23 +135,13 @@ class Trace:
 
     def blobs(self) -> Iterator[tuple[int, str, bytes]]:
         """Process, name and bytes of each account that a framework left; incomplete ones are left out."""
-        reader = self._pass(2)
-        reader.run()
-        strings = reader.strings()
-        processes = _process_numbers(reader)
-        parts: list[BlobRow] = []
-        for row in reader.blobs():
-            if row.part != len(parts) or (parts and _blob(row) != _blob(parts[0])):
-                parts = []
-            if row.part != len(parts):
-                continue
-            parts.append(row)
-            if len(parts) == row.parts:
-                whole = self._bytes(parts)
-                process = processes[row.process] if processes else row.process
-                if whole is not None:
-                    yield process, strings[row.name], whole
-                parts = []
+        if self._blobs is None:
+            reader = self._pass(2)
+            reader.run()
+            self._blobs = _whole_blobs(reader)
+        for blob in self._blobs:
+            if (content := self._bytes(blob.parts)) is not None:
+                yield blob.process, blob.name, content
 
     def _bytes(self, parts: Sequence[BlobRow]) -> bytes | None:
         if sum(part.nbytes for part in parts) > _MOST_BLOB_NBYTES:
@@ -167,8 +159,31 @@ class Trace:
         return reader
 
 
-def _blob(row: BlobRow) -> tuple[int, ...]:
-    return row.process, row.writer, row.file, row.name, row.parts
+class _Blob(NamedTuple):
+    process: int
+    name: str
+    parts: Sequence[BlobRow]
+
+
+def _whole_blobs(reader: NativeReader) -> list[_Blob]:
+    """Those of which all parts are there, one after the other as their writer wrote them."""
+    strings, processes = reader.strings(), _process_numbers(reader)
+    found: list[_Blob] = []
+    begun: dict[tuple[int, int], list[BlobRow]] = {}
+    for row in reader.blobs():
+        parts = begun.setdefault((row.process, row.writer), [])
+        if parts and (row.name, row.parts) != (parts[0].name, parts[0].parts):
+            parts.clear()
+        if row.part != len(parts):
+            parts.clear()
+            if row.part:
+                continue
+        parts.append(row)
+        if len(parts) == row.parts:
+            process = processes[row.process] if processes else row.process
+            found.append(_Blob(process, strings[row.name], tuple(parts)))
+            parts.clear()
+    return found
 
 
 def _process_numbers(reader: NativeReader) -> list[int] | None:

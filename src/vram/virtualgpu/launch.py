@@ -136,9 +136,11 @@ def _has_it_already(news: signal.struct_siginfo) -> bool:
 
 def _stop_with(pid: int, number: int) -> None:
     """Stop as *pid* did, so that our shell takes the terminal back; `fg` wakes both."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    # Blocked, it becomes one with that of the terminal which may wait already: else we would stop twice.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     os.kill(os.getpid(), number)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number} & _TAKEN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     stat = read_stat(pid)
     if stat is not None and stat.state == "T":  # only we were woken
         os.kill(pid, signal.SIGCONT)

@@ -16,9 +16,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
 from vram.cli.arguments import pid_number, seconds
-from vram.cli.parking import say
 from vram.cli.prestart import open_host
-from vram.cli.tracing import add_recording_arguments, duration, framework, shown_path, stacks, trace_line
+from vram.cli.tracing import (
+    add_recording_arguments,
+    duration,
+    framework,
+    say,
+    shown_path,
+    stacks,
+    trace_line,
+)
 from vram.errors import ExitCode
 from vram.model.inside import Via
 from vram.units import size
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 NAME = "attach"
 HELP = "record the GPU allocations of a running Python process"
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 EPILOG = """\
 Only your own processes, unless you are root, and only Python: `vram run` records any program from
 its start. Ways to attach are those of `vram trim`; the process stops for about a millisecond. The

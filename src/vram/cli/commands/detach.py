@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from typing import get_args
 
 from vram.cli.arguments import pid_number, seconds
-from vram.cli.parking import say
 from vram.cli.prestart import open_host
 from vram.errors import ExitCode
 from vram.model.inside import Via
@@ -14,7 +13,7 @@ from vram.model.inside import Via
 NAME = "detach"
 HELP = "stop recording a process"
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 EPILOG = """\
 The process continues. Its trace is complete then; one of `vram run` is put together with the
 others of that run when the command ends. Only Python processes can be detached from outside.
@@ -41,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     host = open_host(reads_driver=False)
-    from vram.cli.tracing import trace_line
+    from vram.cli.tracing import say, trace_line
     from vram.trace.attach import detach
 
     via = None if args.via == "auto" else args.via

@@ -7,7 +7,6 @@ The need is the highest live memory of the trace and a context for each process.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from vram.cli.arguments import memory_size
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
@@ -29,13 +28,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    from vram.cli.traces import read_view
     from vram.model.fit import GraphicsCard
     from vram.report import trace_fit
     from vram.trace.fit import CARDS, fit
-    from vram.trace.reader import open_trace
     from vram.units import size
 
-    view = open_trace([Path(file) for file in args.files]).view()
+    view = read_view(args.files)
     cards = CARDS if args.memory is None else (GraphicsCard(f"a card with {size(args.memory)}", args.memory),)
     found = fit(view, cards)
     if args.json:

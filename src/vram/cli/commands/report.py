@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vram.report.layout import RenderOptions
     from vram.report.trace_rows import By
     from vram.report.trace_views import ViewOptions
-    from vram.trace.reader import Trace
 
 NAME = "report"
 HELP = "read a trace: which line allocated, what was live at the peak, what was never freed"
@@ -96,7 +95,7 @@ def run(args: Namespace) -> int:
         return _export(args, files)
     if view == "diff":
         return _diff(args, files)
-    trace = _narrowed(args, _with_frameworks(_open(files)))
+    trace = _read(args, files)
     if args.html:
         return _html(args, trace)
     if args.json:
@@ -156,23 +155,11 @@ def _require_sense(args: Namespace, view: str) -> None:
 # ---- traces ----
 
 
-def _with_frameworks(trace: Trace) -> TraceView:
-    """The view, with what PyTorch, CuPy and JAX said of the memory that they took from the driver."""
-    from vram.trace.frameworks import with_frameworks
-
-    return with_frameworks(trace.view(), trace)
-
-
-def _open(files: list[str]) -> Trace:
-    from vram.trace.reader import open_trace
-
-    return open_trace([Path(file) for file in files])
-
-
-def _narrowed(args: Namespace, view: TraceView) -> TraceView:
+def _read(args: Namespace, files: list[str]) -> TraceView:
+    from vram.cli.traces import read_view
     from vram.report.trace_rows import narrowed
 
-    return narrowed(view, gpu_numbers(args.gpu) if args.gpu else (), args.process or ())
+    return narrowed(read_view(files), gpu_numbers(args.gpu) if args.gpu else (), args.process or ())
 
 
 def _rendered(name: str, view: TraceView, args: Namespace, options: RenderOptions) -> RenderableType:
@@ -203,7 +190,7 @@ def _diff(args: Namespace, files: list[str]) -> int:
         raise UsageError(
             f"diff compares two traces, {len(files)} given", hint="vram report diff BEFORE AFTER"
         )
-    before, after = (_narrowed(args, _with_frameworks(_open([file]))) for file in files)
+    before, after = (_read(args, [file]) for file in files)
     if args.json:
         from vram.report import trace_json
 
@@ -232,10 +219,12 @@ def _html(args: Namespace, view: TraceView) -> int:
 
 def _export(args: Namespace, files: list[str]) -> int:
     from vram.trace.exports import export
+    from vram.trace.reader import open_trace
 
     if args.gpu or args.process:
         raise UsageError("--export writes the whole trace", hint="leave out --gpu and --process")
-    export(_open(files), args.export, args.output, force=args.force)
+    with open_trace([Path(file) for file in files]) as trace:
+        export(trace, args.export, args.output, force=args.force)
     return _written(args.output)
 
 

@@ -20,9 +20,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import memory_size
-from vram.cli.parking import say
 from vram.cli.prestart import open_host
-from vram.cli.tracing import add_recording_arguments, framework, stacks
+from vram.cli.tracing import add_recording_arguments, framework, say, stacks
 from vram.errors import ExitCode, UsageError, VramError
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
 
 def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
     """Say what was recorded; return the exit code, or end by the command's signal."""
-    from vram.cli.tracing import say_below, sentences, summary, violation_lines
+    from vram.cli.tracing import sentences, summary, violation_lines
 
     for sentence in sentences(launched):
         say(sentence)
@@ -205,8 +204,7 @@ def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
     violations = _judged(launched, view, checks)
     for violation in violations:
         first, *places = violation_lines(violation)
-        say(first)
-        say_below(places)
+        say(first, places)
     return _exit_code(launched.status, violations)
 
 

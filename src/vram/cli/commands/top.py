@@ -20,7 +20,8 @@ LEAST_S = 0.1
 
 _EPILOG = """\
 keys: ? help, q quit, / search, t tree by container, job and family, d details,
-< > sort, U G S only this user, GPU or state. On the selected line: f free,
+< > sort, U G S only this user, GPU or state, a memory by line of a process that
+`vram run` or `vram attach` records. On the selected line: f free,
 m trim, p park, u unpark, k kill; each shows its plan and asks first. The mouse
 works, too.
 

@@ -196,8 +196,10 @@ def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dic
 
     Returns what each holds: {"framework", "device", "nbytes", "words"}.
     """
-    path = request.get("frameworks_file")
-    if not path:
+    path, wanted = request.get("frameworks_file"), request.get("framework") or "none"
+    # Without a framework the file only ends the recording before the interpreter ends: once is enough.
+    begins = wanted != "none" or FRAMEWORKS not in sys.modules
+    if not path or not (begins or "torch" in sys.modules):
         return []
     try:
         with open(path, encoding="utf-8") as file:
@@ -214,9 +216,9 @@ def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dic
             ]
             if lines:
                 torch.snapshot("attach")
-        # Without a framework it only ends the recording before the interpreter frees what the program held.
-        wanted = {"__vram_tracer__": recorder.path, "__vram_frameworks__": request.get("framework") or "none"}
-        exec(code, {"__name__": FRAMEWORKS, **wanted})
+        if begins:
+            names = {"__name__": FRAMEWORKS, "__vram_tracer__": recorder.path, "__vram_frameworks__": wanted}
+            exec(code, names)
         return found
     except Exception:  # a version that does all this differently: the driver's figures remain
         return []

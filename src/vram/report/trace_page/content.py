@@ -6,31 +6,29 @@ several lists of the trace say about one place (stack, kind, GPU, process) is on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
-from vram.model.trace import ON_GPU, BlockUse, Frame, Holes, MemoryKind, Site, TraceView
+from vram.model.trace import ON_GPU, BlockUse, Holes, MemoryKind, Site, TraceView
 from vram.report.trace_page.lanes import lanes
-from vram.report.trace_page.packages import package
+from vram.report.trace_page.packages import executables
 from vram.report.trace_page.phrases import (
     VERDICTS,
     command_line,
     framework_name,
     is_block,
+    recorded,
     sentences,
     shortened,
 )
+from vram.report.trace_page.stack_tree import SMALLER, StackTree
 
 MOST_PLACES = 20_000
 MOST_MARKS = 2_000
 MOST_FAILURES = 1_000
 MOST_BLOCKS = 4_000
-DEEPEST = 256
-
-NO_STACK = Frame("native", "no stack was recorded", "", 0)
-SMALLER = Frame("native", "smaller places, together", "", 0)
-OUTER = Frame("native", "outer frames, left out", "", 0)
 
 _TOGETHER = -(2**64)
 """Stands for the stack of the smaller places; no trace has such a number."""
@@ -84,45 +82,6 @@ class Place(Struct, kw_only=True):
 _ADDED = ("allocated", "allocations", "peak", "peak_count", "left", "left_count", "churn", "churn_count")
 
 
-class StackTree:
-    """Stacks, frames and texts, each written once. A node's parent comes before it."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, int] = {}
-        self.frames: dict[Frame, int] = {}
-        self.nodes: dict[tuple[int, int], int] = {}
-
-    def add(self, frames: tuple[Frame, ...]) -> int:
-        """The node of a stack (innermost frame first)."""
-        node = -1
-        outermost_first = [*reversed(frames[:DEEPEST])] or [NO_STACK]
-        if len(frames) > DEEPEST:
-            outermost_first.insert(0, OUTER)
-        for frame in outermost_first:
-            number = self.frames.setdefault(frame, len(self.frames))
-            node = self.nodes.setdefault((node, number), len(self.nodes))
-        return node
-
-    def columns(self) -> dict[str, Any]:
-        number = self._number
-        frames = {
-            "native": [int(frame.language == "native") for frame in self.frames],
-            "function": [number(frame.function) for frame in self.frames],
-            "file": [number(frame.file) for frame in self.frames],
-            "line": [frame.line for frame in self.frames],
-            "package": [number(package(frame)) if frame.file else number("unknown") for frame in self.frames],
-        }
-        parents, frame_of_node = zip(*self.nodes, strict=True) if self.nodes else ((), ())
-        return {
-            "texts": list(self.texts),
-            "frames": frames,
-            "nodes": {"parent": parents, "frame": frame_of_node},
-        }
-
-    def _number(self, text: str) -> int:
-        return self.texts.setdefault(shortened(text), len(self.texts))
-
-
 def content(view: TraceView) -> dict[str, Any]:
     """Return what the page's script reads, as values that JSON has."""
     tree = StackTree()
@@ -141,6 +100,7 @@ def content(view: TraceView) -> dict[str, Any]:
     kinds = sorted({place.kind for place in rows})
     by_key = {(place.stack, place.kind, place.gpu, place.process): at for at, place in enumerate(rows)}
     return {
+        "recorded": recorded(view),
         "sentences": [sentence._asdict() for sentence in sentences(view)],
         "verdicts": {"order": VERDICT_ORDER, "meaning": VERDICTS},
         "groups": GROUPS,
@@ -220,7 +180,7 @@ def content(view: TraceView) -> dict[str, Any]:
         "holes": [_holes(holes, node) for holes in view.holes],
         "frameworks": [_framework(use, node) for use in view.frameworks],
         # Last: by now every stack is known.
-        **tree.columns(),
+        **tree.columns(executables(view.processes)),
     }
 
 
@@ -257,7 +217,9 @@ def _places(view: TraceView) -> list[Place]:
         row.churn += churn.site.nbytes
         row.churn_count += churn.site.count
         row.median_life_ns = churn.median_life_ns
-    return sorted(places.values(), key=lambda row: (-row.peak, -row.left, -row.allocated))
+    # A context and a pool have no size of their own.
+    sized = (row for row in places.values() if row.allocated or row.peak or row.left or row.churn)
+    return sorted(sized, key=lambda row: (-row.peak, -row.left, -row.allocated))
 
 
 def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:
@@ -297,7 +259,7 @@ def _timeline(view: TraceView) -> list[dict[str, Any]]:
     ]
 
 
-def _holes(holes: Holes, node: Any) -> dict[str, Any]:
+def _holes(holes: Holes, node: Callable[[int], int]) -> dict[str, Any]:
     blocks = sorted(sorted(holes.blocks, key=lambda block: -block[1])[:MOST_BLOCKS])
     return {
         "gpu": holes.gpu,
@@ -316,7 +278,7 @@ def _holes(holes: Holes, node: Any) -> dict[str, Any]:
     }
 
 
-def _framework(use: BlockUse, node: Any) -> dict[str, Any]:
+def _framework(use: BlockUse, node: Callable[[int], int]) -> dict[str, Any]:
     return {
         "process": use.process,
         "framework": framework_name(use.framework),

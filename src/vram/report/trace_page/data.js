@@ -70,7 +70,8 @@ const pidName = (index) => (processOf(index) ? `pid ${processOf(index).pid}` : "
 
 // ---- frames and stacks ----
 
-const functionOf = (frame) => texts[frames.function[frame]];
+// Without a symbol, the offset in the library has to do.
+const functionOf = (frame) => texts[frames.function[frame]] || whereOf(frame).split("/").pop() || "(no name)";
 const packageOf = (frame) => texts[frames.package[frame]];
 
 function whereOf(frame) {
@@ -92,15 +93,15 @@ function framesOf(node) {
 const OWN = new Set(["your program", "notebook"]);
 const isOwn = (frame) => OWN.has(packageOf(frame));
 
-// The line that people know: the innermost of Python, or the innermost of all.
+// The line that people know: the innermost of the program itself, else of Python, else of all.
 function bestFrame(found) {
-  return found.find((frame) => !frames.native[frame]) ?? found[0];
+  return found.find(isOwn) ?? found.find((frame) => !frames.native[frame]) ?? found[0];
 }
 
 // A frame as two pieces of text: what, and where.
 function frameText(frame, where = whereOf) {
   return [
-    element("span", { class: frames.native[frame] ? "function native" : "function" }, functionOf(frame) || "(no name)"),
+    element("span", { class: frames.native[frame] ? "function native" : "function" }, functionOf(frame)),
     element("span", { class: "where" }, where(frame)),
   ];
 }
@@ -112,6 +113,10 @@ function stackList(node) {
   }
   return list;
 }
+
+// CUresult of an allocation that did not fit. Others are attempts that programs expect to fail: PyTorch asks for
+// memory of a kind that not every GPU has, and then for another.
+const OUT_OF_MEMORY = 2;
 
 // ---- places ----
 

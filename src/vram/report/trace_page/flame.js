@@ -181,7 +181,7 @@ function barName(bar) {
   if (bar.node === ROOT) return `All: ${bytes(weight[ROOT])} ${measureText()}`;
   const frame = nodes.frame[bar.node];
   const where = frames.native[frame] ? "" : `  ${whereOf(frame).split("/").pop()}`;
-  return `${functionOf(frame) || "(no name)"}${where}  ${bytes(bar.nbytes)}`;
+  return `${functionOf(frame)}${where}  ${bytes(bar.nbytes)}`;
 }
 
 // As much of a text as fits: without asking the canvas about every letter.
@@ -234,7 +234,7 @@ function drawCrumbs() {
   crumbs.append(button("All", () => zoomTo(ROOT)));
   const shown = path.length > 6 ? [...path.slice(0, 2), -1, ...path.slice(-3)] : path;
   for (const node of shown) {
-    const name = node < 0 ? "…" : functionOf(nodes.frame[node]) || "(no name)";
+    const name = node < 0 ? "…" : functionOf(nodes.frame[node]);
     crumbs.append(element("span", { "aria-hidden": "true" }, "›"));
     if (node < 0 || node === zoomed()) crumbs.append(element("bdi", node < 0 ? null : { "aria-current": "true" }, name));
     else crumbs.append(button(name, () => zoomTo(node)));
@@ -258,7 +258,7 @@ function describe(bar) {
   if (bar.node === ROOT) return ["All", "", share];
   const frame = nodes.frame[bar.node];
   const where = `${whereOf(frame)} (${packageOf(frame)})`;
-  return [functionOf(frame) || "(no name)", where, `${share}, ${counted(weightCount[bar.node], "allocation")}`];
+  return [functionOf(frame), where, `${share}, ${counted(weightCount[bar.node], "allocation")}`];
 }
 
 function startFlame() {
@@ -288,6 +288,9 @@ function startFlame() {
   canvas.addEventListener("blur", paint);
   byId("find").addEventListener("input", (event) => change({ find: event.target.value }));
   byId("find-pattern").addEventListener("change", (event) => change({ pattern: event.target.checked ? "1" : "" }));
+  const hasBlocks = trace.kinds.some((kind) => kind.group === "blocks");
+  byId("show-blocks").addEventListener("click", () => change({ memory: "blocks", zoom: "" }, { step: true }));
+  draws(["memory"], () => (byId("flame-hint").hidden = !hasBlocks || state.memory !== "gpu"));
   draws(["gpu", "process", "memory", "flame"], weigh);
   draws(["gpu", "process", "memory", "flame", "zoom", "find", "pattern"], lookFor);
   draws(["zoom"], drawCrumbs);

@@ -6,7 +6,7 @@ from html import escape
 
 from vram.model.trace import ON_GPU, CallStack, Frame, Gap, GpuUse, Site, TraceView
 from vram.report.trace_page.lanes import Level, lanes
-from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, package
+from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, executables, package
 from vram.report.trace_page.phrases import gpu_name, moment, sentences, shortened
 from vram.units import size
 
@@ -132,7 +132,8 @@ def _place(view: TraceView, stack: int) -> str:
     frames = (view.stacks[stack] if 0 <= stack < len(view.stacks) else CallStack()).frames
     if not frames:
         return "no stack was recorded"
-    own = next((frame for frame in frames if package(frame) in (PROGRAM, NOTEBOOK)), None)
+    programs = executables(view.processes)
+    own = next((frame for frame in frames if package(frame, programs) in (PROGRAM, NOTEBOOK)), None)
     inner = next((frame for frame in frames if frame.language == "python"), frames[0])
     shown = [frame for frame in dict.fromkeys((own, inner)) if frame is not None]
     return f'<br><span style="{MUTED}">in '.join(map(_frame, shown)) + "</span>" * (len(shown) - 1)

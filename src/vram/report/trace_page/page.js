@@ -5,6 +5,7 @@ function drawHead() {
   const others = trace.processes.length - 1;
   byId("title").replaceChildren(element("bdi", { class: "command" }, first ? first.command : trace.title));
   if (others > 0) byId("title").append(element("span", { class: "others" }, ` and ${counted(others, "more process").replace("processs", "processes")}`));
+  byId("product").textContent = ["vram report", trace.title, trace.recorded].filter(Boolean).join(" · ");
   byId("sentences").replaceChildren(...trace.sentences.map(({ tone, text }) => element("li", { class: tone }, text)));
 }
 
@@ -15,7 +16,7 @@ function drawCards() {
   for (const gpu of trace.gpus.filter((each) => hasGpu(each.gpu))) cards.push(gpuCard(gpu));
   const left = { leaked: 0, growing: 0, "in use at exit": 0 };
   for (const leak of trace.leaks) if (isShown(leak.place)) left[leak.verdict] += leak.nbytes;
-  const lines = Object.entries(left).map(([verdict, nbytes]) => element("p", null, `${bytes(nbytes)} ${verdict}`));
+  const lines = Object.entries(left).filter(([, nbytes]) => nbytes).map(([verdict, nbytes]) => element("p", null, `${bytes(nbytes)} ${verdict}`));
   const what = state.memory === "gpu" ? "Leaked or growing" : `Leaked or growing, ${trace.groups[state.memory].toLowerCase()}`;
   const tone = left.leaked ? "large bad" : left.growing ? "large warning" : "large good";
   const leaked = left.leaked + left.growing;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -14,6 +15,8 @@ Tone = Literal["plain", "good", "warning", "bad"]
 LONGEST_COMMAND = 160
 LONGEST_TEXT = 400
 MOST_GPUS = 2
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY"""
 
 VERDICTS: dict[str, str] = {
     "leaked": "Its context was destroyed or reset while the program went on, and nobody had freed it.",
@@ -63,6 +66,16 @@ def command_line(process: TracedProcess) -> str:
     """The command as it could be typed, shortened in the end."""
     line = inert(shlex.join(process.command) or process.executable or f"pid {process.pid}")
     return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"
+
+
+def recorded(view: TraceView) -> str:
+    """When, and on which host where the trace says so: "recorded 2026-01-01 12:00 UTC on node1"."""
+    if not view.processes:
+        return ""
+    start_s = min(process.started_wall_ns for process in view.processes) // 1_000_000_000
+    hosts = dict.fromkeys(process.host for process in view.processes if process.host)
+    where = f" on {', '.join(map(shortened, list(hosts)[:3]))}" if hosts else ""
+    return f"recorded {time.strftime('%Y-%m-%d %H:%M', time.gmtime(start_s))} UTC{where}"
 
 
 def framework_name(name: str) -> str:
@@ -139,14 +152,15 @@ def is_block(kind: MemoryKind) -> bool:
 
 
 def _failures(view: TraceView) -> Iterator[Sentence]:
-    if not view.failures_in_all:
+    """Of other errors nothing is said here: programs ask for what a GPU may not have, and do without it."""
+    full = [failure for failure in view.failures if failure.result == OUT_OF_MEMORY]
+    if not full:
         return
-    text = f"{counted(view.failures_in_all, 'allocation')} failed"
-    if view.failures:
-        largest = max(view.failures, key=lambda failure: failure.nbytes)
-        which = ": it" if view.failures_in_all == 1 else "; the largest"
-        text += f"{which} asked for {size(largest.nbytes)} on {gpu_name(largest.gpu)}"
-    yield Sentence("bad", text + ".")
+    most = "at least " if view.failures_in_all > len(view.failures) else ""
+    largest = max(full, key=lambda failure: failure.nbytes)
+    which = ": it" if len(full) == 1 and not most else "; the largest"
+    text = f"{most}{counted(len(full), 'allocation')} failed for lack of memory{which} asked for"
+    yield Sentence("bad", f"{text[0].upper()}{text[1:]} {size(largest.nbytes)} on {gpu_name(largest.gpu)}.")
 
 
 def _before(view: TraceView) -> Iterator[Sentence]:

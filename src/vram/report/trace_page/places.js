@@ -21,15 +21,19 @@ function badge(verdict) {
   return element("span", { class: `badge ${VERDICT_CLASS[verdict]}`, title: trace.verdicts.meaning[verdict] }, verdict);
 }
 
-// The frame that people know, the line of the program itself that led to it, and the library that allocated.
+// Every allocation goes through these.
+const DRIVER = new Set(["libcuda", "libcudart"]);
+
+// The line that people know, the innermost line of Python that it led to, and the library that allocated.
 function placeText(node) {
   const found = framesOf(node);
-  const own = found.find(isOwn);
   const best = bestFrame(found);
+  const inner = found.find((frame) => !frames.native[frame]) ?? best;
   const parts = [element("span", { class: "frame" }, ...frameText(best, shortWhere))];
   const more = element("span", { class: "frame from" });
-  if (own !== undefined && own !== best) more.append("from ", ...frameText(own, shortWhere));
-  if (best !== found[0]) more.append(element("span", { class: "through" }, `through ${packageOf(found[0])}`));
+  if (inner !== best) more.append("in ", ...frameText(inner, shortWhere));
+  const library = found.slice(0, found.indexOf(inner)).find((frame) => !DRIVER.has(packageOf(frame)));
+  if (library !== undefined) more.append(element("span", { class: "through" }, `through ${packageOf(library)}`));
   if (more.childNodes.length) parts.push(more);
   return parts;
 }

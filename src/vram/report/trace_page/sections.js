@@ -1,6 +1,7 @@
 // What was never freed, what frameworks made of their memory, fragmentation, failures, processes.
 
 const SHOWN_LEAKS = 20;
+const SHOWN_FAILURES = 50;
 
 function drawLeaks() {
   const shown = trace.leaks.filter((leak) => isShown(leak.place)).sort((a, b) => b.nbytes - a.nbytes);
@@ -188,20 +189,37 @@ function paintHoles() {
 
 function drawFailures() {
   const shown = trace.failures.filter((failure) => hasProcess(failure.process) && (failure.gpu === null || hasGpu(failure.gpu)));
+  const full = shown.filter((failure) => failure.result === OUT_OF_MEMORY);
+  const others = shown.filter((failure) => failure.result !== OUT_OF_MEMORY);
   byId("failures-section").hidden = !shown.length;
-  const list = element("ul", { class: "leak-list" });
-  for (const failure of shown.slice(0, 50)) {
-    const facts = `${failure.kind} memory on ${gpuName(failure.gpu)}, ${pidName(failure.process)}, after ${time(failure.time)}, CUDA error ${failure.result}`;
-    const line = element("details", null, element("summary", null, element("b", { class: "figure" }, bytes(failure.nbytes)),
-      element("div", null, ...placeText(failure.node), element("span", { class: "facts" }, facts))));
-    line.addEventListener("toggle", () => {
-      if (line.open && line.children.length === 1) line.append(stackList(failure.node));
-    });
-    list.append(element("li", null, line));
+  const parts = [];
+  if (full.length) parts.push(failureList(full));
+  if (others.length) {
+    const group = element("details", { class: "leaks" }, element("summary", null, counted(others.length, "attempt"), " that failed for another reason"));
+    group.append(element("p", { class: "meaning" }, "Programs usually expect these and try something else."), failureList(others));
+    parts.push(group);
   }
-  const rest = trace.failures_in_all - Math.min(shown.length, 50);
-  const more = rest > 0 && state.gpu === "" && state.process === "" ? element("p", { class: "help" }, `And ${grouped(rest)} more.`) : null;
-  byId("failures").replaceChildren(list, ...(more ? [more] : []));
+  const rest = trace.failures_in_all - trace.failures.length;
+  if (rest > 0) parts.push(element("p", { class: "help" }, `${grouped(rest)} more are not in this page.`));
+  byId("failures").replaceChildren(...parts);
+}
+
+function failureList(failures) {
+  const list = element("ul", { class: "leak-list" });
+  for (const failure of failures.slice(0, SHOWN_FAILURES)) list.append(failureLine(failure));
+  if (failures.length > SHOWN_FAILURES) list.append(element("li", { class: "help" }, `And ${grouped(failures.length - SHOWN_FAILURES)} more.`));
+  return list;
+}
+
+function failureLine(failure) {
+  const why = failure.result === OUT_OF_MEMORY ? "out of memory" : `CUDA error ${failure.result}`;
+  const facts = `${failure.kind} memory on ${gpuName(failure.gpu)}, ${pidName(failure.process)}, after ${time(failure.time)}: ${why}`;
+  const text = element("div", null, ...placeText(failure.node), element("span", { class: "facts" }, facts));
+  const line = element("details", null, element("summary", null, element("b", { class: "figure" }, bytes(failure.nbytes)), text));
+  line.addEventListener("toggle", () => {
+    if (line.open && line.children.length === 1) line.append(stackList(failure.node));
+  });
+  return element("li", null, line);
 }
 
 function drawProcesses() {

@@ -75,6 +75,7 @@ function drawTimeline() {
   picture.append(drawing("g", { id: "pointer" }), drawing("rect", { id: "selection", class: "selection", y: TOP, height: bottom - TOP, width: 0 }));
   timeline.replaceChildren(picture);
   byId("whole-time").hidden = state.from === "";
+  byId("timeline-note").hidden = state.process === "";
   byId("to-peak").disabled = !plan.lanes.length;
   drawPointer();
 }
@@ -96,7 +97,7 @@ function drawLane(picture, plan, lane, top) {
     lower.push(`${right} ${y(lane.lowest[at]).toFixed(1)} ${left} ${y(lane.lowest[at]).toFixed(1)}`);
     lasts.push(`${right} ${y(lane.last[at]).toFixed(1)}`);
   }
-  const base = `${plan.width - RIGHT} ${y(0)} ${LEFT} ${y(0)}`;
+  const base = `${plan.width - RIGHT} ${y(0)} ${Math.max(LEFT, plan.x(lane.time[first])).toFixed(1)} ${y(0)}`;
   const color = `lane-${Math.max(0, trace.timeline.indexOf(lane)) % 8}`;
   if (upper.length) {
     picture.append(drawing("path", { d: `M${upper.join("L")}L${base}Z`, class: `area ${color}` }));
@@ -112,7 +113,7 @@ function drawLane(picture, plan, lane, top) {
     picture.append(drawing("text", { x: x + (side === "end" ? -9 : 9), y: y(Math.min(most, use.peak)) - 4, class: `peak-name ${side}` }, `peak ${bytes(use.peak)}`));
   }
   for (const failure of trace.failures) {
-    if (!hasProcess(failure.process) || (failure.gpu !== null && failure.gpu !== lane.gpu)) continue;
+    if (failure.result !== OUT_OF_MEMORY || !hasProcess(failure.process) || (failure.gpu !== null && failure.gpu !== lane.gpu)) continue;
     if (failure.time < plan.from || failure.time > plan.to) continue;
     const x = plan.x(failure.time);
     picture.append(drawing("path", { d: `M${x} ${y(0) - 11}l6 11h-12z`, class: "failure" }));
@@ -170,7 +171,7 @@ function momentText(moment, plan) {
     if (gap.start <= moment && (gap.end === null || moment <= gap.end)) parts.push(`${pidName(gap.process)} was not recorded`);
   }
   for (const failure of trace.failures) {
-    if (Math.abs(failure.time - moment) < near) parts.push(`an allocation of ${bytes(failure.nbytes)} failed`);
+    if (failure.result === OUT_OF_MEMORY && Math.abs(failure.time - moment) < near) parts.push(`an allocation of ${bytes(failure.nbytes)} failed`);
   }
   return `After ${time(Math.round(moment))}: ${parts.slice(0, 14).join(" · ")}`;
 }

@@ -25,8 +25,10 @@ def export(trace: Trace, form: str, path: str, *, force: bool = False) -> None:
             perfetto.write(trace, stream)
         elif form == "speedscope":
             from vram.trace.exports import speedscope
+            from vram.trace.frameworks import with_frameworks
+            from vram.trace.naming import with_names
 
-            speedscope.write(trace.view(), stream)
+            speedscope.write(with_names(with_frameworks(trace.view(), trace)), stream)
         elif form == "torch":
             from vram.trace.exports import torch_viewer
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.errors import UsageError
 from vram.model.trace import KIND_NUMBERS, CallStack, TraceView
-from vram.trace.exports.places import text
+from vram.trace.exports.places import named, text
+from vram.trace.naming import naming
 
 if TYPE_CHECKING:
     from vram.trace.reader import Trace
@@ -39,6 +40,7 @@ def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) ->
     import pyarrow.parquet as pq
 
     view = trace.view()
+    names = naming(view)
     schema = pa.schema(
         [
             ("time_ns", pa.int64()),
@@ -76,7 +78,9 @@ def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) ->
                 pa.array(batch.stack, pa.uint32()),
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
-            kept.update({number: batch.stacks[number] for number in set(batch.stack) - kept.keys()})
+            kept.update(
+                {number: named(batch.stacks[number], names) for number in set(batch.stack) - kept.keys()}
+            )
 
 
 def _coded(pa: Any, numbers: Any, words: Any, *, unknown: int) -> Any:

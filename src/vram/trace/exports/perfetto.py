@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from vram.model.trace import KIND_NUMBERS, ON_GPU, TraceView
-from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, innermost, lines, text
+from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, innermost, lines, named, text
+from vram.trace.naming import naming
 
 if TYPE_CHECKING:
     from vram.trace.analysis import StackTable
@@ -74,6 +75,7 @@ class _Writer:
 
     def __init__(self, view: TraceView) -> None:
         self._view = view
+        self._naming = naming(view)
         self._pids = {process.index: process.pid for process in view.processes}
         self._sums: dict[tuple[int, int, str], int] = {}
         self._live: dict[int, _Allocated] = {}
@@ -204,7 +206,7 @@ class _Writer:
         """The name and the frames of a stack, as JSON."""
         found = self._stacks.get(number)
         if found is None:
-            stack = stacks[number]
+            stack = named(stacks[number], self._naming)
             found = json.dumps(innermost(stack)), json.dumps("\n".join(lines(stack, self._frames)))
             self._stacks[number] = found
         return found

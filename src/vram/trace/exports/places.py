@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vram.model.trace import CallStack, Frame
 
 CONTEXT = 13
@@ -12,6 +14,11 @@ OUTLIVE_CONTEXT = frozenset((2, 6, 13, 14, 15))
 def text(foreign: str) -> str:
     """*foreign* without halves of surrogate pairs, which JSON and pickle cannot carry as UTF-8."""
     return foreign.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def named(stack: CallStack, naming: Callable[[Frame], Frame] | None) -> CallStack:
+    """*stack* with the names of its native functions."""
+    return stack if naming is None else CallStack(tuple(map(naming, stack.frames)))
 
 
 def position(frame: Frame) -> str:

@@ -20,14 +20,17 @@ _LARGEST = 2**53 - 1
 def write(view: TraceView, stream: BinaryIO) -> None:
     """Write the flame graphs of *view* as one JSON object."""
     frames = _Frames()
+    never_freed = [leak.site for leak in view.leaks]
     profiles = [
         _profile("live at the peak", (site for site in view.peak if site.kind in ON_GPU), view, frames),
-        _profile("never freed", (leak.site for leak in view.leaks), view, frames),
+        _profile("never freed", (site for site in never_freed if site.kind in ON_GPU), view, frames),
         _profile(
             "allocated in all", (site for site in view.allocations if site.kind in ON_GPU), view, frames
         ),
     ]
     for use in view.frameworks:
+        if not use.sites:
+            continue
         gpu = "unknown GPU" if use.gpu is None else f"GPU {use.gpu}"
         title = f"{text(use.framework)}'s blocks at the {use.at}, {gpu}"
         profiles.append(_profile(title, use.sites, view, frames))

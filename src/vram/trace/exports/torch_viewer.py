@@ -2,7 +2,8 @@
 
 Its form is that of ``torch.cuda.memory._snapshot()``: ``device_traces`` has a list of events for each GPU,
 ``segments`` what is live at the end, in blocks that fill each segment. Memory of the driver is a segment.
-Where no framework's blocks lie in it, one block fills it, so that the viewer draws it too.
+Where no framework's blocks lie in it, one block fills it, so that the viewer draws it too. Of a process that
+left PyTorch's own history, that is what the viewer gets, and the driver's memory outside of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.model.trace import KIND_NUMBERS, ON_GPU
-from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, text
+from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, named
+from vram.trace.exports.torch_accounts import Frames, TorchMemory, accounts, described
+from vram.trace.naming import naming
 
 if TYPE_CHECKING:
     from vram.trace.analysis import StackTable
@@ -24,23 +27,22 @@ if TYPE_CHECKING:
 MOST_EVENTS = 1_000_000
 _ON_GPU = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
 _PHYSICAL = 6
-_FIRST_BLOCK = 16
+_FIRST_BLOCK = _TORCH = 16
 # Processes have their own addresses: those of later ones are moved apart. JavaScript counts up to 2**53.
 _APART = 48
 _MOST_PROCESSES = 32
 
-Frames = list[dict[str, Any]]
-
 
 def write(trace: Trace, stream: BinaryIO) -> None:
     """Write the snapshot of *trace*; of a long one, its last events."""
+    own = accounts(trace, _APART)
     split = _Segments()
     for batch in trace.events():
-        for row in _rows(batch):
+        for row in _rows(batch, own):
             split.see(row)
-    history = _History(trace, split)
+    history = _History(trace, split, own)
     for batch in trace.events():
-        for row in _rows(batch):
+        for row in _rows(batch, own):
             history.add(row, batch.stacks)
     pickle.dump(history.snapshot(), stream, protocol=4)
 
@@ -80,8 +82,9 @@ class _Row:
         self.address = self.handle + (min(self.process, _MOST_PROCESSES - 1) << _APART)
 
 
-def _rows(batch: EventBatch) -> Iterator[_Row]:
-    return map(
+def _rows(batch: EventBatch, own: dict[int, TorchMemory]) -> Iterator[_Row]:
+    """The events, without those of memory that PyTorch accounts for itself."""
+    rows = map(
         _Row,
         batch.type,
         batch.kind,
@@ -94,6 +97,15 @@ def _rows(batch: EventBatch) -> Iterator[_Row]:
         batch.stream,
         batch.stack,
     )
+    if not own:
+        return rows
+    return (row for row in rows if not _is_accounted(row, own.get(row.process)))
+
+
+def _is_accounted(row: _Row, account: TorchMemory | None) -> bool:
+    if account is None:
+        return False
+    return (row.kind == _TORCH and row.type in (1, 2)) or (row.type != 3 and account.owns(row.handle))
 
 
 class _Segments:
@@ -138,8 +150,9 @@ def _ends_segment(row: _Row) -> bool:
 class _History:
     """The events of each GPU, and what is live."""
 
-    def __init__(self, trace: Trace, split: _Segments) -> None:
+    def __init__(self, trace: Trace, split: _Segments, own: dict[int, TorchMemory]) -> None:
         view = trace.view()
+        self._naming, self._own = naming(view), own
         self._began_us = view.processes[0].started_wall_ns // 1000 if view.processes else 0
         self._holding, self._outside = split.holding, split.outside
         self._frames: dict[int, Frames] = {}
@@ -211,27 +224,35 @@ class _History:
         kept.append(event)
 
     def _described(self, number: int, stacks: StackTable) -> Frames:
-        """Innermost first, as PyTorch has them. One list for all events of a stack: pickled once."""
         found = self._frames.get(number)
         if found is None:
-            found = self._frames[number] = [
-                {
-                    "name": text(frame.function),
-                    "filename": text(frame.file),
-                    "line": min(frame.line, 2**31 - 1),
-                }
-                for frame in stacks[number].frames
-            ]
+            found = self._frames[number] = described(named(stacks[number], self._naming))
         return found
 
     def snapshot(self) -> dict[str, Any]:
         self._ordered = sorted(self._blocks)
         segments = sorted(self._segments.values(), key=lambda row: row.address)
-        gpus = [*self._traces, *(max(0, row.gpu) for row in self._segments.values())]
+        shown = [self._segment(row) for row in segments]
+        for account in self._own.values():
+            shown += account.segments()
+        traces = self._all_traces()
+        gpus = [*traces, *(segment["device"] for segment in shown)]
         return {
-            "segments": [self._segment(row) for row in segments],
-            "device_traces": [list(self._traces.get(gpu, ())) for gpu in range(max(gpus, default=-1) + 1)],
+            "segments": shown,
+            "device_traces": [traces.get(gpu, []) for gpu in range(max(gpus, default=-1) + 1)],
         }
+
+    def _all_traces(self) -> dict[int, list[dict[str, Any]]]:
+        """The events of the driver and of PyTorch, in the order of time; the last ones of many."""
+        traces = {gpu: list(kept) for gpu, kept in self._traces.items()}
+        for account in self._own.values():
+            for gpu, event in account.events():
+                traces.setdefault(gpu, []).append(event)
+        if self._own:
+            for kept in traces.values():
+                kept.sort(key=lambda event: event["time_us"])
+                del kept[:-MOST_EVENTS]
+        return traces
 
     def _segment(self, row: _Row) -> dict[str, Any]:
         blocks = self._filled(row)
