@@ -481,6 +481,8 @@ def finish(at: str = "detach") -> None:
         return  # a forked child: its frameworks' GPU is gone
     if _watch is not None:
         _watch.stop()
+    if at == "detach":
+        atexit.unregister(_at_exit)
     while _started:
         each = _started.pop()
         guarded(lambda each=each: each.finish(at))
