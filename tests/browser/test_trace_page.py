@@ -11,6 +11,7 @@ from tests.browser.chromium import Page
 from tests.browser.conftest import Opened
 from tests.report.trace_samples import SECOND, empty, hostile, large, training
 from vram.model.trace import CallStack, Frame, Site
+from vram.units import GIB
 
 ENTER, ESCAPE = 13, 27
 ROWS = "[...document.querySelectorAll('#places tbody tr[data-place]')]"
@@ -404,6 +405,25 @@ def test_a_button_leads_to_the_blocks_of_frameworks(opened: Opened) -> None:
     assert not shown(page, "#flame-hint")
     assert "PyTorch" in text(page, "#frameworks")
     assert set(column(page, 1)) == {"torch block"}
+
+
+def test_leaks_of_a_framework_count_as_leaks_of_the_gpu(opened: Opened) -> None:
+    view = training(1)
+    leak = next(each for each in view.leaks if each.verdict == "growing")
+    block = replace(leak, site=replace(leak.site, kind="torch block", nbytes=3 * GIB, stack=15))
+    page = opened(replace(view, leaks=(block,)))
+    assert "3.0 GiB" in text(page, "#cards")
+    assert "torch block: 320 allocations" in text(page, "#leaks")
+
+
+def test_the_rest_that_a_view_names_is_not_added_again(opened: Opened) -> None:
+    view = training(1)
+    torch = next(use for use in view.frameworks if use.at == "peak")
+    rest = replace(torch, framework="outside frameworks", reserved_nbytes=GIB, used_nbytes=GIB, sites=())
+    page = opened(replace(view, frameworks=(torch, rest)))
+    assert text(page, "#frameworks").count("the rest (libraries, modules)") == 1
+    assert "1.0 GiB the rest (libraries, modules)" in text(page, "#frameworks")
+    assert "outside" not in text(page, "#frameworks")
 
 
 def test_a_link_reopens_the_same_view(opened: Opened) -> None:

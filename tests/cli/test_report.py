@@ -273,9 +273,12 @@ def test_a_process_of_several(vram: Run, tmp_path: Path) -> None:
         writer.alloc(10, 0x7000, pid * MIB, where=writer.where(), stack=stack)
     path = tmp_path / "two.vram"
     path.write_bytes(trace.bytes())
-    out = vram("report", "peak", str(path), "--process", "72").out
+    code, out, err = vram("report", "peak", str(path), "--process", "72")
+    assert code == ExitCode.OK
     assert "/p/72.py:72" in out
     assert "/p/71.py" not in out
+    assert err == "vram: the figures of a GPU as a whole are those of all 2 processes\n"
+    assert vram("report", "peak", str(path), "--process", "72", "--json").err == ""
     assert "and 1 more process" in vram("report", str(path)).out
 
 

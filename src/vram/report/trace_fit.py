@@ -46,7 +46,7 @@ def _need(need: GpuNeed, options: RenderOptions) -> RenderableType:
         )
     if need.name and need.total_nbytes:
         words += f". It was recorded on {need.name} with {size(need.total_nbytes)}"
-    return sentence(words, options, indent=0)
+    return sentence(f"{words}.", options, indent=0)
 
 
 def _cards(fit: Fit, options: RenderOptions) -> list[Text]:

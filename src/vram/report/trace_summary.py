@@ -77,7 +77,7 @@ def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
 
 def _figures(use: GpuUse, options: RenderOptions) -> tuple[str, ...]:
     of = f" of {size(use.total_nbytes)}" if use.total_nbytes else ""
-    name = [options.clean(use.name or "")] if options.is_wide else []
+    name = [f"{options.clean(use.name)} ·" if use.name else ""] if options.is_wide else []
     count = f" · {allocations(use.allocations)}" if options.is_wide or not of else ""
     return (
         *name,

@@ -6,6 +6,7 @@ Exit code 0 means that the trace was read, also where it has leaks.
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,7 +160,12 @@ def _read(args: Namespace, files: list[str]) -> TraceView:
     from vram.cli.traces import read_view
     from vram.report.trace_rows import narrowed
 
-    return narrowed(read_view(files), gpu_numbers(args.gpu) if args.gpu else (), args.process or ())
+    whole = read_view(files)
+    part = narrowed(whole, gpu_numbers(args.gpu) if args.gpu else (), args.process or ())
+    if len(part.processes) < len(whole.processes) and not args.json:
+        words = f"vram: the figures of a GPU as a whole are those of all {len(whole.processes)} processes"
+        print(words, file=sys.stderr, flush=True)
+    return part
 
 
 def _rendered(name: str, view: TraceView, args: Namespace, options: RenderOptions) -> RenderableType:

@@ -29,6 +29,8 @@ MOST_PLACES = 20_000
 MOST_MARKS = 2_000
 MOST_FAILURES = 1_000
 MOST_BLOCKS = 4_000
+OUTSIDE_FRAMEWORKS = "outside frameworks"
+"""How a view names what lies in no framework's memory."""
 
 _TOGETHER = -(2**64)
 """Stands for the stack of the smaller places; no trace has such a number."""
@@ -282,6 +284,7 @@ def _framework(use: BlockUse, node: Callable[[int], int]) -> dict[str, Any]:
     return {
         "process": use.process,
         "framework": framework_name(use.framework),
+        "is_rest": use.framework == OUTSIDE_FRAMEWORKS,
         "gpu": use.gpu,
         "at": use.at,
         "reserved": use.reserved_nbytes,

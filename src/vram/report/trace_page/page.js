@@ -15,7 +15,7 @@ function drawCards() {
   const cards = [];
   for (const gpu of trace.gpus.filter((each) => hasGpu(each.gpu))) cards.push(gpuCard(gpu));
   const left = { leaked: 0, growing: 0, "in use at exit": 0 };
-  for (const leak of trace.leaks) if (isShown(leak.place)) left[leak.verdict] += leak.nbytes;
+  for (const leak of trace.leaks) if (isLeakShown(leak)) left[leak.verdict] += leak.nbytes;
   const lines = Object.entries(left).filter(([, nbytes]) => nbytes).map(([verdict, nbytes]) => element("p", null, `${bytes(nbytes)} ${verdict}`));
   const what = state.memory === "gpu" ? "Leaked or growing" : `Leaked or growing, ${trace.groups[state.memory].toLowerCase()}`;
   const tone = left.leaked ? "large bad" : left.growing ? "large warning" : "large good";

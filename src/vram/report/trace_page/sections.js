@@ -4,7 +4,7 @@ const SHOWN_LEAKS = 20;
 const SHOWN_FAILURES = 50;
 
 function drawLeaks() {
-  const shown = trace.leaks.filter((leak) => isShown(leak.place)).sort((a, b) => b.nbytes - a.nbytes);
+  const shown = trace.leaks.filter(isLeakShown).sort((a, b) => b.nbytes - a.nbytes);
   const parts = [];
   for (const verdict of ["leaked", "growing", "in use at exit"]) {
     const found = shown.filter((leak) => leak.verdict === verdict);
@@ -38,7 +38,7 @@ function leakLine(leak) {
   const line = element("details");
   const when = leak.count === 1 ? `after ${time(leak.first)}` : `between ${time(leak.first)} and ${time(leak.last)}`;
   const freed = leak.freed ? `, ${counted(leak.freed, "other")} of this place freed` : "";
-  const facts = `${counted(leak.count, "allocation")}, the largest ${bytes(leak.largest)}, ${when}${freed}`;
+  const facts = `${kindOf(leak.place)}: ${counted(leak.count, "allocation")}, the largest ${bytes(leak.largest)}, ${when}${freed}`;
   const text = element("div", null, ...placeText(places.node[leak.place]), element("span", { class: "facts" }, facts));
   line.append(element("summary", null, element("b", { class: "figure" }, bytes(leak.nbytes)), text));
   line.addEventListener("toggle", () => {
@@ -68,12 +68,19 @@ function gpuSplit(gpu, uses, at) {
   if (!here.length) return [];
   const whole = at === "peak" ? gpu.peak : gpu.end;
   const reserved = here.reduce((sum, use) => sum + use.reserved, 0);
-  const rest = state.process === "" ? Math.max(0, whole - reserved) : 0;
+  const isRestKnown = here.some((use) => use.is_rest);
+  const rest = state.process === "" && !isRestKnown ? Math.max(0, whole - reserved) : 0;
   const pieces = [];
+  const names = [...new Set(trace.frameworks.filter((use) => !use.is_rest).map((use) => use.framework))];
   for (const use of here) {
-    const name = here.length > 1 ? `${use.framework} (${pidName(use.process)})` : use.framework;
-    pieces.push({ nbytes: Math.min(use.used, use.reserved || use.used), text: `in blocks of ${name}`, class: "used" });
-    pieces.push({ nbytes: Math.max(0, use.reserved - use.used), text: `kept unused by ${name}`, class: "unused" });
+    if (use.is_rest) {
+      pieces.push({ nbytes: use.used, text: "the rest (libraries, modules)", class: "rest" });
+      continue;
+    }
+    const color = names.indexOf(use.framework) % 3;
+    const name = trace.processes.length > 1 ? `${use.framework} (${pidName(use.process)})` : use.framework;
+    pieces.push({ nbytes: Math.min(use.used, use.reserved || use.used), text: `in blocks of ${name}`, class: `used-${color}` });
+    pieces.push({ nbytes: Math.max(0, use.reserved - use.used), text: `kept unused by ${name}`, class: `unused-${color}` });
   }
   if (rest) pieces.push({ nbytes: rest, text: "the rest (libraries, modules)", class: "rest" });
   const notes = here.filter((use) => use.note).map((use) => element("p", { class: "help" }, use.note));
@@ -84,7 +91,7 @@ function splitBar(pieces) {
   const whole = pieces.reduce((sum, piece) => sum + piece.nbytes, 0);
   const bar = element("div", { class: "split", "aria-hidden": "true" });
   const list = element("ul", { class: "split-list" });
-  for (const piece of pieces) {
+  for (const piece of pieces.filter((each) => each.nbytes > 0)) {
     const part = element("span", { class: piece.class });
     part.style.flexGrow = String(whole > 0 ? piece.nbytes / whole : 0);
     bar.append(part);

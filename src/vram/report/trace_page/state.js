@@ -86,6 +86,13 @@ function isShown(place) {
   return hasGpu(places.gpu[place]) && hasProcess(places.process[place]) && groupOf(place) === state.memory;
 }
 
+// A framework's leaks count as the GPU's: of memory that its blocks lie in, only they are called leaks.
+function isLeakShown(leak) {
+  const { place, verdict } = leak;
+  const isBlockLeak = state.memory === "gpu" && groupOf(place) === "blocks" && verdict !== "in use at exit";
+  return isShown(place) || (isBlockLeak && hasGpu(places.gpu[place]) && hasProcess(places.process[place]));
+}
+
 function shownPlaces() {
   const found = [];
   for (let place = 0; place < placeCount; place++) if (isShown(place)) found.push(place);
