@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.hardware.conftest import Record
-from tests.hardware.tracer import programs
+from tests.hardware.tracer import overhead, programs
 from tests.hardware.tracer.programs import Started
 from tests.search_path import search_path
 from vram.model.trace import TraceView
@@ -205,3 +206,43 @@ def test_attached_to_pytorch_that_runs(tmp_path: Path, record: Record) -> None:
     assert "remember" in functions
     assert 3 <= row.site.count < remembered
     record(attached_s=round(attached_s, 2), remembered=remembered, seen=row.site.count)
+
+
+# ---- what it costs ----
+
+
+@pytest.fixture(scope="module")
+def costs() -> dict[str, Any]:
+    """Every figure, from one run."""
+    return overhead.everything()
+
+
+def test_an_event_costs_less_than_promised(costs: dict[str, Any], record: Record) -> None:
+    record(**costs)
+    added = costs["added to an event"]
+    assert added["none"] <= 350
+    assert added["python"] <= 1000
+
+
+def test_kernel_launches_cost_the_same(costs: dict[str, Any]) -> None:
+    launches = costs["python, 20 frames"]["launches"]
+    assert launches["python"] <= 1.05 * launches["off"]
+
+
+def test_compute_sanitizer_costs_more(costs: dict[str, Any]) -> None:
+    """At least four times as much for pairs of allocation and free, ten times for launches."""
+    theirs = costs["program"].get("compute-sanitizer")
+    if theirs is None or "failed" in theirs:
+        pytest.skip(f"no compute-sanitizer here: {theirs}")
+    alone, ours = costs["program"]["alone"], costs["python, 20 frames"]
+    assert theirs["async"] - alone["async"] >= 4 * (
+        ours["async_pairs"]["python"] - ours["async_pairs"]["off"]
+    )
+    assert theirs["launch"] - alone["launch"] >= 10 * (ours["launches"]["python"] - ours["launches"]["off"])
+
+
+@pytest.mark.skipif(not is_there("torch"), reason="PyTorch is not installed")
+def test_a_training_step_takes_as_long_as_without(costs: dict[str, Any]) -> None:
+    assert costs["PyTorch"]["training step"]["ratio"] <= 1.005
+    empty = costs["PyTorch"]["torch.empty"]
+    assert empty["recorded with --framework torch"] < empty["PyTorch's own history"]

@@ -13,7 +13,11 @@ import pytest
 from tests.hardware.tracer import programs
 from tests.hardware.tracer.programs import Started
 from tests.installed import is_installed, why_not
-from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu import VirtualGpu, folder
+
+
+def needed(module: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not is_installed(module), reason=why_not(module))
 
 
 @pytest.fixture
@@ -26,16 +30,35 @@ def base(virtual_gpu: VirtualGpu) -> dict[str, str]:
     [
         "driver_program.py",
         "fork_program.py",
-        pytest.param(
-            "numba_program.py",
-            marks=pytest.mark.skipif(not is_installed("numba.cuda"), reason=why_not("numba.cuda")),
-        ),
+        pytest.param("numba_program.py", marks=needed("numba.cuda")),
+        pytest.param("pycuda_program.py", marks=needed("pycuda")),
     ],
 )
 def test_every_planted_leak_is_found_at_its_line(program: str, base: dict[str, str], tmp_path: Path) -> None:
     running = programs.start([program], tmp_path, base)
     running.finish()
     programs.check_lines(running.view(), program)
+
+
+PYTHON_WITH_TORCH = os.environ.get("VRAM_PYTHON_WITH_TORCH") or (
+    sys.executable if is_installed("torch") else None
+)
+"""An environment of its own may have it: $VRAM_PYTHON_WITH_TORCH names its interpreter."""
+
+
+@pytest.mark.skipif(PYTHON_WITH_TORCH is None, reason="no PyTorch here: $VRAM_PYTHON_WITH_TORCH names none")
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
+def test_pytorchs_tensors_are_found_at_their_line(
+    settings: str, base: dict[str, str], tmp_path: Path
+) -> None:
+    # PyTorch brings NVIDIA's libcupti, which crashes on the virtual driver: ours takes its name first.
+    ours = str(folder.BUILT / "libcupti.so.13")
+    base["LD_PRELOAD"] = f"{ours}:{base.get('LD_PRELOAD', '')}"
+    base["PYTORCH_CUDA_ALLOC_CONF"] = settings
+    program = str(programs.HERE / "torch_program.py")
+    running = programs.start([str(PYTHON_WITH_TORCH), program], tmp_path, base)
+    running.finish()
+    programs.check_lines(running.view(), "torch_program.py")
 
 
 def test_a_program_without_python_is_told_by_function(base: dict[str, str], tmp_path: Path) -> None:

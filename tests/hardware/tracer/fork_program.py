@@ -18,15 +18,15 @@ def in_child() -> None:
 
 def main() -> None:
     child = os.fork()
+    if child:  # one after the other: a parent that waits at its end would have done nothing there
+        _, status = os.waitpid(child, 0)
+        assert status == 0
     pace = Pace()
     driver.begin()
     for number in pace.steps(24):
         driver.step()
         if number % 2 == 0:
             (in_parent if child else in_child)()
-    if child:
-        _, status = os.waitpid(child, 0)
-        assert status == 0
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class TorchAccount:
         if not hasattr(sys.modules.get("torch._C"), "_cuda_record_memory_history"):
             return  # a build for the CPU
         if cuda.is_initialized():
-            self._begin()
+            in_main_thread(self._begin)
         else:
             # This may run in the middle of PyTorch's initialisation, whose lock torch.cuda._lazy_call()
             # would wait for. What is in its list is called at the end of that, with no text to show.
@@ -140,7 +140,8 @@ class TorchAccount:
         finally:
             if self.ours and at == "detach":
                 self.ours = False
-                sys.modules["torch.cuda.memory"]._record_memory_history(enabled=None)
+                memory = sys.modules["torch.cuda.memory"]
+                in_main_thread(lambda: memory._record_memory_history(enabled=None))
 
     def _send(self, content: dict[str, Any]) -> None:
         torch = sys.modules["torch"]
@@ -188,6 +189,34 @@ def snapshot_of(torch: Any) -> dict[str, Any]:
             if vars(torch).get("_inductor") is stand_in:
                 del torch._inductor
     return dict(snapshot())
+
+
+MAIN_THREAD_S = 1.0
+_pending: list[Any] = []
+
+
+def in_main_thread(call: Any) -> None:
+    """Run *call* in the main thread, or here if that is in a long call of its own.
+
+    PyTorch ties its history to the thread that switches it on, and warns on standard error if another one
+    switches it off.
+    """
+    if threading.current_thread() is threading.main_thread():
+        call()
+        return
+    turn, done = threading.Lock(), threading.Event()
+
+    def run(_: object = None) -> int:
+        if turn.acquire(blocking=False):
+            guarded(call)
+            done.set()
+        return 0
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
+    _pending.append(callback)  # the interpreter keeps only its address, and may call it much later
+    ctypes.pythonapi.Py_AddPendingCall(callback, None)
+    if not done.wait(MAIN_THREAD_S):
+        run()
 
 
 class Interned:
@@ -456,6 +485,8 @@ def finish(at: str = "detach") -> None:
         return  # a forked child: its frameworks' GPU is gone
     if _watch is not None:
         _watch.stop()
+    if at == "detach":
+        atexit.unregister(_at_exit)
     while _started:
         each = _started.pop()
         guarded(lambda each=each: each.finish(at))
