@@ -28,8 +28,8 @@ from vram.host.local.system_info import cupti_places
 
 HERE = Path(__file__).parent
 RECORDER = HERE.parents[2] / "src" / "vram" / "trace" / "lib" / "libvramtracer.so"
-ROUNDS = 9
-TRAINING_PAIRS = 60
+ROUNDS = 5
+TRAINING_PAIRS = 40
 DEPTH = 20
 MODES = ("off", "none", "python", "native")
 
