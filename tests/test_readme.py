@@ -22,6 +22,14 @@ COMMANDS = list(dict.fromkeys([*INLINE, *(line for line in LINES if line.split()
 QUICK_START = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), re.DOTALL)
 TARGETS = sorted(set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)))
 
+# Whoever reads the page has one already.
+TRAINING = """
+import ctypes
+cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 20)) == 0
+"""
+
 
 def test_the_two_commands_stand_in_the_readme():
     """Whoever reads nothing else finds them."""
@@ -40,6 +48,7 @@ def test_make_targets_exist(target):
 def test_commands_work_as_written(commands, tmp_path):
     """In the order of the page, in one folder, on a GPU that nobody uses."""
     assert commands
+    (tmp_path / "train.py").write_text(TRAINING)
     with VirtualGpu.create() as gpu:
         for line in commands:
             done = gpu.run(
