@@ -170,8 +170,10 @@ def held_at_peak(view: TraceView, gpu: int | None) -> list[Site]:
 def top_places(view: TraceView) -> tuple[Rows, int]:
     """The places that held most at the peak of any GPU, and what all held."""
     gpus = [use.gpu for use in view.gpus]
-    whole = sum(site.nbytes for site in on_gpu(view.peak) if site.gpu in gpus)
-    return rows(view, (site for gpu in gpus for site in held_at_peak(view, gpu)), "line"), whole
+    driver = sum(site.nbytes for site in on_gpu(view.peak) if site.gpu in gpus)
+    found = rows(view, (site for gpu in gpus for site in held_at_peak(view, gpu)), "line")
+    # A framework also tells of what it took before recording began, which the driver's calls do not.
+    return found, max(driver, found.nbytes_from(0))
 
 
 def _on(row: AllocationRow) -> str:
