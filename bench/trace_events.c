@@ -191,6 +191,7 @@ int main(int count, char **words) {
     writers[0].bytes[writers[0].used++] = 1;
     put_signed(&writers[0], (int64_t)(clock_ns - writers[0].time));
     put(&writers[0], 0);
+    put(&writers[0], 0);
     for (uint32_t at = 0; at < THREADS; at++) flush(&writers[at]);
     check(close(file), "close");
     return 0;

@@ -24,8 +24,9 @@
 
 struct section {
     int file;
-    _Atomic uint32_t chunks;
-    _Atomic int users; /* writers, and being the current one */
+    _Atomic uint32_t chunks; /* given out */
+    _Atomic uint32_t begun;  /* with a header */
+    _Atomic int users;       /* writers, and being the current one */
     char path[PATH_MAX];
 };
 
@@ -112,6 +113,7 @@ static uint8_t *new_chunk(struct section *section, uint32_t writer, uint32_t seq
     memcpy(chunk + 24, &thread, 4);
     atomic_thread_fence(memory_order_release);
     memcpy(chunk, "VRAMCHNK", 8);
+    atomic_fetch_add(&section->begun, 1);
     return chunk;
 }
 
@@ -273,11 +275,12 @@ int section_begin(bool starting) {
     return error;
 }
 
-static void end_of_control(enum end_reason reason, int error) {
+static void end_of_control(const struct section *section, enum end_reason reason, int error) {
     uint8_t *at = control.at + 1;
     *at++ = (uint8_t)reason;
     at = put_time(&control, at, now_ns());
     at = put_number(at, (uint64_t)error);
+    at = put_number(at, atomic_load(&section->begun));
     commit(&control, RECORD_END, at);
 }
 
@@ -285,7 +288,7 @@ static void disk_failed(struct section *section, int error) {
     bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
     pthread_mutex_lock(&lock);
     bool first = section == atomic_load(&current) && atomic_exchange(&recording, NOT_RECORDING) == RECORDING;
-    if (first) end_of_control(full ? END_DISK_FULL : END_WRITE_ERROR, error);
+    if (first) end_of_control(section, full ? END_DISK_FULL : END_WRITE_ERROR, error);
     pthread_mutex_unlock(&lock);
     if (first) message(full ? "disk-full" : "output", "%s: %s", section->path, strerror(error));
 }
@@ -336,7 +339,8 @@ static bool control_room(size_t nbytes) {
 
 void record_end(enum end_reason reason, int error) {
     pthread_mutex_lock(&lock);
-    if (section_is_open() && control.at + 32 < control.chunk + CHUNK_NBYTES) end_of_control(reason, error);
+    const struct section *section = atomic_load(&current);
+    if (section && control.at + 32 < control.chunk + CHUNK_NBYTES) end_of_control(section, reason, error);
     pthread_mutex_unlock(&lock);
 }
 

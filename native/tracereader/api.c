@@ -145,7 +145,20 @@ int vramreader_events(struct vramreader *reader, const struct vramreader_columns
     return reader->error;
 }
 
+/* Chunks after the last that is there: only the END record tells that they were written. */
+static void count_missing_ends(struct vramreader *reader) {
+    for (uint64_t at = 0; at < reader->sections.count; at++) {
+        struct section *section = SECTION(reader, at);
+        uint64_t known = section->found_chunks + section->row.missing_chunks;
+        if (section->end_chunks <= known || section->end_chunks > UINT32_MAX) continue;
+        uint32_t missing = (uint32_t)(section->end_chunks - known);
+        section->row.missing_chunks += missing;
+        damaged(reader, DAMAGE_MISSING, (uint32_t)at, section->row.file, section->offset, missing);
+    }
+}
+
 int vramreader_finish(struct vramreader *reader) {
+    if (!reader->error) count_missing_ends(reader);
     if (!reader->error) finish(reader);
     return reader->error;
 }

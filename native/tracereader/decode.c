@@ -278,6 +278,7 @@ static enum outcome decode_event(struct vramreader *reader, struct writer *write
             event->kind = *at++;
             time = SIGNED();
             event->extra = NUMBER();
+            event->nbytes = NUMBER();
             break;
         case RECORD_MARK:
             time = SIGNED();

@@ -213,6 +213,7 @@ static void add_chunk(struct vramreader *reader, uint32_t file, uint64_t offset,
     if (!chunk) return;
     *chunk = (struct chunk){offset, base, (uint32_t)nbytes, u32(head + 12), u32(head + 24), file};
     if (writer->chunks.count > 1 && chunk[-1].number >= chunk->number) writer->unsorted = true;
+    SECTION(reader, section_number)->found_chunks++;
     note_thread(reader, section_number, chunk->thread);
 }
 

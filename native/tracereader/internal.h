@@ -176,12 +176,13 @@ struct device {
 
 struct section {
     struct row_section row;
-    uint64_t mono_ns;     /* CLOCK_MONOTONIC at its start, corrected where the header is damaged */
-    int64_t shift;        /* added to CLOCK_MONOTONIC: the time since the start of the trace */
-    uint64_t offset;      /* in the file */
-    uint64_t first_base;  /* the earliest of its chunks; UINT64_MAX */
-    uint64_t last_active; /* number of its latest event that is not the end of a context */
-    uint32_t mappings;    /* live */
+    uint64_t mono_ns;                  /* CLOCK_MONOTONIC at its start, corrected where the header is damaged */
+    int64_t shift;                     /* added to CLOCK_MONOTONIC: the time since the start of the trace */
+    uint64_t offset;                   /* in the file */
+    uint64_t first_base;               /* the earliest of its chunks; UINT64_MAX */
+    uint64_t last_active;              /* number of its latest event that is not the end of a context */
+    uint64_t found_chunks, end_chunks; /* and how many there are by its END record */
+    uint32_t mappings;                 /* live */
     bool placed, has_end;
     bool has_segments, too_many_segments;
     struct vector segments; /* struct segment, by address */

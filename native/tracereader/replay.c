@@ -333,6 +333,7 @@ void replay(struct vramreader *reader, struct writer *writer, struct replayed *r
         section->row.end_reason = event->kind;
         section->row.end_errno = (uint32_t)event->extra;
         section->has_end = true;
+        section->end_chunks = event->nbytes;
     } else
         replay_text(reader, writer);
 }

@@ -497,3 +497,15 @@ def test_too_many_stacks_are_joined(read: Read) -> None:
     for sites in (view.allocations, view.peak, [leak.site for leak in view.leaks]):
         assert sum(site.nbytes for site in sites) == use.peak_nbytes
     assert any("too many stacks" in sentence for sentence in view.damage)
+
+
+def test_a_file_that_lacks_its_last_chunks_says_so(read: Read) -> None:
+    """Cut between two chunks nothing looks broken: the END record knows how many there were."""
+    trace = TraceFile()
+    section = trace.section()
+    section.writer().end(100, chunks=3)
+    writer = section.writer()
+    writer.alloc(10, 0x1000, 512, where=writer.where())
+    view = read(trace)
+    assert [process.missing_chunks for process in view.processes] == [1]
+    assert view.damage == ("1 chunk of records missing, with the stacks that they defined",)

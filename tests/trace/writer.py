@@ -207,8 +207,8 @@ class Writer:
     def gap(self, time_ns: int, reason: int, begins: bool) -> None:
         self._event(0x09, time_ns, before=bytes([reason, 1 if begins else 2]))
 
-    def end(self, time_ns: int, reason: int = 1, error: int = 0) -> None:
-        self._event(0x0A, time_ns, number(error), before=bytes([reason]))
+    def end(self, time_ns: int, reason: int = 1, error: int = 0, chunks: int = 0) -> None:
+        self._event(0x0A, time_ns, number(error), number(chunks), before=bytes([reason]))
 
     def mark(self, time_ns: int, said: str | bytes) -> None:
         self._event(0x0C, time_ns, text(said))

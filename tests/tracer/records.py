@@ -165,7 +165,7 @@ def _records(content: bytes) -> Iterator[Record]:
             elif kind == 0x0A:
                 name, fields["reason"] = "END", data.byte()
                 time += data.signed()
-                fields["errno"] = data.number()
+                fields |= {"errno": data.number(), "chunks": data.number()}
             elif kind == 0x0B:
                 name = "BLOB"
                 fields |= {"text": data.text(), "part": data.number(), "parts": data.number()}

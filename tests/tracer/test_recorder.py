@@ -174,6 +174,8 @@ def test_long_recordings_fill_many_chunks(traced: Traced) -> None:
     assert len(section.named("ALLOC")) == 20_001
     assert len(section.named("FREE")) == 20_000
     assert part.stat().st_size / 40_000 < 20  # bytes an event
+    [end] = section.named("END")
+    assert end["chunks"] == (part.stat().st_size - 4096) // 65536
 
 
 class TestStartedByTheProgram:
