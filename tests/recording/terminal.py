@@ -36,18 +36,26 @@ class Terminal:
 
     def read_until(self, words: str) -> str:
         """What is shown up to *words*, from where the last reading ended."""
+        self._show(words)
+        found, _, self.shown = self.shown.partition(words)
+        return found + words
+
+    def read_page(self, *words: str) -> None:
+        """Read until all *words* were shown, in whichever order a page draws them."""
+        self._show(*words)
+        self.shown = ""
+
+    def _show(self, *words: str) -> None:
         end = time.monotonic() + PATIENCE_S
-        while words not in self.shown:
+        while missing := [each for each in words if each not in self.shown]:
             ready, _, _ = select.select([self._screen], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"{words!r} was not shown; this was: {self.shown!r}"
+            assert ready, f"{missing} not shown; this was: {self.shown!r}"
             try:
                 part = os.read(self._screen, 4096)
             except OSError:
                 part = b""
             assert part, f"the terminal was closed; shown: {self.shown!r}"
             self.shown += part.decode(errors="replace")
-        found, _, self.shown = self.shown.partition(words)
-        return found + words
 
     def run(self, line: str) -> str:
         """Type *line* and wait for the next prompt; return what was shown between."""
@@ -64,7 +72,11 @@ class Terminal:
         return int(shown.rpartition("code ")[2].partition(".")[0])
 
     def close(self) -> None:
+        """As if its window were closed. Can be called again."""
+        if self._screen < 0:
+            return
+        os.close(self._screen)
+        self._screen = -1
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        os.close(self._screen)

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 from textual import events
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
@@ -35,6 +35,7 @@ from vram.top.history import History, trend
 from vram.top.panels import DetailsPanel, GpuPanel, KeyBar, TextPanel
 from vram.top.reader import LiveReading
 from vram.top.table import ProcessTable, TableHeader, formatted, trend_width
+from vram.top.terminal_app import TerminalApp
 from vram.top.view import SORTS, ViewLine, ViewState, key_of, lines
 from vram.units import counted
 
@@ -54,11 +55,10 @@ class ReadingSource(Protocol):
     def close(self) -> None: ...
 
 
-class TopApp(App[None]):
+class TopApp(TerminalApp):
     """One view of one host."""
 
     TITLE = "vram top"
-    ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
     #search { display: none; height: 1; border: none; padding: 0; }
@@ -106,7 +106,6 @@ class TopApp(App[None]):
         *narrow* leaves only the GPUs of a ledger that are to be shown.
         """
         super().__init__()
-        self.animation_level = "none"
         self._source = source
         self._open_host = host
         self._host: Host | None = None
@@ -146,10 +145,6 @@ class TopApp(App[None]):
         yield KeyBar(KEYS, id="keys")
 
     def on_mount(self) -> None:
-        for name in ("ansi-dark", "textual-ansi"):
-            if name in self.available_themes:
-                self.theme = name
-                break
         self.query_one("#search", Input).cursor_blink = False
         self.query_one(ProcessTable).focus()
         if self.size.height >= _DETAILS_FROM_LINES:

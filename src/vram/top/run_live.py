@@ -13,19 +13,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar
 
-from textual.app import App
 from textual.binding import Binding, BindingType
 
 from vram.top.sites import SitesScreen, SitesSource
+from vram.top.terminal_app import TerminalApp
 
+TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 _TAIL_NBYTES = 16 << 10
 
 
-class LiveRun(App[None]):
-    """One page. ``status`` is how the command ended, as wait(2) says it; None while it runs."""
+class LiveRun(TerminalApp):
+    """One page. ``status`` is how the command ended, as wait(2) says it; None while it runs.
+
+    Run it while :data:`TAKEN` are blocked: they are taken as long as it is shown.
+    """
 
     TITLE = "vram run"
-    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "interrupt", "interrupt", priority=True, show=False),
         Binding("ctrl+q", "quit", "leave", priority=True, show=False),
@@ -34,7 +37,6 @@ class LiveRun(App[None]):
     def __init__(self, pid: int, source: SitesSource, title: str, log: str, *, ascii_only: bool) -> None:
         """*pid* is a child of ours and the leader of its process group."""
         super().__init__()
-        self.animation_level = "none"
         self.status: int | None = None
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)
@@ -42,18 +44,27 @@ class LiveRun(App[None]):
             source, title, ascii_only=ascii_only, output=lambda: last_lines(log, _TAIL_NBYTES)
         )
 
+    def run_page(self) -> int | None:
+        """Show it until it is left; return ``status``."""
+        handlers = {number: signal.getsignal(number) for number in TAKEN}
+        try:
+            self.run()
+        finally:
+            for number, handler in handlers.items():  # asyncio leaves the system's
+                signal.signal(number, handler)
+        return self.status
+
     def on_mount(self) -> None:
-        for name in ("ansi-dark", "textual-ansi"):
-            if name in self.available_themes:
-                self.theme = name
-                break
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pidfd, self._ended)
+        loop.add_signal_handler(signal.SIGINT, self.action_interrupt)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._pass_on, number)
+            loop.add_signal_handler(number, self._leave_with, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
         self.push_screen(self._page, lambda _: self.exit())
 
     def on_unmount(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -65,13 +76,17 @@ class LiveRun(App[None]):
         code = os.waitstatus_to_exitcode(self.status)
         how = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         self._page.state = f"{how}; q leaves"
-        self._page.show()
+        if self._page.is_mounted:
+            self._page.show()
 
-    def _pass_on(self, number: int) -> None:
+    def _leave_with(self, number: int) -> None:
+        """Nobody will type `q` any more: who ends us has the command ended, or its terminal is gone."""
         if self.status is None:
             pass_on(self._pid)(number)
-        else:
-            self.exit()
+        self.exit()
+
+    def terminal_closed(self) -> None:
+        self._leave_with(signal.SIGHUP)
 
     def action_interrupt(self) -> None:
         if self.status is None:

@@ -170,14 +170,14 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
     ]
 
     def wait(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-        pid = start(argv, environment, set(), file_actions=files, setpgroup=0)
-        source = FollowedTrace(prefix=prepared.settings.output)
-        page = LiveRun(pid, source, " ".join(argv), log, ascii_only=not carries_unicode())
-        page.run()
-        if page.status is not None:
-            return page.status
-        say("the command goes on; Ctrl-C interrupts it")
-        with signals_held():
+        with signals_held() as mask:
+            pid = start(argv, environment, mask, file_actions=files, setpgroup=0)
+            source = FollowedTrace(prefix=prepared.settings.output)
+            page = LiveRun(pid, source, " ".join(argv), log, ascii_only=not carries_unicode())
+            status = page.run_page()
+            if status is not None:
+                return status
+            say("the command goes on; Ctrl-C interrupts it")
             return wait_for(pid, pass_on(pid))
 
     launched = launch(prepared, os.environ, wait, force=args.force)
