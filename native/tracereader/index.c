@@ -14,7 +14,8 @@
 static const char header_magic[8] = {'V', 'R', 'A', 'M', 'T', 'R', 'A', 'C'};
 static const char chunk_magic[8] = {'V', 'R', 'A', 'M', 'C', 'H', 'N', 'K'};
 
-enum { FIXED_HEADER = 80 };
+/* A thread reserves a chunk and begins it at once. A file that has more than this is made of holes. */
+enum { FIXED_HEADER = 80, MOST_PENDING = 65536 };
 
 static uint16_t u16(const uint8_t *at) {
     uint16_t value;
@@ -320,6 +321,7 @@ static bool index_next(struct vramreader *reader, uint32_t number) {
     } else if (reader->growing) {
         /* Reserved, and its header not written yet. */
         if (left < CHUNK_NBYTES || !is_zero(head, 8) || file->section == NONE) return false;
+        if (file->pending.count >= MOST_PENDING) return false;
         uint64_t *pending = push(reader, &file->pending, sizeof *pending);
         if (pending) *pending = offset;
         file->indexed = offset + CHUNK_NBYTES;

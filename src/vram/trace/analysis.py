@@ -52,7 +52,12 @@ _GAPS = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
 _STACKS = {1: "python", 2: "native"}
 _DEEPEST = 512
 _MOST_FRAMES = 4_000_000
-"""Of all stacks together: frames of deeper ones are left out from the outermost on."""
+_MOST_TEXT = 256 << 20
+"""Of all stacks together: what is more is left out, from the outermost frame on. A trace of some kilobytes
+can say that each of ten thousand stacks has the longest names, five hundred times."""
+_LONGEST_NAME = 1024
+_LEAST_FRAMES, _LEAST_TEXT = 16, 512
+"""What each stack has in any case."""
 _NO_END = 2**64 - 1
 
 
@@ -66,7 +71,7 @@ class StackTable:
         self._strings = Strings(b"", ())
         self._frames: dict[int, Frame] = {}
         self._known: dict[int, CallStack] = {0: CallStack()}
-        self._left = _MOST_FRAMES
+        self._left, self._text_left = _MOST_FRAMES, _MOST_TEXT
 
     def __getitem__(self, number: int) -> CallStack:
         found = self._known.get(number)
@@ -86,18 +91,21 @@ class StackTable:
         if found is None:
             line, language, function, file, _ = PLACE.unpack_from(self._places, (place - 1) * PLACE.size)
             name = "native" if language else "python"
-            found = Frame(name, self._strings[function], self._strings[file], line)  # type: ignore[arg-type]
+            texts = self._strings[function][:_LONGEST_NAME], self._strings[file][:_LONGEST_NAME]
+            found = Frame(name, texts[0], texts[1], line)  # type: ignore[arg-type]
             self._frames[place] = found
         return found
 
     def _walk(self, number: int) -> Iterable[Frame]:
-        most = min(_DEEPEST, max(self._left, 16))
+        most, text = min(_DEEPEST, max(self._left, _LEAST_FRAMES)), max(self._text_left, _LEAST_TEXT)
         # A node's parent has a smaller number: this ends.
-        while number and most:
-            yield self._frame(self._nodes[2 * number - 1])
+        while number and most > 0 and text > 0:
+            frame = self._frame(self._nodes[2 * number - 1])
+            yield frame
             number = self._nodes[2 * number - 2]
-            most -= 1
-            self._left -= 1
+            nbytes = len(frame.function) + len(frame.file)
+            most, text = most - 1, text - nbytes
+            self._left, self._text_left = self._left - 1, self._text_left - nbytes
 
 
 class _Numbering:

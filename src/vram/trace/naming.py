@@ -6,15 +6,17 @@ gone by now gives no name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from vram.model.trace import CallStack, Frame, TraceView
-from vram.trace.symbols import demangle, function_names
+from vram.trace.symbols import SymbolBudget, demangle, function_names
 
-# Libraries that are read for one trace: a hostile one may name any number of files.
-_MOST_LIBRARIES = 500
+# Libraries that are read for one trace, and symbols of all of them: a hostile one may name any number of
+# files, or one large file in any number of ways. libtorch_cpu.so has 0.4 million symbols.
+_MOST_LIBRARIES, _MOST_SYMBOLS = 500, 5_000_000
 
 
 def with_names(view: TraceView) -> TraceView:
@@ -35,25 +37,37 @@ def naming(view: TraceView) -> Callable[[Frame], Frame] | None:
     """A function that names the native frames of *view*; None where it has none."""
     offsets: dict[str, set[int]] = {}
     names: set[str] = set()
+    real: dict[str, str] = {}
     for frame in {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}:
         if frame.function:
             names.add(frame.function)
-        elif frame.file in offsets or len(offsets) < _MOST_LIBRARIES:
-            offsets.setdefault(frame.file, set()).add(frame.line)
+        elif frame.file in real or len(real) < _MOST_LIBRARIES:
+            if frame.file not in real:
+                real[frame.file] = _real(frame.file)
+            offsets.setdefault(real[frame.file], set()).add(frame.line)
     if not offsets and not names:
         return None
+    left = SymbolBudget(_MOST_SYMBOLS)
     found = {
         (file, at): name
         for file, wanted in offsets.items()
-        for at, name in function_names(file, wanted).items()
+        for at, name in function_names(file, wanted, left=left).items()
     }
     readable = demangle({*found.values(), *names})
 
     def named(frame: Frame) -> Frame:
         if frame.language != "native":
             return frame
-        name = frame.function or found.get((frame.file, frame.line), "")
+        name = frame.function or found.get((real.get(frame.file, ""), frame.line), "")
         name = readable.get(name, name)
         return frame if name == frame.function else replace(frame, function=name)
 
     return named
+
+
+def _real(path: str) -> str:
+    """*path* without links and detours: the same library has one name."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):  # a zero byte in it
+        return path

@@ -43,6 +43,8 @@ def _parquet(trace: Trace, path: str, *, force: bool) -> None:
     from vram.trace.exports import parquet
 
     parquet.require_library()
+    if path == "/dev/stdout":
+        raise UsageError("Parquet is two files, and not for standard output", hint="name a file with -o")
     root, ending = os.path.splitext(path)
     with (
         new_file(path, force=force) as events,

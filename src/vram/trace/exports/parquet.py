@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.errors import UsageError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from vram.trace.reader import Trace
 
 OPERATIONS = {1: "alloc", 2: "free", 3: "failed", 4: "map", 5: "unmap", 6: "retain", 7: "trim"}
-_STACKS_AT_ONCE = 10_000
+_FRAMES_AT_ONCE = 50_000
 
 
 def require_library() -> None:
@@ -118,13 +119,15 @@ def _write_stacks(stacks: dict[int, CallStack], stream: BinaryIO) -> None:
         ]
     )
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
-        numbers = sorted(stacks)
-        for start in range(0, max(1, len(numbers)), _STACKS_AT_ONCE):
-            rows = [
-                (number, depth, frame.language, text(frame.function), text(frame.file), frame.line)
-                for number in numbers[start : start + _STACKS_AT_ONCE]
-                for depth, frame in enumerate(stacks[number].frames)
-            ]
+        frames = (
+            (number, depth, frame.language, text(frame.function), text(frame.file), frame.line)
+            for number in sorted(stacks)
+            for depth, frame in enumerate(stacks[number].frames)
+        )
+        while True:
+            rows = list(islice(frames, _FRAMES_AT_ONCE))
             columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
+            if len(rows) < _FRAMES_AT_ONCE:
+                return

@@ -23,6 +23,7 @@ SLICE_NBYTES = 1 << 20
 # A browser takes a file of some hundred megabytes. With many events each carries fewer frames; with very many
 # only large allocations are events of their own, and a counter moves in steps of a thousandth of the peak.
 _FRAMES, _FEW_FRAMES, _MANY_EVENTS = 32, 4, 200_000
+_LONGEST_NAME, _FRAME_LENGTH = 200, 150
 VERY_MANY_EVENTS, _STEPS = 1_000_000, 1000
 _PIECE = 1 << 20
 _COUNTED = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
@@ -79,6 +80,7 @@ class _Writer:
         self._pids = {process.index: process.pid for process in view.processes}
         self._sums: dict[tuple[int, int, str], int] = {}
         self._live: dict[int, _Allocated] = {}
+        self._in_context: dict[tuple[int, int], dict[int, None]] = {}
         self._stacks: dict[int, tuple[str, str]] = {}
         self._frames = _FRAMES if view.events <= _MANY_EVENTS else _FEW_FRAMES
         self._is_thinned = view.events > VERY_MANY_EVENTS
@@ -137,9 +139,12 @@ class _Writer:
                     yield f'{{"ph":"b",{head},{where},"args":{about}}}'
                 if number:
                     self._live[number] = _Allocated(process, context, gpu, kind, nbytes, head)
+                    if kind not in OUTLIVE_CONTEXT:
+                        self._in_context.setdefault((process, context), {})[number] = None
                 yield from self._counted(process, gpu, kind, nbytes, at)
             elif type_ == _FREE:
                 if (ended := self._live.pop(number, None)) is not None:
+                    self._in_context.get((ended.process, ended.context), {}).pop(number, None)
                     yield from self._ended(ended, where, at)
                 if kind == CONTEXT:
                     yield from self._context_ended(process, address, where, at)
@@ -155,10 +160,8 @@ class _Writer:
 
     def _context_ended(self, process: int, handle: int, where: str, at: str) -> Iterator[str]:
         """What was allocated in a context ends with it, without events of its own."""
-        for number, each in list(self._live.items()):
-            if (each.process, each.context) == (process, handle) and each.kind not in OUTLIVE_CONTEXT:
-                del self._live[number]
-                yield from self._ended(each, where, at)
+        for number in self._in_context.pop((process, handle), ()):
+            yield from self._ended(self._live.pop(number), where, at)
 
     def tail(self) -> Iterator[str]:
         if self._is_thinned:
@@ -207,7 +210,8 @@ class _Writer:
         found = self._stacks.get(number)
         if found is None:
             stack = named(stacks[number], self._naming)
-            found = json.dumps(innermost(stack)), json.dumps("\n".join(lines(stack, self._frames)))
+            shown = lines(stack, self._frames, self._frames * _FRAME_LENGTH)
+            found = json.dumps(innermost(stack)[:_LONGEST_NAME]), json.dumps("\n".join(shown))
             self._stacks[number] = found
         return found
 

@@ -35,8 +35,14 @@ def innermost(stack: CallStack) -> str:
     return f"{text(frame.function)} {position(frame).rpartition('/')[2]}"
 
 
-def lines(stack: CallStack, most: int) -> list[str]:
-    """The frames, innermost first, at most so many."""
-    shown = [f"{text(frame.function)} {position(frame)}" for frame in stack.frames[:most]]
+def lines(stack: CallStack, most: int, length: int) -> list[str]:
+    """The frames, innermost first: at most so many, and about this *length* together."""
+    shown: list[str] = []
+    for frame in stack.frames[:most]:
+        line = f"{text(frame.function)} {position(frame)}"
+        if shown and length < len(line):
+            break
+        shown.append(line)
+        length -= len(line)
     left = len(stack.frames) - len(shown)
     return [*shown, f"({left} frames more)"] if left else shown

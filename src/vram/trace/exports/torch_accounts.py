@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vram import untrusted
-from vram.model.trace import CallStack
+from vram.model.trace import CallStack, Frame
 from vram.trace.exports.places import text
 from vram.trace.frameworks import torch_history
 from vram.trace.frameworks.torch_history import (
@@ -66,6 +66,7 @@ class TorchMemory:
     def __init__(self, snapshot: Snapshot, offset: int) -> None:
         self._snapshot, self._offset = snapshot, offset
         self._frames: dict[int, Frames] = {}
+        self._known: dict[Frame, dict[str, Any]] = {}
         ranges = [(address, address + nbytes) for _, address, nbytes, _, _ in snapshot.segments]
         for history in snapshot.traces:
             rows = zip(history.action, history.address, history.nbytes, strict=True)
@@ -135,16 +136,21 @@ class TorchMemory:
     def _described(self, number: int) -> Frames:
         found = self._frames.get(number)
         if found is None:
-            found = self._frames[number] = described(torch_history.stack_of(self._snapshot, number))
+            stack = torch_history.stack_of(self._snapshot, number)
+            found = self._frames[number] = described(stack, self._known)
         return found
 
 
-def described(stack: CallStack) -> Frames:
-    """Innermost first, as PyTorch has them. One list for all events of a stack: pickled once."""
-    return [
-        {"name": text(frame.function), "filename": text(frame.file), "line": min(frame.line, 2**31 - 1)}
-        for frame in stack.frames
-    ]
+def described(stack: CallStack, known: dict[Frame, dict[str, Any]]) -> Frames:
+    """Innermost first, as PyTorch has them; each frame, and the list of a stack, is pickled once.
+
+    *known* has the frames of other stacks.
+    """
+    for frame in stack.frames:
+        if frame not in known:
+            line = min(frame.line, 2**31 - 1)
+            known[frame] = {"name": text(frame.function), "filename": text(frame.file), "line": line}
+    return [known[frame] for frame in stack.frames]
 
 
 def _joined(ranges: list[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -9,12 +9,12 @@ left PyTorch's own history, that is what the viewer gets, and the driver's memor
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vram.model.trace import KIND_NUMBERS, ON_GPU
+from vram.model.trace import KIND_NUMBERS, ON_GPU, Frame
 from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, named
 from vram.trace.exports.torch_accounts import Frames, TorchMemory, accounts, described
 from vram.trace.naming import naming
@@ -156,15 +156,22 @@ class _History:
         self._began_us = view.processes[0].started_wall_ns // 1000 if view.processes else 0
         self._holding, self._outside = split.holding, split.outside
         self._frames: dict[int, Frames] = {}
+        self._known: dict[Frame, dict[str, Any]] = {}
         self._traces: dict[int, deque[dict[str, Any]]] = {}
         self._segments: dict[int, _Row] = {}
         self._blocks: dict[int, _Row] = {}
         self._ordered: list[int] = []
+        """The addresses of the blocks."""
+        self._starts: list[int] = []
+        """Those of the segments, at the end."""
+        self._in_context: dict[tuple[int, int], dict[int, None]] = {}
 
     def add(self, row: _Row, stacks: StackTable) -> None:
         if row.type in (1, 3, 4):
             row.frames = self._described(row.stack, stacks)
         if row.type == 1 and row.kind >= _FIRST_BLOCK and (row.address, row.time_ns) not in self._outside:
+            if row.address not in self._blocks:
+                insort(self._ordered, row.address)
             self._blocks[row.address] = row
             self._keep("alloc", row)
         elif row.type == 2 and row.kind >= _FIRST_BLOCK:
@@ -174,7 +181,10 @@ class _History:
                 self._end_segment(row.address, row.time_ns)
         elif _begins_segment(row) or (row.type == 1 and row.kind >= _FIRST_BLOCK):
             # The viewer draws no block without a segment: one that lies in none is its own.
+            if (replaced := self._segments.get(row.address)) is not None:
+                del self._in_context[replaced.process, replaced.context][row.address]
             self._segments[row.address] = row
+            self._in_context.setdefault((row.process, row.context), {})[row.address] = None
             self._keep("segment_map" if row.type == 4 else "segment_alloc", row)
             if not self._holds_blocks(row):
                 self._keep("alloc", row)
@@ -187,12 +197,16 @@ class _History:
 
     def _end_block(self, address: int, time_ns: int) -> None:
         self._keep("free_completed", self._blocks.pop(address), time_ns)
+        del self._ordered[bisect_left(self._ordered, address)]
 
     def _end_segment(self, address: int, time_ns: int) -> None:
         made = self._segments.pop(address, None)
         if made is not None:
+            del self._in_context[made.process, made.context][address]
             if self._holds_blocks(made):
-                for block in [each for each in self._blocks if address <= each < address + made.nbytes]:
+                first = bisect_left(self._ordered, address)
+                last = bisect_left(self._ordered, address + made.nbytes)
+                for block in self._ordered[first:last]:
                     self._end_block(block, time_ns)
             else:
                 self._keep("free_completed", made, time_ns)
@@ -200,10 +214,10 @@ class _History:
 
     def _end_context(self, row: _Row) -> None:
         """What was allocated in a context ends with it, without events of its own."""
-        for address, made in list(self._segments.items()):
-            inside = (made.process, made.context) == (row.process, row.handle)
-            if inside and made.type == 1 and made.kind not in OUTLIVE_CONTEXT:
-                self._end_segment(address, row.time_ns)
+        inside = self._in_context.get((row.process, row.handle), {})
+        for made in [self._segments[address] for address in inside]:
+            if made.type == 1 and made.kind not in OUTLIVE_CONTEXT:
+                self._end_segment(made.address, row.time_ns)
 
     def _holds_blocks(self, row: _Row) -> bool:
         return (row.address, row.time_ns) in self._holding
@@ -226,12 +240,12 @@ class _History:
     def _described(self, number: int, stacks: StackTable) -> Frames:
         found = self._frames.get(number)
         if found is None:
-            found = self._frames[number] = described(named(stacks[number], self._naming))
+            found = self._frames[number] = described(named(stacks[number], self._naming), self._known)
         return found
 
     def snapshot(self) -> dict[str, Any]:
-        self._ordered = sorted(self._blocks)
-        segments = sorted(self._segments.values(), key=lambda row: row.address)
+        self._starts = sorted(self._segments)
+        segments = [self._segments[address] for address in self._starts]
         shown = [self._segment(row) for row in segments]
         for account in self._own.values():
             shown += account.segments()
@@ -276,12 +290,12 @@ class _History:
         """The blocks of a segment, with what lies between them."""
         if not self._holds_blocks(row):
             return [self._block(row.address, row.nbytes, row)]
-        end = row.address + row.nbytes
-        first = bisect_right(self._ordered, row.address - 1)
+        # Segments do not overlap, except in a trace that was made to say so.
+        after = bisect_right(self._starts, row.address)
+        end = min(row.address + row.nbytes, *self._starts[after : after + 1] or [1 << 64])
         filled, at = [], row.address
-        for address in self._ordered[first:]:
-            if address >= end:
-                break
+        first, last = bisect_left(self._ordered, row.address), bisect_left(self._ordered, end)
+        for address in self._ordered[first:last]:
             block = self._blocks[address]
             if address > at:
                 filled.append(self._block(at, address - at, None))
