@@ -100,6 +100,25 @@ def _stream(folder: int, name: str, *, force: bool) -> Iterator[BinaryIO]:
         fresh.replace(name) if force else fresh.become_new(name)
 
 
+def open_plain(path: str, flags: int = 0) -> int:
+    """A descriptor for reading the plain file *path*, whose name may be somebody else's choice.
+
+    Raises OSError; IsADirectoryError for a folder, and EINVAL for a device or a pipe. Those are not opened:
+    to open a watchdog or a tape already does something, and a pipe keeps waiting. *flags* are more of open().
+    """
+    entry = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+    try:
+        mode = os.fstat(entry).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", path)
+        # The very file that was judged, whatever the name means by now.
+        return os.open(f"{_OWN_DESCRIPTORS}/{entry}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(entry)
+
+
 def _cannot_write(path: str, error: OSError) -> UsageError:
     hint = "choose a file in a folder that only you can write to"
     return UsageError(f"cannot write {path}: {error.strerror}", hint=hint)

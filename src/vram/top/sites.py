@@ -40,13 +40,13 @@ class SitesSource(Protocol):
 
 
 class FollowedTrace:
-    """A trace that is still written: the parts of *prefix*, or one file."""
+    """A trace that is still written: the parts of *prefix*, of *run* alone where it is given, or one file."""
 
-    def __init__(self, *, prefix: str | None = None, file: str | None = None) -> None:
+    def __init__(self, *, prefix: str | None = None, file: str | None = None, run: str | None = None) -> None:
         from vram.trace.follow import Follower
 
         parts = [] if file is None else [Path(file)]
-        self._follower = Follower(None if prefix is None else Path(prefix), parts)
+        self._follower = Follower(None if prefix is None else Path(prefix), parts, run=run)
 
     def read(self) -> LiveTrace:
         self._follower.advance()

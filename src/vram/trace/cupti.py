@@ -13,6 +13,8 @@ from glob import escape, glob
 
 from msgspec import Struct
 
+from vram.files import open_plain
+
 _LIBRARY = "libcupti.so*"
 _NUMBERS = re.compile(r"\.so\.(\d+)(?:\.(\d+))?(?:\.(\d+))?$")
 # Since CUDA 11 the file is named after CUPTI's own version, a year, and the link after CUDA's major version.
@@ -21,6 +23,8 @@ _FIRST_YEAR = 2000
 _BRANCHES = ((525, 11), (580, 12))
 _SHEBANG_NBYTES = 256
 _MOST = 12
+# Of a process that is attached to, the variable is that process's choice, too.
+_MOST_FOLDERS = 100
 
 
 class Cupti(Struct, frozen=True):
@@ -52,7 +56,7 @@ def candidates(
 def chosen(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Those in the folders of LD_LIBRARY_PATH."""
     folders = [path for path in environment.get("LD_LIBRARY_PATH", "").split(":") if path]
-    return _paths(_in_folders(folders))
+    return _paths(_in_folders(folders[:_MOST_FOLDERS]))
 
 
 def _paths(libraries: Iterable[Cupti]) -> tuple[str, ...]:
@@ -124,7 +128,8 @@ def _interpreter_of(program: str | None, path: str | None) -> str | None:
     if program is None:
         return None
     try:
-        with open(program, "rb") as file:
+        # Of a process that is attached to, the name is that process's choice.
+        with open(open_plain(program), "rb") as file:
             line = file.read(_SHEBANG_NBYTES).partition(b"\n")[0]
     except OSError:
         return None

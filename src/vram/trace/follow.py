@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vram.errors import BadTrace
 from vram.model.trace import LiveTrace
+from vram.trace import output
 from vram.trace.analysis import StackTable, ViewBuilder
 from vram.trace.native import EVERYTHING, NativeReader
 from vram.trace.reader import MAGIC, open_file, require_trace
@@ -21,10 +22,21 @@ _SETTLED_NS = 50_000_000
 
 
 class Follower:
-    """The trace in *parts*, or in the parts of *prefix* (``PREFIX.PID.part``), which may appear meanwhile."""
+    """The trace in *parts*, or in the parts of *prefix* (``PREFIX.PID.part``), which may appear meanwhile.
 
-    def __init__(self, prefix: Path | None = None, parts: Iterable[Path] = (), *, points: int = 500) -> None:
+    With *run*, only parts of that run: in a folder like /tmp anybody may put files of such names.
+    """
+
+    def __init__(
+        self,
+        prefix: Path | None = None,
+        parts: Iterable[Path] = (),
+        *,
+        run: str | None = None,
+        points: int = 500,
+    ) -> None:
         self._prefix = prefix
+        self._run = run
         self._waiting = list(parts)
         self._known: set[Path] = set()
         self._descriptors: list[int] = []
@@ -74,6 +86,8 @@ class Follower:
     def _found(self) -> Sequence[Path]:
         if self._prefix is None:
             return ()
+        if self._run is not None:
+            return [Path(part.path) for part in output.parts(str(self._prefix), self._run)]
         folder, name = self._prefix.parent, escape(self._prefix.name)
         return sorted(folder.glob(f"{name}.*.part"))
 

@@ -20,6 +20,7 @@ from typing import Literal
 from msgspec import Struct
 
 from vram.errors import VramError
+from vram.files import open_plain
 from vram.host.ports import Host
 from vram.trace import cupti, output
 from vram.trace.output import TracePart
@@ -207,7 +208,7 @@ def is_for_another_machine(program: str, environment: Mapping[str, str]) -> bool
 
 
 def _machine(path: str) -> tuple[int, int] | None:
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), open(open_plain(path), "rb") as file:
         head = file.read(_ELF.size)
         if len(head) == _ELF.size and head.startswith(b"\x7fELF"):
             _, width, order, machine = _ELF.unpack(head)

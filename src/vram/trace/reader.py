@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vram.errors import BadTrace
+from vram.files import open_plain
 from vram.model.trace import CallStack, TraceView
 from vram.trace.analysis import StackTable, ViewBuilder
 from vram.trace.native import BlobRow, NativeReader
@@ -219,25 +219,22 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 def open_file(path: Path) -> int:
-    """A descriptor of the plain file *path*; opening never waits for anybody."""
+    """A descriptor of the plain file *path*; nothing else is opened."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        return open_plain(str(path))
     except FileNotFoundError as error:
         raise BadTrace(f"there is no file {path}", hint="`vram run -o FILE -- COMMAND` makes one") from error
+    except IsADirectoryError as error:
+        raise BadTrace(f"{path} is a folder, not a trace", hint="name the trace file in it") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        if getattr(error, "errno", 0) == errno.EINVAL:
+            raise BadTrace(f"{path} is not a plain file", hint="copy the trace into a file first") from error
         reason = getattr(error, "strerror", None) or str(error)
         denied = getattr(error, "errno", 0) in (errno.EACCES, errno.EPERM)
         raise BadTrace(
             f"cannot open {path}: {reason}",
             hint="a trace can be read by the user who recorded it" if denied else "",
         ) from error
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return descriptor
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise BadTrace(f"{path} is a folder, not a trace", hint="name the trace file in it")
-    raise BadTrace(f"{path} is not a plain file", hint="copy the trace into a file first")
 
 
 def require_trace(descriptor: int, path: Path) -> None:

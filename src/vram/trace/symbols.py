@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import bisect
 import os
-import stat
 import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
+
+from vram.files import open_plain
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -42,7 +43,16 @@ class _Section(Struct, frozen=True):
     link: int
 
 
-def function_names(path: str, offsets: Iterable[int], build_id: str | None = None) -> dict[int, str]:
+class SymbolBudget:
+    """How many symbols may still be read, of several libraries together."""
+
+    def __init__(self, symbols: int) -> None:
+        self.symbols = symbols
+
+
+def function_names(
+    path: str, offsets: Iterable[int], build_id: str | None = None, *, left: SymbolBudget | None = None
+) -> dict[int, str]:
     """The functions of the ELF file *path* in which these *offsets* (addresses less the load bias) lie.
 
     Offsets in no known function are left out. Nothing is returned where the file cannot be read, is no 64-bit
@@ -50,17 +60,16 @@ def function_names(path: str, offsets: Iterable[int], build_id: str | None = Non
     """
     wanted = sorted({each for each in offsets if 0 <= each < 1 << 64})
     try:
-        # A pipe or device must not make us wait.
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        file = open_plain(path)
     except (OSError, ValueError):
         return {}
     try:
-        if not wanted or not stat.S_ISREG(os.fstat(file).st_mode):
+        if not wanted:
             return {}
         sections = _sections(file)
         if build_id is not None and _build_id(file, sections) != build_id.lower():
             return {}
-        return _find(file, sections, wanted)
+        return _find(file, sections, wanted, left or SymbolBudget(_MOST_SYMBOLS))
     except (OSError, struct.error, OverflowError):
         return {}
     finally:
@@ -91,7 +100,7 @@ def _build_id(file: int, sections: list[_Section]) -> str | None:
     return None
 
 
-def _find(file: int, sections: list[_Section], wanted: list[int]) -> dict[int, str]:
+def _find(file: int, sections: list[_Section], wanted: list[int], budget: SymbolBudget) -> dict[int, str]:
     """The best symbol for each offset: of the full table before the exported ones, global before local."""
     found: dict[int, tuple[int, int, int]] = {}  # (rank, where its name lies, how long that may be)
     left = _MOST_MATCHES
@@ -99,7 +108,7 @@ def _find(file: int, sections: list[_Section], wanted: list[int]) -> dict[int, s
         if table.kind not in (_SYMTAB, _DYNSYM) or table.link >= len(sections):
             continue
         strings = sections[table.link]
-        for name, binding, value, nbytes in _functions(file, table):
+        for name, binding, value, nbytes in _functions(file, table, budget):
             first = bisect.bisect_left(wanted, value)
             if first == len(wanted) or wanted[first] - value >= nbytes or name >= strings.nbytes:
                 continue
@@ -116,10 +125,11 @@ def _find(file: int, sections: list[_Section], wanted: list[int]) -> dict[int, s
     return {each: name for each, name in names.items() if name}
 
 
-def _functions(file: int, table: _Section) -> Iterator[tuple[int, int, int, int]]:
+def _functions(file: int, table: _Section, budget: SymbolBudget) -> Iterator[tuple[int, int, int, int]]:
     """For each function with a size: where its name begins, its binding (0: local), its address, its size."""
     size = _SYMBOL.size
-    count = min(table.nbytes // size, _MOST_SYMBOLS)
+    count = min(table.nbytes // size, _MOST_SYMBOLS, budget.symbols)
+    budget.symbols -= count
     for begin in range(0, count, _SYMBOLS_AT_ONCE):
         symbols = os.pread(file, min(count - begin, _SYMBOLS_AT_ONCE) * size, table.offset + begin * size)
         if not symbols:

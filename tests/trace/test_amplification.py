@@ -1,0 +1,188 @@
+"""Small traces that say large things: reading and exporting them takes little time and memory.
+
+Each was a file of some hundred kilobytes that took gigabytes, or minutes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.report.training_traces import training
+from tests.trace.writer import TraceFile, number, text
+from vram.errors import BadTrace
+from vram.files import open_plain
+from vram.model.trace import CallStack, Frame
+from vram.report import trace_json
+from vram.trace import analysis, naming
+from vram.trace.exports import perfetto, torch_viewer
+from vram.trace.follow import Follower
+from vram.trace.reader import Trace, open_file, open_trace
+from vram.trace.symbols import SymbolBudget, function_names
+
+pytestmark = pytest.mark.native
+
+MIB = 1 << 20
+
+
+def deep(stacks: int, nbytes: int = 512) -> TraceFile:
+    """That many stacks, each of 512 frames with the longest names that the format has."""
+    trace = TraceFile()
+    writer = trace.section().writer()
+    gpu = writer.where()
+    place = writer.place("f" * 4096, "/" + "g" * 4095, 1)
+    for node in range(512):
+        writer.raw(b"\x05" + number(node) + number(place))
+    for at in range(stacks):
+        writer.raw(bytes([4, 0]) + text("leaf") + text("leaf.py") + number(at + 1))
+        writer.raw(b"\x05" + number(512) + number(at + 2))
+        writer.alloc(at * 1000, 0x7000000 + at * nbytes, nbytes, where=gpu, stack=513 + at)
+    return trace
+
+
+def opened(trace: TraceFile, tmp_path: Path) -> Trace:
+    path = tmp_path / "t.vram"
+    path.write_bytes(trace.bytes(cut=True))
+    return open_trace([path])
+
+
+class TestDeepStacksOfLongNames:
+    def test_the_text_of_all_stacks_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(analysis, "_MOST_TEXT", 4 * MIB)
+        view = opened(deep(300), tmp_path).view()
+        assert len(view.allocations) == 300
+        assert all(stack.frames[0].file == "leaf.py" for stack in view.stacks[1:])
+        assert len(trace_json.report(view, "summary", "line", None)) < 8 * MIB
+
+    def test_ordinary_stacks_are_whole(self, tmp_path: Path) -> None:
+        trace = TraceFile()
+        writer = trace.section().writer()
+        frames = [(f"function_{depth}", "/home/user/project/file.py", depth) for depth in range(100)]
+        for at in range(50):
+            writer.alloc(at, 4096 * at, 512, stack=writer.stack((f"leaf_{at}", "leaf.py", 1), *frames))
+        view = opened(trace, tmp_path).view()
+        assert {len(stack.frames) for stack in view.stacks} == {0, 101}
+
+    def test_the_viewer_of_pytorch_gets_each_frame_once(self, tmp_path: Path) -> None:
+        stream = io.BytesIO()
+        torch_viewer.write(opened(deep(200), tmp_path), stream)
+        assert stream.tell() < MIB
+        events = pickle.loads(stream.getvalue())["device_traces"][0]
+        assert {len(event["frames"]) for event in events} == {512}
+
+    def test_an_event_of_perfetto_has_a_length(self, tmp_path: Path) -> None:
+        stream = io.BytesIO()
+        perfetto.write(opened(deep(200, nbytes=2 * MIB), tmp_path), stream)
+        assert stream.tell() < 200 * 2 * 8000
+
+
+def test_segments_that_overlap_do_not_each_list_all_blocks(tmp_path: Path) -> None:
+    trace = TraceFile()
+    writer = trace.section().writer()
+    gpu = writer.where()
+    for at in range(500):
+        writer.alloc(2 * at, 0x1000 + 16 * at, 1 << 36, where=gpu)
+        writer.alloc(2 * at + 1, 0x1000 + 16 * at + 8, 4, where=gpu, kind="torch block")
+    stream = io.BytesIO()
+    torch_viewer.write(opened(trace, tmp_path), stream)
+    segments = pickle.loads(stream.getvalue())["segments"]
+    assert len(segments) == 500
+    assert sum(len(segment["blocks"]) for segment in segments) < 2000
+
+
+def test_a_context_that_ends_takes_its_memory_along_in_both_exports(tmp_path: Path) -> None:
+    trace = TraceFile()
+    writer = trace.section().writer()
+    for context in (0xC0, 0xC1):
+        here = writer.where(context)
+        writer.alloc(1, context, 0, kind="context", where=here)
+        writer.alloc(2, 0x7000 + context, 2 * MIB, where=here)
+        writer.alloc(3, 0x900000 + context, 2 * MIB, where=here, kind="stream-ordered")
+    writer.free(10, 0xC0, kind="context")
+    stream = io.BytesIO()
+    torch_viewer.write(opened(trace, tmp_path), stream)
+    segments = pickle.loads(stream.getvalue())["segments"]
+    assert [each["address"] for each in segments] == [0x70C1, 0x9000C0, 0x9000C1]
+    stream = io.BytesIO()
+    perfetto.write(opened(trace, tmp_path), stream)
+    assert stream.getvalue().count(b'"ph":"e"') == 1
+
+
+class TestLibraries:
+    @pytest.fixture
+    def library(self, tmp_path: Path) -> Path:
+        path = tmp_path / "libplace.so"
+        source = "int shown(int x) { return x * 3 + 1; }\nint other(int x) { return x * 5; }\n"
+        command = ["cc", "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(path)]
+        subprocess.run(command, input=source, text=True, check=True)
+        return path
+
+    def offset(self, library: Path) -> int:
+        symbols = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
+        (at,) = [int(line.split()[0], 16) for line in symbols.splitlines() if line.endswith(" T shown")]
+        return at
+
+    def test_one_under_many_names_is_read_once(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        at, left = self.offset(library), SymbolBudget(1000)
+        function_names(str(library), [at], left=left)
+        monkeypatch.setattr(naming, "_MOST_SYMBOLS", 1000 - left.symbols)  # enough for one reading
+        detours = [f"{library.parent}/{'./' * times}{library.name}" for times in range(100)]
+        frames = tuple(Frame("native", "", path, at) for path in detours)
+        view = naming.with_names(training(stacks=(CallStack(frames),)))
+        assert {frame.function for frame in view.stacks[0].frames} == {"shown"}
+
+    def test_symbols_of_all_are_limited(self, library: Path) -> None:
+        at = self.offset(library)
+        left = SymbolBudget(1000)
+        assert function_names(str(library), [at], left=left) == {at: "shown"}
+        assert 0 < left.symbols < 1000
+        assert function_names(str(library), [at], left=SymbolBudget(1)) == {}
+
+
+class TestNothingButPlainFilesIsOpened:
+    def test_a_pipe(self, tmp_path: Path) -> None:
+        """A writer waits for a reader: it must not be woken by a trace that names the pipe."""
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        woken = threading.Event()
+
+        def write() -> None:
+            os.close(os.open(pipe, os.O_WRONLY))
+            woken.set()
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        time.sleep(0.2)  # it waits, or it has not begun; both must be left so
+        with pytest.raises(BadTrace, match="not a plain file"):
+            open_file(pipe)
+        assert function_names(str(pipe), [1]) == {}
+        assert not woken.is_set()
+        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+        writer.join(30)
+        assert woken.is_set()
+
+    def test_a_link_where_none_is_expected(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"x")
+        os.symlink("file", tmp_path / "link")
+        os.close(open_plain(str(tmp_path / "link")))
+        with pytest.raises(OSError, match="not a plain file"):
+            open_plain(str(tmp_path / "link"), os.O_NOFOLLOW)
+
+
+def test_a_growing_trace_that_consists_of_holes(tmp_path: Path) -> None:
+    trace = TraceFile()
+    trace.section().writer().alloc(1, 0x7000, MIB)
+    path = tmp_path / "t.vram"
+    path.write_bytes(trace.bytes())
+    os.truncate(path, 1 << 42)
+    follower = Follower(parts=[path])
+    for _ in range(3):
+        follower.advance(everything=True)
+    assert follower.live().events == 1
