@@ -56,6 +56,10 @@ def entry() -> NoReturn:
     if is_short:
         # A full shutdown of the interpreter takes longer, and waits for a driver call that hangs in a thread.
         os._exit(code)
+    try:
+        _flush()
+    except OSError:  # said already; the interpreter would say it again, and exit with 120
+        _silence(sys.stdout)
     sys.exit(code)
 
 

@@ -82,10 +82,10 @@ def sentences(launched: Launched) -> Iterator[str]:
         return
     yield from message_sentences(launched.messages)
     if launched.left:
-        names = ", ".join(os.path.relpath(part.path) for part in launched.left[:3])
+        names = ", ".join(shown_path(part.path) for part in launched.left[:3])
         yield f"the parts were not joined: {launched.left_reason}; `vram report` reads them too: {names}"
     for part in launched.growing:
-        yield f"pid {part.pid} still runs and is recorded into {os.path.relpath(part.path)}"
+        yield f"pid {part.pid} still runs and is recorded into {shown_path(part.path)}"
     if launched.trace is None and not launched.left and not launched.growing:
         yield _nothing(launched)
 
@@ -98,10 +98,26 @@ def _nothing(launched: Launched) -> str:
         )
     if any(message.code in _NOT_RECORDED for message in launched.messages):
         return "nothing was recorded"
+    written = [message.text for message in launched.messages if message.code == "recording"]
+    if written:
+        return f"nothing is left of what was recorded: {written[0]} was removed or renamed meanwhile"
     return (
-        "nothing was recorded: the command used no CUDA, or ran it where vram's environment does not reach"
-        " (sudo, a container, a server that was running already)"
+        f"nothing was recorded: the command {_without_cuda(launched.status)}, or used it where"
+        " vram's environment does not reach (sudo, a container, another `vram run`, a server that was running"
+        " already)"
     )
+
+
+def _without_cuda(status: int) -> str:
+    """That the command used no CUDA, and whether it had the time to."""
+    if os.WIFSIGNALED(status):
+        import signal
+
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return f"was ended by {name} before it used CUDA"
+    code = os.WEXITSTATUS(status)
+    return f"ended with exit code {code} before it used CUDA" if code else "used no CUDA"
 
 
 _NOT_RECORDED = {
@@ -180,7 +196,10 @@ def read_view(path: str) -> TraceView:
 
 def shown_path(path: str) -> str:
     """*path* as it is typed from here, where that is shorter."""
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the working folder is gone
+        return path
     return relative if len(relative) < len(path) else path
 
 

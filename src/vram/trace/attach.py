@@ -91,6 +91,10 @@ def attach(
     require_library()
     if "\n" in output:
         raise UsageError("the file's name contains a line break", hint="choose another file with -o")
+    try:
+        output.encode()
+    except UnicodeEncodeError as error:  # the process answers with the name in JSON
+        raise UsageError("the file's name is not UTF-8", hint="choose another file with -o") from error
     with audit.refusals_logged("attach", [pid]):
         target = identify(host, pid)
     _require_python(target, via)

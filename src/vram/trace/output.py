@@ -17,6 +17,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from vram.errors import UsageError
+from vram.files import open_plain
 from vram.payloads.procfs import ProcessFolder, started_at
 
 SUFFIX = ".part"
@@ -59,6 +60,7 @@ class Collected(Struct, frozen=True):
 def default_name(program: str, pid: int) -> str:
     """The name of a trace that nobody named, in the working folder."""
     plain = re.sub(r"[^\w.+-]", "_", os.path.basename(program)).lstrip(".")[:60]
+    plain = plain.encode()[:120].decode(errors="ignore")  # a letter may have four bytes, a name 255
     return f"vram-trace-{plain or 'command'}-{pid}.vram"
 
 
@@ -72,9 +74,21 @@ def unused_name(program: str, pid: int) -> str:
     return name
 
 
+def absolute(path: str) -> str:
+    """*path* made absolute; raises UsageError where that is no file's."""
+    if path == "-":
+        raise UsageError("a trace cannot go to standard output", hint="name a file: -o trace.vram")
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        raise UsageError(
+            "the working folder does not exist any more", hint="name the trace with its whole path: -o FILE"
+        ) from error
+
+
 def require_writable(path: str, *, force: bool) -> str:
     """*path* made absolute, if a trace can be written there; raises UsageError where not."""
-    where = os.path.abspath(path)
+    where = absolute(path)
     folder, name = os.path.split(where)
     if not name or path.endswith("/"):
         raise UsageError(f"{path} is a folder, not a file", hint="name a file in it: -o FOLDER/trace.vram")
@@ -87,11 +101,16 @@ def require_writable(path: str, *, force: bool) -> str:
     if os.path.lexists(where) and not stat.S_ISREG(os.lstat(where).st_mode):
         raise UsageError(f"{path} is not a regular file", hint="choose another file with -o")
     # By trying: rights, read-only file systems and quotas are known to the kernel alone.
-    trial = os.path.join(folder, _passing_name(name))
+    trial = os.path.join(folder, _trial_name(name))
     try:
         os.close(os.open(trial, _NEW, 0o600))
         os.unlink(trial)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(
+                f"{path} is too long a name: while a process writes it, more is added",
+                hint="choose a shorter one with -o",
+            ) from error
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}", hint="choose another file with -o"
         ) from error
@@ -101,12 +120,12 @@ def require_writable(path: str, *, force: bool) -> str:
 def read_part(path: str) -> TracePart | None:
     """The part at *path*; None where it is none, or not a file of ours."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
+        file = open_plain(path, os.O_NOFOLLOW)
+    except (OSError, ValueError):
         return None
     try:
         about = os.fstat(file)
-        header = os.pread(file, _HEADER.size, 0) if stat.S_ISREG(about.st_mode) else b""
+        header = os.pread(file, _HEADER.size, 0)
     except OSError:
         return None
     finally:
@@ -185,7 +204,7 @@ def _append(file: int, path: str) -> None:
     """Copy *path* to the end of *file*, from a multiple of the page on: there a section begins."""
     at = -(-os.fstat(file).st_size // _PAGE) * _PAGE
     os.ftruncate(file, at)
-    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    source = open_plain(path, os.O_NOFOLLOW)
     try:
         taken = 0
         while count := _copied(source, taken, file, at + taken):
@@ -222,4 +241,9 @@ def _place(path: str, output: str, *, force: bool) -> None:
 
 
 def _passing_name(name: str) -> str:
-    return f".{name[:100]}.{os.urandom(8).hex()}.new"
+    return f".{os.fsdecode(os.fsencode(name)[:100])}.{os.urandom(8).hex()}.new"
+
+
+def _trial_name(name: str) -> str:
+    """As long as the longest name of a part: a pid has up to seven digits, and -999 may follow."""
+    return f"{name}.{os.urandom(6).hex()}.new"

@@ -86,6 +86,8 @@ def start(
     **options: Any,
 ) -> int:
     """Start *argv* and return its pid; *options* are those of posix_spawn."""
+    if not argv[0]:
+        raise CannotStart("''", FileNotFoundError())
     # Python ignores these two; a command expects the usual deadly ones.
     restored = {signal.SIGPIPE, signal.SIGXFSZ}
     try:

@@ -10,7 +10,6 @@ killed meanwhile.
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
@@ -74,8 +73,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     host = open_host()
     from vram.trace.attach import attach
+    from vram.trace.output import absolute
 
-    name = os.path.abspath(args.output or _name(host, args.pid))
+    name = absolute(args.output or _name(host, args.pid))
     receipt = attach(
         host,
         args.pid,

@@ -216,6 +216,7 @@ def _html(args: Namespace, view: TraceView) -> int:
     from vram.files import new_file
     from vram.report.trace_page import page
 
+    args.html = _target(args.html)
     title = ", ".join(Path(path).name for path in view.paths)
     contents = page(view, title=title).encode("utf-8", "backslashreplace")
     with new_file(args.html, force=args.force) as stream:
@@ -229,14 +230,19 @@ def _export(args: Namespace, files: list[str]) -> int:
 
     if args.gpu or args.process:
         raise UsageError("--export writes the whole trace", hint="leave out --gpu and --process")
+    args.output = _target(args.output)
     with open_trace([Path(file) for file in files]) as trace:
         export(trace, args.export, args.output, force=args.force)
     return _written(args.output)
 
 
+def _target(path: str) -> str:
+    return "/dev/stdout" if path == "-" else path
+
+
 def _written(path: str) -> int:
     from vram.report.escape import inert
 
-    if path not in ("-", "/dev/stdout"):
+    if path != "/dev/stdout":
         emit(f"written: {inert(path)}\n")
     return ExitCode.OK

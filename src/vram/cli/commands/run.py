@@ -16,12 +16,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import memory_size
 from vram.cli.prestart import open_host
-from vram.cli.tracing import add_recording_arguments, framework, say, stacks
+from vram.cli.tracing import add_recording_arguments, framework, say, shown_path, stacks
 from vram.errors import ExitCode, UsageError, VramError
 
 if TYPE_CHECKING:
@@ -162,7 +162,11 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
     from vram.virtualgpu.launch import signals_held, start, wait_for
 
     log = f"{prepared.settings.output}.log"
-    new = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | (os.O_TRUNC if args.force else os.O_EXCL)
+    if args.force:
+        # Not emptied: who owns it, or has it open, would read what the command prints.
+        with suppress(FileNotFoundError):
+            os.unlink(log)
+    new = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | os.O_EXCL
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, log, new, 0o600),
@@ -172,7 +176,7 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
     def wait(argv: Sequence[str], environment: Mapping[str, str]) -> int:
         with signals_held() as mask:
             pid = start(argv, environment, mask, file_actions=files, setpgroup=0)
-            source = FollowedTrace(prefix=prepared.settings.output)
+            source = FollowedTrace(prefix=prepared.settings.output, run=prepared.run)
             page = LiveRun(pid, source, " ".join(argv), log, ascii_only=not carries_unicode())
             status = page.run_page()
             if status is not None:
@@ -181,7 +185,7 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
             return wait_for(pid, pass_on(pid))
 
     launched = launch(prepared, os.environ, wait, force=args.force)
-    say(f"what the command printed is in {os.path.relpath(log)}")
+    say(f"what the command printed is in {shown_path(log)}")
     return launched
 
 
@@ -197,10 +201,10 @@ def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
     view = None
     try:
         view = _view(launched, needed=bool(checks))
-    except VramError as error:
-        say(f"{launched.trace}: {error}")
-    if launched.trace is not None:
-        say(summary(launched.trace, view, os.path.getsize(launched.trace)))
+        if launched.trace is not None:
+            say(summary(launched.trace, view, os.path.getsize(launched.trace)))
+    except (VramError, OSError, MemoryError) as error:  # the exit code is the command's all the same
+        say(f"{launched.trace}: {error or 'there is not enough memory to read it'}")
     violations = _judged(launched, view, checks)
     for violation in violations:
         first, *places = violation_lines(violation)
@@ -227,11 +231,10 @@ def _judged(
 
     if not checks:
         return ()
+    growing = f"pid {launched.growing[0].pid} of it still runs" if launched.growing else ""
     if view is None:
-        return unjudged(checks, "there is no trace")
-    missing = not_recorded(launched.messages)
-    if launched.growing:
-        missing = f"pid {launched.growing[0].pid} of it still runs"
+        return unjudged(checks, growing or "there is no trace")
+    missing = growing or not_recorded(launched.messages)
     return judge(view, checks, missing)
 
 

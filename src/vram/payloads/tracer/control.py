@@ -43,7 +43,8 @@ class TracerLibrary:
 
     @property
     def file(self) -> str:
-        return os.fsdecode(self.library.vram_tracer_file() or b"")
+        """The file being written; bytes that are no UTF-8, which JSON cannot carry, are spelled out."""
+        return (self.library.vram_tracer_file() or b"").decode("utf-8", "backslashreplace")
 
     def counts(self) -> dict[str, int]:
         events, nbytes, lost = c_uint64(), c_uint64(), c_uint64()
@@ -137,7 +138,7 @@ try:
     time.sleep(seconds)
     library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     library.vram_tracer_file.restype = ctypes.c_char_p
-    if os.fsdecode(library.vram_tracer_file() or b"") == file:
+    if (library.vram_tracer_file() or b"").decode("utf-8", "backslashreplace") == file:
         if frameworks in sys.modules:
             sys.modules[frameworks].finish("detach")
         library.vram_tracer_stop()
