@@ -13,9 +13,12 @@ import pytest
 from tests.recording.conftest import VRAM, Workplace
 from tests.recording.test_output import OTHER_RUN, RUN, part
 from tests.trace.writer import TraceFile
+from vram.cli.tracing import trace_line
 from vram.errors import UsageError
+from vram.top.run_live import last_lines
 from vram.trace import cupti, output
 from vram.trace.follow import Follower
+from vram.trace.launch import read_messages
 from vram.trace.output import default_name, require_writable
 
 USE = "context(); alloc(1 << 20)"
@@ -209,3 +212,13 @@ class TestStandardOutput:
             )
         assert done.returncode == 3
         assert done.stderr == "vram: cannot write to standard output: No space left on device\n"
+
+
+def test_what_is_read_after_the_command_may_have_become_a_pipe(pipe: Path) -> None:
+    assert read_messages(str(pipe)) == ()
+    assert last_lines(str(pipe), 100) == []
+
+
+def test_a_process_says_that_its_trace_has_an_impossible_name(pipe: Path) -> None:
+    assert "null byte" in trace_line("/tmp/a\0b")
+    assert "not a plain file" in trace_line(str(pipe))

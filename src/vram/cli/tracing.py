@@ -178,8 +178,8 @@ def trace_line(path: str) -> str:
     try:
         nbytes = os.path.getsize(path)
         return summary(path, read_view(path) if nbytes <= SUMMARISED_NBYTES else None, nbytes)
-    except OSError as error:  # another user's, perhaps in another container
-        return f"{path}: {error.strerror}"
+    except (OSError, ValueError) as error:  # another user's, perhaps in another container; a zero byte in it
+        return f"{path}: {getattr(error, 'strerror', None) or error}"
     except VramError as error:
         return f"{shown_path(path)}: {error}"
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from vram.files import open_plain
 from vram.top.sites import SitesScreen, SitesSource
 from vram.top.terminal_app import TerminalApp
 
@@ -108,7 +109,7 @@ def pass_on(pid: int) -> Callable[[int], None]:
 def last_lines(path: str, nbytes: int) -> list[str]:
     """The last lines of a file that still grows; of a line that was overwritten, what stands there now."""
     try:
-        with open(path, "rb") as file:
+        with open(open_plain(path, os.O_NOFOLLOW), "rb") as file:
             length = file.seek(0, os.SEEK_END)
             file.seek(max(0, length - nbytes))
             text = file.read(nbytes).decode("utf-8", "backslashreplace")

@@ -183,7 +183,7 @@ def without_recorder(base: Mapping[str, str]) -> dict[str, str]:
 def read_messages(path: str) -> tuple[Message, ...]:
     """What the recorder said so far; lines that are none of its own are left out."""
     try:
-        with open(path, "rb") as file:
+        with open(open_plain(path, os.O_NOFOLLOW), "rb") as file:
             lines = file.read(_MOST_MESSAGES_NBYTES).split(b"\n")
     except OSError:
         return ()
