@@ -5,18 +5,21 @@ Each was a file of some hundred kilobytes that took gigabytes, or minutes.
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
 import subprocess
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import pytest
 
 from tests.report.training_traces import training
 from tests.trace.writer import TraceFile, number, text
+from vram import untrusted
 from vram.errors import BadTrace
 from vram.files import open_plain
 from vram.model.trace import CallStack, Frame
@@ -24,6 +27,7 @@ from vram.report import trace_json
 from vram.trace import analysis, naming
 from vram.trace.exports import perfetto, torch_viewer
 from vram.trace.follow import Follower
+from vram.trace.frameworks import jax_profile, torch_history
 from vram.trace.reader import Trace, open_file, open_trace
 from vram.trace.symbols import SymbolBudget, function_names
 
@@ -186,3 +190,44 @@ def test_a_growing_trace_that_consists_of_holes(tmp_path: Path) -> None:
     for _ in range(3):
         follower.advance(everything=True)
     assert follower.live().events == 1
+
+
+class TestAccountsOfFrameworks:
+    """They are packed: a few kilobytes can say a hundred megabytes."""
+
+    def test_a_blob_that_expands_a_thousand_times_is_rejected(self) -> None:
+        bomb = zlib.compress(b'{"form":1,"texts":["' + b"x" * (64 * MIB) + b'"]}', 9)
+        with pytest.raises(untrusted.Rejected, match="larger than allowed"):
+            torch_history.decode(bomb)
+        packed = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+        with pytest.raises(untrusted.Rejected, match="larger than allowed"):
+            jax_profile.decode(packed.compress(b"\x32" * (32 * MIB)) + packed.flush())
+
+    def test_a_stack_of_pytorch_has_a_depth_and_its_names_a_length(self) -> None:
+        snapshot = torch_history.Snapshot(
+            form=1,
+            at="exit",
+            wall_ns=1,
+            ours=True,
+            texts=["n" * 100_000],
+            frames=[(0, 0, 1)],
+            stacks=[[0] * 100_000],
+        )
+        stack = torch_history.stack_of(snapshot, 0)
+        assert len(stack.frames) == 512
+        assert len(stack.frames[0].function) == 1024
+
+    def test_a_sample_of_jax_has_a_depth(self) -> None:
+        def field(number: int, content: bytes) -> bytes:
+            return bytes([number << 3 | 2]) + text(content)
+
+        lines = b"".join(field(4, b"\x08\x01\x10\x05") for _ in range(2000))
+        profile = (
+            field(6, b"")
+            + field(6, b"name")
+            + field(5, b"\x08\x01\x10\x01\x20\x01")
+            + field(4, b"\x08\x01" + lines)
+            + field(2, field(1, b"\x01" * 100_000) + field(2, b"\x01\x10"))
+        )
+        (buffers,) = jax_profile.decode(gzip.compress(profile, 1))
+        assert (len(buffers.stack.frames), buffers.count, buffers.nbytes) == (512, 1, 16)

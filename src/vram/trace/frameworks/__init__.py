@@ -23,6 +23,8 @@ JAX = "jax"
 HOOK_FILE = "<vram tracer>"
 """The file of the one frame of vram's own in a stack of CuPy's blocks (payloads/tracer/frameworks.py)."""
 MOST_ROWS = 20_000
+MOST_TEXT, LEAST_FRAMES = 128 << 20, 4
+"""Of all stacks that frameworks say, together; stacks beyond that have so many frames."""
 
 
 class _Pools(Struct):
@@ -45,7 +47,9 @@ class _Merge:
         self._view, self._trace = view, trace
         self._stacks = [_without_ours(each) for each in view.stacks]
         self._numbers: dict[CallStack, int] = {}
-        self._torch: dict[int, list[torch_history.Snapshot]] = {}
+        self._text_left = MOST_TEXT
+        self._torch: dict[int, torch_history.Snapshot] = {}
+        self._torch_began: set[int] = set()
         self._jax: dict[int, list[jax_profile.Buffers]] = {}
         self._jax_pools: dict[int, list[tuple[int, int, int]]] = {}
         self._damage: list[str] = []
@@ -54,7 +58,7 @@ class _Merge:
         """Take one blob; names that this version does not know are skipped."""
         try:
             if name == "torch":
-                self._torch.setdefault(process, []).append(torch_history.decode(data))
+                self._take_torch(process, torch_history.decode(data))
             elif name == "jax":
                 self._jax[process] = jax_profile.decode(data)
             elif name == "jax-pools":
@@ -62,9 +66,15 @@ class _Merge:
         except untrusted.Rejected as error:
             self._damage.append(f"what {name} said of its memory in process {process} is unreadable: {error}")
 
+    def _take_torch(self, process: int, snapshot: torch_history.Snapshot) -> None:
+        """The last one that is whole counts; a hundred others would only take memory."""
+        if snapshot.at == "begin":
+            self._torch_began.add(process)
+        elif snapshot.at != "attach":
+            self._torch[process] = snapshot
+
     def view(self) -> TraceView:
-        view = self._view
-        latest = {index: found for index in self._torch if (found := self._latest(index)) is not None}
+        view, latest = self._view, self._torch
         segments = TorchSegments(self._trace, latest) if latest else None
         uses: list[BlockUse] = []
         rows: list[LeakSite] = []
@@ -89,16 +99,15 @@ class _Merge:
     def _intern(self, stack: CallStack) -> int:
         if not self._numbers:
             self._numbers = {each: number for number, each in enumerate(self._stacks)}
+        if self._text_left < 0:
+            stack = CallStack(stack.frames[:LEAST_FRAMES])
         number = self._numbers.setdefault(stack, len(self._stacks))
         if number == len(self._stacks):
             self._stacks.append(stack)
+            self._text_left -= sum(len(frame.function) + len(frame.file) for frame in stack.frames)
         return number
 
     # ---- PyTorch ----
-
-    def _latest(self, process: int) -> torch_history.Snapshot | None:
-        whole = [each for each in self._torch.get(process, ()) if each.at not in ("begin", "attach")]
-        return whole[-1] if whole else None
 
     def _torch_of(
         self, process: TracedProcess, snapshot: torch_history.Snapshot, segments: TorchSegments
@@ -118,8 +127,7 @@ class _Merge:
             )
 
     def _torch_missing(self, process: int) -> Iterator[BlockUse]:
-        began = any(each.at == "begin" for each in self._torch.get(process, ()))
-        if began and self._latest(process) is None:
+        if process in self._torch_began and process not in self._torch:
             yield _line(process, NAME, None, 0, 0, (), MISSING)
 
     # ---- JAX ----

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 from msgspec import Struct
 
 from vram import untrusted
 from vram.model.trace import CallStack, Frame
+from vram.trace.frameworks.torch_history import DEEPEST, LONGEST_NAME, unpacked_limit
 
 LARGEST = 64 << 20
 MOST_FIELDS = 500_000
@@ -43,7 +45,7 @@ def decode(data: bytes) -> list[Buffers]:
     """What the profile lists. Raises ``untrusted.Rejected``."""
     unpacking = zlib.decompressobj(_GZIP)
     try:
-        plain = unpacking.decompress(data, LARGEST)
+        plain = unpacking.decompress(data, min(LARGEST, unpacked_limit(len(data))))
     except zlib.error as error:
         raise untrusted.Rejected("wrong-shape", f"it cannot be unpacked: {error}") from error
     if not unpacking.eof:
@@ -94,7 +96,8 @@ class _Profile:
 
     def _frame(self, names: tuple[int, int], line: int) -> Frame:
         function, file = names
-        return Frame("python", self.texts[function], self.texts[file], line if line < 1 << 31 else 0)
+        name, path = self.texts[function][:LONGEST_NAME], self.texts[file][:LONGEST_NAME]
+        return Frame("python", name, path, line if line < 1 << 31 else 0)
 
     def integers(self, data: bytes) -> dict[int, int]:
         return {number: value for number, value in self.fields(data) if isinstance(value, int)}
@@ -149,15 +152,18 @@ def _samples(profile: _Profile) -> Iterator[Buffers]:
                 label = profile.integers(value)
                 labels[profile.texts[label.get(_LABEL_KEY, 0)]] = profile.texts[label.get(_LABEL_TEXT, 0)]
             elif number in (_SAMPLE_LOCATION, _SAMPLE_VALUE):
-                (locations if number == _SAMPLE_LOCATION else values).extend(_repeated(value))
+                (locations if number == _SAMPLE_LOCATION else values).extend(
+                    islice(_repeated(value), DEEPEST)
+                )
         count, nbytes = [*values, 0, 0][:2]
         if max(count, nbytes) >= 1 << 63:
             continue  # negative: nothing that is live
         device = labels.get("device", "")
         if "cpu" in device.lower():
             continue
-        frames = tuple(frame for each in locations for frame in profile.frames.get(each, ()))
-        yield Buffers(CallStack(frames), _gpu(device), labels.get("kind", "buffer"), count, nbytes)
+        frames = (frame for each in locations for frame in profile.frames.get(each, ()))
+        stack = CallStack(tuple(islice(frames, DEEPEST)))
+        yield Buffers(stack, _gpu(device), labels.get("kind", "buffer"), count, nbytes)
 
 
 def _repeated(value: int | bytes) -> Iterator[int]:

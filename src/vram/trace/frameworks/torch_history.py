@@ -17,6 +17,9 @@ from vram.model.trace import CallStack, Frame
 
 FORM = 1
 LARGEST_TEXT = 128 << 20
+# What was packed expands to about ten times its size; a blob that was made for it, to a thousand times.
+MOST_EXPANSION, LEAST_LIMIT = 100, 1 << 20
+DEEPEST, LONGEST_NAME = 512, 1024
 MOST_ITEMS = 8_000_000
 
 ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM = range(7)
@@ -31,6 +34,7 @@ CLOCK_ERROR_US = 1000
 """PyTorch converts its clock, and notes what the driver returned some microseconds later."""
 
 _HIGHEST = 1 << 64
+_MOST_GPUS = 256
 
 
 class Columns(Struct, frozen=True):
@@ -88,7 +92,7 @@ def decode(data: bytes) -> Snapshot:
     """The snapshot in a blob. Raises ``untrusted.Rejected``."""
     unpacking = zlib.decompressobj()
     try:
-        text = unpacking.decompress(data, LARGEST_TEXT)
+        text = unpacking.decompress(data, min(LARGEST_TEXT, unpacked_limit(len(data))))
     except zlib.error as error:
         raise untrusted.Rejected("wrong-shape", f"it cannot be unpacked: {error}") from error
     if not unpacking.eof:
@@ -102,6 +106,11 @@ def decode(data: bytes) -> Snapshot:
     return snapshot
 
 
+def unpacked_limit(nbytes: int) -> int:
+    """How large a blob of *nbytes* may become."""
+    return max(LEAST_LIMIT, nbytes * MOST_EXPANSION)
+
+
 def _problems(snapshot: Snapshot) -> Iterator[str]:
     """What does not fit together; the first is enough."""
     if not all(_below(numbers[:2], len(snapshot.texts)) and numbers[2] >= 0 for numbers in snapshot.frames):
@@ -109,12 +118,14 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
     if not all(_below(frames, len(snapshot.frames)) for frames in snapshot.stacks):
         yield "a stack names a frame that is not there"
     for gpu, address, nbytes, _, blocks in snapshot.segments:
-        if not 0 <= gpu < 4096 or not _in_memory(address, nbytes) or len(blocks) % 4:
+        if not 0 <= gpu < _MOST_GPUS or not _in_memory(address, nbytes) or len(blocks) % 4:
             yield "a segment is impossible"
         if not _below(blocks[3::4], len(snapshot.stacks)) or not _below(blocks[2::4], 3):
             yield "a block is impossible"
         if min(blocks, default=0) < 0 or sum(blocks[0::4]) > nbytes or sum(blocks[1::4]) > nbytes:
             yield "a segment's blocks are larger than the segment"
+    if len(snapshot.traces) > _MOST_GPUS:
+        yield "it has too many GPUs"
     for each in snapshot.traces:
         lengths = {
             len(column) for column in (each.action, each.address, each.nbytes, each.time_us, each.stack)
@@ -140,10 +151,11 @@ def _in_memory(address: int, nbytes: int) -> bool:
 def stack_of(snapshot: Snapshot, number: int) -> CallStack:
     """A stack in the words of a trace. PyTorch gives frames of C++ without a line."""
     frames = []
-    for each in snapshot.stacks[number] if number < len(snapshot.stacks) else ():
+    for each in snapshot.stacks[number][:DEEPEST] if number < len(snapshot.stacks) else ():
         name, file, line = snapshot.frames[each]
         language: Literal["python", "native"] = "python" if line else "native"
-        frames.append(Frame(language, snapshot.texts[name], snapshot.texts[file], line))
+        texts = snapshot.texts[name][:LONGEST_NAME], snapshot.texts[file][:LONGEST_NAME]
+        frames.append(Frame(language, texts[0], texts[1], line))
     return CallStack(tuple(frames))
 
 
