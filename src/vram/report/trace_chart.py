@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import GpuUse, Holes, Mark, TimelinePoint, TraceView
+from vram.model.trace import GpuUse, Holes, Mark, TimelinePoint, TraceView, stack_of
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import (
     gpu_name,
@@ -20,7 +20,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_places import caller, place, stack_of
+from vram.report.trace_places import caller, place
 from vram.units import counted, size
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

@@ -18,11 +18,13 @@ from vram.model.trace import (
     TimelinePoint,
     TracedProcess,
     TraceView,
+    Verdict,
+    stack_of,
 )
 from vram.report.json import encode
 from vram.report.trace_diff import PICKS, DiffRow, differences
-from vram.report.trace_places import place, stack_of
-from vram.report.trace_rows import VERDICTS, AllocationRow, By, Verdict, churn_rows, leaks_of, rows, site_key
+from vram.report.trace_places import place
+from vram.report.trace_rows import VERDICTS, AllocationRow, By, churn_rows, leaks_of, rows, site_key
 
 View = Literal["summary", "peak", "leaks", "timeline", "churn", "frag"]
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import Frame, GpuUse, LeakSite, Site, TraceView
+from vram.model.trace import Frame, GpuUse, LeakSite, Site, TraceView, Verdict, stack_of
 from vram.report.layout import RenderOptions
 from vram.report.trace_diff import PICKS, Differences, differences
 from vram.report.trace_lines import (
@@ -29,13 +29,11 @@ from vram.report.trace_lines import (
     stack_lines,
     table,
 )
-from vram.report.trace_places import stack_of
 from vram.report.trace_rows import (
     VERDICTS,
     AllocationRow,
     By,
     Rows,
-    Verdict,
     amounts,
     branches,
     churn_rows,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from vram.model.trace import ON_GPU, CallStack, Frame, Gap, GpuUse, Site, TraceView
+from vram.model.trace import ON_GPU, Frame, Gap, GpuUse, Site, TraceView, stack_of
 from vram.report.trace_page.lanes import Level, lanes
 from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, executables, package
 from vram.report.trace_page.phrases import gpu_name, moment, sentences, shortened
+from vram.report.trace_places import NO_STACK
 from vram.units import size
 
 WIDTH, HEIGHT, LEFT = 640, 90, 74
@@ -129,9 +130,9 @@ def _by_stack(sites: list[Site]) -> list[tuple[int, int, int]]:
 
 def _place(view: TraceView, stack: int) -> str:
     """The line of the program itself, and the innermost frame where that is another."""
-    frames = (view.stacks[stack] if 0 <= stack < len(view.stacks) else CallStack()).frames
+    frames = stack_of(view, stack).frames
     if not frames:
-        return "no stack was recorded"
+        return NO_STACK
     programs = executables(view.processes)
     own = next((frame for frame in frames if package(frame, programs) in (PROGRAM, NOTEBOOK)), None)
     inner = next((frame for frame in frames if frame.language == "python"), frames[0])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from vram.model.trace import EndReason, Gap, GpuUse, LeakSite, MemoryKind, Site, TracedProcess, TraceView
+from vram.model.trace import BLOCKS, EndReason, Gap, GpuUse, LeakSite, Site, TracedProcess, TraceView
 from vram.report.escape import inert
 from vram.units import counted, duration, size
 
@@ -134,7 +134,7 @@ def _never_freed(leaks: tuple[LeakSite, ...]) -> Iterator[Sentence]:
         yield Sentence("good", "No leak was found.")
     for blocks in (False, True):
         what = " in blocks of frameworks" if blocks else ""
-        sites = [leak for leak in leaks if is_block(leak.site.kind) == blocks]
+        sites = [leak for leak in leaks if (leak.site.kind in BLOCKS) == blocks]
         if leaked := [leak.site for leak in sites if leak.verdict == "leaked"]:
             yield Sentence("bad", f"{_sum(leaked)}{what} leaked, from {counted(len(leaked), 'place')}.")
         if growing := [leak.site for leak in sites if leak.verdict == "growing"]:
@@ -144,11 +144,6 @@ def _never_freed(leaks: tuple[LeakSite, ...]) -> Iterator[Sentence]:
 
 def _sum(sites: list[Site]) -> str:
     return size(sum(site.nbytes for site in sites))
-
-
-def is_block(kind: MemoryKind) -> bool:
-    """Whether a framework speaks of it: such memory lies inside what the driver gave."""
-    return kind.endswith((" block", " buffer"))
 
 
 def _failures(view: TraceView) -> Iterator[Sentence]:
