@@ -11,7 +11,6 @@ from rich.text import Text
 from vram.model.trace import GpuUse, Holes, Mark, TimelinePoint, TraceView, stack_of
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import (
-    gpu_name,
     head,
     heading,
     missing,
@@ -21,6 +20,7 @@ from vram.report.trace_lines import (
     table,
 )
 from vram.report.trace_places import caller, place
+from vram.report.trace_words import gpu_name
 from vram.units import counted, size
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

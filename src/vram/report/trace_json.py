@@ -24,7 +24,8 @@ from vram.model.trace import (
 from vram.report.json import encode
 from vram.report.trace_diff import PICKS, DiffRow, differences
 from vram.report.trace_places import place
-from vram.report.trace_rows import VERDICTS, AllocationRow, By, churn_rows, leaks_of, rows, site_key
+from vram.report.trace_rows import AllocationRow, By, churn_rows, leaks_of, rows, site_key
+from vram.report.trace_words import VERDICTS
 
 View = Literal["summary", "peak", "leaks", "timeline", "churn", "frag"]
 

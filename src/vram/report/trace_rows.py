@@ -31,7 +31,6 @@ from vram.units import size
 
 By = Literal["line", "function", "file", "library", "stack"]
 GROUPINGS: tuple[By, ...] = get_args(By)
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 Memory = Literal["gpu", "host", "block"]
 SiteKey = tuple[int, MemoryKind, int | None, int]

@@ -17,7 +17,6 @@ from vram.report.trace_lines import (
     before_sentences,
     branch_lines,
     failure_text,
-    gpu_name,
     head,
     heading,
     missing,
@@ -28,14 +27,14 @@ from vram.report.trace_lines import (
     table,
 )
 from vram.report.trace_places import caller, is_wrapper, place
-from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, amounts, branches, leaks_of, on_gpu, rows
+from vram.report.trace_rows import AllocationRow, Rows, amounts, branches, leaks_of, on_gpu, rows
+from vram.report.trace_words import VERDICTS, framework_name, gpu_name
 from vram.units import counted, size
 
 _PLACES = 3
 _MOST_GPUS = 8
 _MOST_LEAKS = 5
 _MOST_NOTES = 4
-_FRAMEWORKS = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "other": "another framework"}
 _STYLES = {"leaked": "red", "growing": "yellow", "in use at exit": "dim"}
 
 
@@ -103,10 +102,6 @@ def _frameworks(view: TraceView, use: GpuUse, options: RenderOptions) -> Iterato
 def blocks_at_peak(view: TraceView, gpu: int | None) -> list[BlockUse]:
     """Frameworks' accounts of a GPU's highest moment that say which place holds what."""
     return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu and block.sites]
-
-
-def framework_name(name: str) -> str:
-    return _FRAMEWORKS.get(name, name)
 
 
 def framework_sentences(view: TraceView, gpu: int | None) -> list[str]:

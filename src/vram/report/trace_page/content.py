@@ -26,7 +26,6 @@ from vram.model.trace import (
 from vram.report.trace_page.lanes import lanes
 from vram.report.trace_page.packages import executables
 from vram.report.trace_page.phrases import (
-    VERDICTS,
     command_line,
     framework_name,
     recorded,
@@ -35,6 +34,7 @@ from vram.report.trace_page.phrases import (
 )
 from vram.report.trace_page.stack_tree import SMALLER, StackTree
 from vram.report.trace_rows import SiteKey, site_key
+from vram.report.trace_words import PAGE_VERDICT_REASONS, VERDICTS
 
 MOST_PLACES = 20_000
 MOST_MARKS = 2_000
@@ -44,7 +44,7 @@ MOST_BLOCKS = 4_000
 _TOGETHER = -(2**64)
 """Stands for the stack of the smaller places; no trace has such a number."""
 
-VERDICT_ORDER = ("", "in use at exit", "growing", "leaked")
+VERDICT_ORDER = ("", *reversed(VERDICTS))
 """Index 0: everything was freed. The last is the worst."""
 
 GROUPS = {
@@ -110,7 +110,7 @@ def content(view: TraceView) -> dict[str, Any]:
     return {
         "recorded": recorded(view),
         "sentences": [sentence._asdict() for sentence in sentences(view)],
-        "verdicts": {"order": VERDICT_ORDER, "meaning": VERDICTS},
+        "verdicts": {"order": VERDICT_ORDER, "meaning": PAGE_VERDICT_REASONS},
         "groups": GROUPS,
         "duration": view.duration_ns,
         "events": view.events,

@@ -7,8 +7,9 @@ from html import escape
 from vram.model.trace import ON_GPU, Frame, Gap, GpuUse, Site, TraceView, stack_of
 from vram.report.trace_page.lanes import Level, lanes
 from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, executables, package
-from vram.report.trace_page.phrases import gpu_name, moment, sentences, shortened
+from vram.report.trace_page.phrases import moment, sentences, shortened
 from vram.report.trace_places import NO_STACK
+from vram.report.trace_words import gpu_name
 from vram.units import size
 
 WIDTH, HEIGHT, LEFT = 640, 90, 74
