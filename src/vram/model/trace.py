@@ -232,7 +232,8 @@ class ChurnSite(Struct, frozen=True, kw_only=True):
 class Holes(Struct, frozen=True, kw_only=True):
     """The address ranges of one GPU's live allocations at a moment: how scattered they are.
 
-    Measured at the GPU's peak and at the end; gaps of more than 1 GiB are no holes.
+    Measured at the GPU's peak and at the end; gaps of more than 1 GiB are no holes. A block is its address,
+    size and stack.
     """
 
     gpu: int | None
@@ -244,8 +245,8 @@ class Holes(Struct, frozen=True, kw_only=True):
     holes: int
     hole_nbytes: int
     largest_hole: int
-    blocks: tuple[tuple[int, int, int], ...] = ()
-    """(address, size, stack), by address; at most some thousands, the largest."""
+    blocks: tuple[tuple[int, int, int], ...]
+    """By address; at most some thousands, the largest."""
 
 
 class BlockUse(Struct, frozen=True, kw_only=True):
