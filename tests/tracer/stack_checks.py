@@ -24,6 +24,7 @@ def stamps():
     stamp = HOLDING.harness_stamp
     stamp.restype, stamp.argtypes = ctypes.c_uint64, (ctypes.py_object,)
     seen, reused = {}, 0
+
     def compiled(source, name):
         return next(part for part in compile(source, name, "exec").co_consts if hasattr(part, "co_code"))
 

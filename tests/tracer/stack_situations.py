@@ -22,9 +22,9 @@ from stack_compare import (
     HARNESS,
     HOLDING,
     LIBRARY,
+    WALKS,
     Place,
     Result,
-    WALKS,
     compare,
     expected,
     function_name,
@@ -309,7 +309,7 @@ def odd_names():
         function = scope["f"]
         function.__code__ = function.__code__.replace(co_name=name, co_filename=name)
         function()
-        if sys.version_info >= (3, 11):
+        if hasattr(function.__code__, "co_qualname"):
             for qualified in (name, "Outer." + name, _Name("Outer." + name)):
                 function.__code__ = function.__code__.replace(co_qualname=qualified)
                 function()

@@ -8,6 +8,7 @@ from vram.model.trace import ON_GPU, CallStack, Frame, Gap, GpuUse, Site, TraceV
 from vram.report.trace_page.lanes import Level, lanes
 from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, executables, package
 from vram.report.trace_page.phrases import gpu_name, moment, sentences, shortened
+from vram.report.trace_places import function_name
 from vram.units import size
 
 WIDTH, HEIGHT, LEFT = 640, 90, 74
@@ -142,6 +143,5 @@ def _place(view: TraceView, stack: int) -> str:
 def _frame(frame: Frame) -> str:
     file = "/".join(frame.file.split("/")[-2:])
     where = f"{file}:{frame.line}" if frame.language == "python" else file
-    return (
-        f"<code><bdi>{escape(shortened(frame.function))}</bdi></code> <bdi>{escape(shortened(where))}</bdi>"
-    )
+    name = shortened(function_name(frame))
+    return f"<code><bdi>{escape(name)}</bdi></code> <bdi>{escape(shortened(where))}</bdi>"
