@@ -7,7 +7,18 @@ import sys
 import tempfile
 import threading
 
-from stack_compare import HARNESS, HOLDING, LIBRARY, Place, Result, compare, expected, read, text
+from stack_compare import (
+    HARNESS,
+    HOLDING,
+    LIBRARY,
+    Place,
+    Result,
+    compare,
+    expected,
+    function_name,
+    read,
+    text,
+)
 
 
 def threads():
@@ -111,7 +122,7 @@ f()
 
 
 def sub_interpreter():
-    functions = "\n".join(inspect.getsource(each) for each in (Place, text, expected, read))
+    functions = "\n".join(inspect.getsource(each) for each in (Place, text, function_name, expected, read))
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out")
         script = SUB.format(harness=HARNESS, functions=functions, out=out)

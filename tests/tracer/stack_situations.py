@@ -12,7 +12,7 @@ import functools
 import gc
 import sys
 
-from stack_compare import CALLBACK, HOLDING, LIBRARY, Result, compare
+from stack_compare import CALLBACK, HOLDING, LIBRARY, WALKS, Place, Result, compare
 from stack_runtime import foreign_thread, imports, sub_interpreter, threads, tracing
 from stack_trees import random_trees
 
@@ -204,6 +204,74 @@ def from_c():
     eval("[compare() for _ in range(2)]")
 
 
+class _Name(str):
+    """Is not read: it may be laid out in another way."""
+
+
+def qualified_names():
+    """What Python itself calls these functions, written out; before 3.11 only the last part."""
+
+    class Model:
+        class Layer:
+            def forward(self):
+                check("qualified_names.<locals>.Model.Layer.forward")
+
+        def forward(self):
+            check("qualified_names.<locals>.Model.forward")
+            self.Layer().forward()
+
+            def inner():
+                check("qualified_names.<locals>.Model.forward.<locals>.inner")
+
+            inner()
+
+        @staticmethod
+        def make():
+            check("qualified_names.<locals>.Model.make")
+
+        @property
+        def weights(self):
+            check("qualified_names.<locals>.Model.weights")
+
+        def batches(self):
+            check("qualified_names.<locals>.Model.batches")
+            yield
+
+        async def fetch(self):
+            check("qualified_names.<locals>.Model.fetch")
+
+        apply = lambda self: check("qualified_names.<locals>.Model.<lambda>")  # noqa: E731
+
+    class Child(Model):
+        pass
+
+    def check(name):
+        place, code = (Place * 2)(), sys._getframe(1).f_code
+        wanted = name if sys.version_info >= (3, 11) else name.rpartition(".")[2]
+        for walk in WALKS:
+            walk(place, 2)
+            Result.compared += 1
+            if place[1].function.decode() != wanted or getattr(code, "co_qualname", wanted) != wanted:
+                Result.differ(place[1].function.decode(), wanted)
+        compare()
+
+    for model in (Model(), Child()):
+        model.forward()
+        model.make()
+        _ = model.weights
+        list(model.batches())
+        with contextlib.suppress(StopIteration):
+            model.fetch().send(None)
+        model.apply()
+        (lambda: check("qualified_names.<locals>.<lambda>"))()
+        list(check("qualified_names.<locals>.<genexpr>") for _ in range(1))  # noqa: C400
+    _module_level(check)
+
+
+def _module_level(check):
+    check("_module_level")
+
+
 def odd_names():
     names = (
         "",
@@ -225,6 +293,10 @@ def odd_names():
         function = scope["f"]
         function.__code__ = function.__code__.replace(co_name=name, co_filename=name)
         function()
+        if hasattr(function.__code__, "co_qualname"):
+            for qualified in (name, "Outer." + name, _Name("Outer." + name)):
+                function.__code__ = function.__code__.replace(co_qualname=qualified)
+                function()
     for source in (
         "compare()",
         "\n" * 70_000 + "compare()",
@@ -307,8 +379,8 @@ def collection():
 
 
 SITUATIONS = (
-    plain_calls, recursion, generators, tasks, expressions, decorators, classes, from_c, odd_names,
-    immortal_code, closures, exceptions, threads, foreign_thread, collection, tracing, imports,
+    plain_calls, recursion, generators, tasks, expressions, decorators, classes, from_c, qualified_names,
+    odd_names, immortal_code, closures, exceptions, threads, foreign_thread, collection, tracing, imports,
     sub_interpreter, random_trees,
 )  # fmt: skip
 

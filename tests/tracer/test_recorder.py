@@ -38,6 +38,25 @@ def test_allocations_carry_their_python_stack(traced: Traced) -> None:
     assert large["device"] == device["device"] == 0
 
 
+def test_a_method_is_named_with_its_class(traced: Traced) -> None:
+    traced.run(
+        "context()\n"
+        "class Model:\n"
+        "    def forward(self):\n"
+        "        return list(self.layers())\n"
+        "    def layers(self):\n"
+        "        yield (lambda: alloc(4096))()\n"
+        "def main():\n"
+        "    def step():\n"
+        "        Model().forward()\n"
+        "    step()\n"
+        "main()\n"
+    )
+    [record] = [record for record in traced.section().named("ALLOC") if record["kind"] == 0]
+    names = ["alloc", "Model.layers.<locals>.<lambda>", "Model.layers", "Model.forward", "main.<locals>.step"]
+    assert [frame[0] for frame in record.stack] == [*names, "main", "<module>"]
+
+
 def test_the_header_names_the_process(traced: Traced) -> None:
     pid = int(traced.run("context()\nsay(os.getpid())", run="00112233445566778899aabbccddeeff"))
     section = traced.section()

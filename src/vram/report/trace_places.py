@@ -108,6 +108,16 @@ def _is_on_the_way(frame: Frame) -> bool:
     return frame.language == "native" and _ON_THE_WAY.match(frame.file.rpartition("/")[2]) is not None
 
 
+def function_name(frame: Frame) -> str:
+    """``Model.forward``, ``main.step`` for ``main.<locals>.step``: as people write it, in one short piece."""
+    return frame.function.replace(".<locals>.", ".") if frame.language == "python" else frame.function
+
+
+def last_name(frame: Frame) -> str:
+    """``forward`` of ``Model.forward``: what its ``def`` says."""
+    return frame.function.rpartition(".")[2] if frame.language == "python" else frame.function
+
+
 def position(frame: Frame) -> str:
     """``train.py:40``, or ``libnccl.so.2+0x1f40`` for native code."""
     if frame.language == "native":

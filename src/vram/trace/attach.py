@@ -88,11 +88,11 @@ def attach(
     deadline_s: float = 30.0,
 ) -> AttachReceipt:
     """Start recording *pid* into *output*; raises why that was not done."""
-    require_library()
     if "\n" in output:
         raise UsageError("the file's name contains a line break", hint="choose another file with -o")
     with audit.refusals_logged("attach", [pid]):
         target = identify(host, pid)
+    require_library()
     _require_python(target, via)
     fields = {
         "verb": "start",

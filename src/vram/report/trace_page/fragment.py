@@ -8,7 +8,7 @@ from vram.model.trace import ON_GPU, Frame, Gap, GpuUse, Site, TraceView, stack_
 from vram.report.trace_page.lanes import Level, lanes
 from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, executables, package
 from vram.report.trace_page.phrases import moment, sentences, shortened
-from vram.report.trace_places import NO_STACK
+from vram.report.trace_places import NO_STACK, function_name
 from vram.report.trace_words import gpu_name
 from vram.units import size
 
@@ -144,6 +144,5 @@ def _place(view: TraceView, stack: int) -> str:
 def _frame(frame: Frame) -> str:
     file = "/".join(frame.file.split("/")[-2:])
     where = f"{file}:{frame.line}" if frame.language == "python" else file
-    return (
-        f"<code><bdi>{escape(shortened(frame.function))}</bdi></code> <bdi>{escape(shortened(where))}</bdi>"
-    )
+    name = shortened(function_name(frame))
+    return f"<code><bdi>{escape(name)}</bdi></code> <bdi>{escape(shortened(where))}</bdi>"

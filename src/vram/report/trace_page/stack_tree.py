@@ -8,7 +8,7 @@ from typing import Any
 from vram.model.trace import Frame
 from vram.report.trace_page.packages import package
 from vram.report.trace_page.phrases import shortened
-from vram.report.trace_places import NO_STACK
+from vram.report.trace_places import NO_STACK, function_name
 
 DEEPEST = 256
 
@@ -40,7 +40,7 @@ class StackTree:
         number = self._number
         frames = {
             "native": [int(frame.language == "native") for frame in self.frames],
-            "function": [number(frame.function) for frame in self.frames],
+            "function": [number(function_name(frame)) for frame in self.frames],
             "file": [number(frame.file) for frame in self.frames],
             "line": [frame.line for frame in self.frames],
             "package": [
