@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from vram.trace.native import DamageRow, SectionRow
 from vram.units import counted, size
 
-NO_SECTION = 2**32 - 1
-
 # By the codes of native/tracereader/reader.h.
 _SENTENCES: dict[int, Callable[[int], str]] = {
     1: lambda count: f"{size(count)} of the file belong to nothing that is known; skipped",

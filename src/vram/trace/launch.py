@@ -8,7 +8,6 @@ keeps the command from running; what its user must know it writes into a file, w
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import struct
 import tempfile
@@ -213,7 +212,3 @@ def _machine(path: str) -> tuple[int, int] | None:
             _, width, order, machine = _ELF.unpack(head)
             return width, machine if order == 1 else int.from_bytes(machine.to_bytes(2, "little"), "big")
     return None
-
-
-def this_machine() -> str:
-    return platform.machine()
