@@ -28,6 +28,8 @@ _MOST_BLOB_NBYTES = 1 << 30
 _EVENTS_AT_ONCE = 65536
 
 EVENT_TYPES = ("", "alloc", "free", "failed", "map", "unmap", "retain", "trim")
+ALLOC, FREE, FAILED, MAP, UNMAP, RETAIN, TRIM = range(1, len(EVENT_TYPES))
+"""``EventBatch.type``, by the numbers of native/tracereader/reader.h."""
 
 
 class EventBatch(NamedTuple):

@@ -83,7 +83,7 @@ class _Merge:
                     rows += use.never_freed()
             uses += self._torch_missing(process.index)
             uses += self._jax_lines(process.index)
-        leaks = view.leaks if segments is None else segments.are_no_leaks(view)
+        leaks = view.leaks if segments is None else segments.judged_leaks(view)
         outside = _outside(view, [*view.frameworks, *uses])
         rows.sort(key=lambda row: (row.verdict == "in use at exit", -row.site.nbytes))
         return replace(
