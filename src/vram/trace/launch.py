@@ -157,9 +157,10 @@ def launch(prepared: Launch, base: Mapping[str, str], wait: Wait, *, force: bool
     return prepared.finished(status, force=force, untraced=untraced)
 
 
-def require_library() -> None:
+def require_library(error: type[VramError] = VramError) -> None:
+    """Raise *error* where the recorder is not installed."""
     if not os.path.exists(LIBRARY):
-        raise VramError(
+        raise error(
             "vram's recorder, libvramtracer.so, is not installed",
             hint="in a checkout run `python native/build.py`; else reinstall vram for this platform",
         )
