@@ -114,7 +114,7 @@ class Launch:
         driver = self._host.system.host_files().driver.module_version
         libraries = cupti.candidates(self.argv, base, self._host.system.cupti(), driver)
         settings = self.settings
-        said = {
+        values = {
             "OUTPUT": settings.output,
             "RUN": self.run,
             "STACKS": settings.stacks,
@@ -127,7 +127,7 @@ class Launch:
         }
         variables = without_recorder(base)
         variables[INJECTION] = LIBRARY
-        return variables | {f"{PREFIX}{name}": value for name, value in said.items() if value}
+        return variables | {f"{PREFIX}{name}": value for name, value in values.items() if value}
 
     def messages(self) -> tuple[Message, ...]:
         return read_messages(self.messages_path)
