@@ -15,7 +15,7 @@ from tests.report import training_traces
 from tests.report.training_traces import SECOND, leak, python, site, training
 from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
-from vram.report import trace_chart, trace_fit, trace_summary, trace_views
+from vram.report import trace_chart, trace_fit, trace_summary, trace_views, trace_words
 from vram.report.layout import RenderOptions
 from vram.report.trace_diff import PICKS, differences
 from vram.report.trace_lines import moment, place_text
@@ -145,7 +145,7 @@ def test_what_is_missing_is_said(changes: dict[str, object], words: str) -> None
 
 def test_each_verdict_has_its_reason() -> None:
     said = " ".join(text("leaks", training()).split())
-    for verdict, reason in trace_views.REASONS.items():
+    for verdict, reason in trace_words.VERDICT_REASONS.items():
         assert verdict in said.lower()
         assert reason in said
 

@@ -19,11 +19,6 @@ _MOST_STACKS = 20_000
 _ON_THE_WAY = re.compile(r"(?:lib(?:cuda|cudart|cupti|ffi|vramtracer)|_ctypes)[.-]")
 
 
-def stack_of(view: TraceView, number: int) -> CallStack:
-    """The stack *number*; an empty one where the trace has none of that number."""
-    return view.stacks[number] if 0 <= number < len(view.stacks) else CallStack()
-
-
 @lru_cache(maxsize=65536)
 def is_installed(file: str) -> bool:
     """Whether *file* belongs to an installed package or to Python itself, not to the program."""
