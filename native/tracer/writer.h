@@ -93,26 +93,6 @@ static inline void commit(struct writer *writer, uint8_t type, uint8_t *end) {
     writer->at = end;
 }
 
-enum record {
-    RECORD_FAILED = 0x01,
-    RECORD_THREAD = 0x02,
-    RECORD_WHERE = 0x03,
-    RECORD_PLACE = 0x04,
-    RECORD_NODE = 0x05,
-    RECORD_MAP = 0x06,
-    RECORD_UNMAP = 0x07,
-    RECORD_RETAIN = 0x08,
-    RECORD_GAP = 0x09,
-    RECORD_END = 0x0a,
-    RECORD_BLOB = 0x0b,
-    RECORD_MARK = 0x0c,
-    RECORD_BEFORE = 0x0d,
-    RECORD_TRIM = 0x0e,
-    RECORD_DEVICE = 0x0f,
-    RECORD_ALLOC = 0x40,
-    RECORD_FREE = 0x60,
-};
-
 /* ---- stacks.c ---- */
 
 /* The number of the calling thread's stack in the writer; 0 where there is none. */

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.report import training_traces
-from tests.report.trace_samples import HOSTILE, SECOND, empty, hostile, large, process, python, training
+from tests.report.extreme_traces import HOSTILE, empty, hostile, large
+from tests.report.page_traces import process, training
+from tests.report.training_traces import SECOND, python
 from vram.model.trace import CallStack, Frame, Gap, Site, TimelinePoint, TracedProcess, TraceView
 from vram.report import trace_json
 from vram.report.escape import inert

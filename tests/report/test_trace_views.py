@@ -15,7 +15,7 @@ from tests.report import training_traces
 from tests.report.training_traces import SECOND, leak, python, site, training
 from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
-from vram.report import trace_chart, trace_fit, trace_summary, trace_views
+from vram.report import trace_chart, trace_fit, trace_summary, trace_views, trace_words
 from vram.report.layout import RenderOptions
 from vram.report.trace_diff import PICKS, differences
 from vram.report.trace_lines import moment, place_text
@@ -145,7 +145,7 @@ def test_what_is_missing_is_said(changes: dict[str, object], words: str) -> None
 
 def test_each_verdict_has_its_reason() -> None:
     said = " ".join(text("leaks", training()).split())
-    for verdict, reason in trace_views.REASONS.items():
+    for verdict, reason in trace_words.VERDICT_REASONS.items():
         assert verdict in said.lower()
         assert reason in said
 
@@ -232,6 +232,15 @@ def test_who_called_a_wrapper_is_named() -> None:
     assert "3.0 GiB from load  /p/model.py:7" in text("summary", view)
     alone = training(stacks=stacks, peak=(site(0, 3 * GIB),))
     assert "alloc  /p/gpu.py:5 ← load  /p/model.py:7" in text("peak", alone, 120)
+
+
+def test_in_a_program_of_one_file_another_function_is_the_caller() -> None:
+    wrapper, main = python("alloc", "/p/a.py", 5), python("<module>", "/p/a.py", 90)
+    step = python("Model.step", "/p/a.py", 9)
+    elsewhere = python("main", "/p/b.py", 2)
+    assert caller(CallStack((wrapper, step, main))) == step
+    assert caller(CallStack((wrapper, step, main, elsewhere))) == elsewhere
+    assert caller(CallStack((wrapper, main))) is None
 
 
 @pytest.mark.parametrize("by", GROUPINGS)

@@ -1,4 +1,4 @@
-"""Traces made by hand: a training run with a bit of everything, one that leaks nothing, a hostile one."""
+"""Traces made by hand for terminals: a training run with a bit of everything, an empty and a hostile one."""
 
 from __future__ import annotations
 

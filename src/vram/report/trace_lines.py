@@ -15,25 +15,13 @@ from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProc
 from vram.report.layout import RenderOptions, paragraph, shorten
 from vram.report.trace_places import NO_STACK, function_name, last_name, position
 from vram.report.trace_rows import AllocationRow, CallerShare
+from vram.report.trace_words import EARLY_ENDS, GAP_REASONS, gpu_name
 from vram.units import counted, duration, size
 
 _CALLERS = 3
 _MOST_FRAMES = 200
 _SECOND_NS, _MS_NS = 10**9, 10**6
 
-_ENDS = {
-    "detached": "recording was stopped by `vram detach`",
-    "disk full": "recording stopped early: no space was left on the disk",
-    "write error": "recording stopped early: the file could not be written",
-    "no cupti": "recording stopped early: CUPTI could not be used",
-    "cut": "the recording has no end: the process was killed, or still runs",
-}
-_GAPS = {
-    "another subscriber": "another profiler used CUPTI",
-    "cupti shut down": "the program shut CUPTI down",
-    "detached": "the recorder was detached",
-    "unknown": "for a reason that the file does not name",
-}
 # CUresult, as cuda.h numbers them.
 _RESULTS = {
     1: "invalid value",
@@ -59,10 +47,6 @@ def moment(ns: int) -> str:
     if ns < 60 * _SECOND_NS:
         return f"{ns / 1e9:.2f} s" if ns < 10 * _SECOND_NS else f"{ns / 1e9:.1f} s"
     return duration(ns / 1e9)
-
-
-def gpu_name(gpu: int | None) -> str:
-    return "unknown GPU" if gpu is None else f"GPU {gpu}"
 
 
 def allocations(count: int) -> str:
@@ -331,15 +315,16 @@ def _unpaired(view: TraceView) -> Iterator[str]:
 
 def _early_ends(view: TraceView) -> Iterator[str]:
     for process in view.processes:
-        if process.end in _ENDS:
+        if process.end in EARLY_ENDS:
             errno = f" (errno {process.end_errno})" if process.end_errno else ""
-            yield f"pid {process.pid}: {_ENDS[process.end]}{errno}."
+            yield f"pid {process.pid}: {EARLY_ENDS[process.end]}{errno}."
 
 
 def _gap_sentences(view: TraceView) -> Iterator[str]:
     pids = {process.index: process.pid for process in view.processes}
     for gap in view.gaps[:3]:
-        yield f"pid {pids.get(gap.process, '?')}: nothing was recorded {_span(gap)}: {_GAPS[gap.reason]}."
+        pid, reason = pids.get(gap.process, "?"), GAP_REASONS[gap.reason]
+        yield f"pid {pid}: nothing was recorded {_span(gap)}: {reason}."
     if len(view.gaps) > 3:
         yield f"{len(view.gaps) - 3} more gaps."
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from vram.model.trace import (
+    BLOCKS,
     KIND_NUMBERS,
     ON_GPU,
     BlockUse,
@@ -15,6 +17,7 @@ from vram.model.trace import (
     FailedAllocation,
     Frame,
     Gap,
+    GapReason,
     GpuUse,
     HeldBefore,
     Holes,
@@ -26,18 +29,13 @@ from vram.model.trace import (
     TimelinePoint,
     TracedProcess,
     TraceView,
+    Verdict,
 )
 from vram.trace.damage import damage_sentences
 from vram.trace.growth import is_growing
 from vram.trace.native import PLACE, GpuRow, LeftRow, NativeReader, SectionRow, SiteRow, Strings
 
-LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | {
-    "pinned host",
-    "torch block",
-    "cupy block",
-    "jax buffer",
-    "framework block",
-}
+LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | BLOCKS | {"pinned host"}
 """Kinds of which never-freed allocations are judged."""
 
 CHURNING: frozenset[MemoryKind] = frozenset(
@@ -48,7 +46,7 @@ _SHORT_LIFE_NS = 1_000_000_000
 
 _FRAMEWORKS = {16: "torch", 17: "cupy", 18: "jax", 19: "other"}
 _ENDS: dict[int, EndReason] = {1: "exit", 2: "detached", 3: "disk full", 4: "write error", 5: "no cupti"}
-_GAPS = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
+_GAPS: dict[int, GapReason] = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
 _STACKS = {1: "python", 2: "native"}
 _DEEPEST = 512
 _MOST_FRAMES = 4_000_000
@@ -216,8 +214,8 @@ class ViewBuilder:
         found = [
             leak for row in self._sites if KIND_NUMBERS[row.kind] in LEAKABLE for leak in self._leaks_of(row)
         ]
-        order = {"leaked": 0, "growing": 1, "in use at exit": 2}
-        return tuple(sorted(found, key=lambda leak: (order[leak.verdict], -leak.site.nbytes)))
+        order = get_args(Verdict)
+        return tuple(sorted(found, key=lambda leak: (order.index(leak.verdict), -leak.site.nbytes)))
 
     def _leaks_of(self, row: SiteRow) -> Iterable[LeakSite]:
         if row.leaked.number:
@@ -239,10 +237,10 @@ class ViewBuilder:
             freed=row.freed > 0,
         )
 
-    def _leak(self, row: SiteRow, left: LeftRow, verdict: str) -> LeakSite:
+    def _leak(self, row: SiteRow, left: LeftRow, verdict: Verdict) -> LeakSite:
         return LeakSite(
             site=self._site(row, left.number, left.nbytes),
-            verdict=verdict,  # type: ignore[arg-type]
+            verdict=verdict,
             first_ns=left.first_ns,
             last_ns=left.last_ns,
             freed=row.freed,
@@ -313,7 +311,7 @@ class ViewBuilder:
         return tuple(
             Gap(
                 self._process[row.process],
-                _GAPS.get(row.reason, "unknown"),  # type: ignore[arg-type]
+                _GAPS.get(row.reason, "unknown"),
                 row.start_ns,
                 None if row.end_ns == _NO_END else row.end_ns,
             )

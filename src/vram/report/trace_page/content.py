@@ -11,31 +11,40 @@ from typing import Any
 
 from msgspec import Struct
 
-from vram.model.trace import ON_GPU, BlockUse, Holes, MemoryKind, Site, TraceView
+from vram.model.trace import (
+    BLOCKS,
+    ON_GPU,
+    ON_HOST,
+    OUTSIDE_FRAMEWORKS,
+    BlockUse,
+    Holes,
+    MemoryKind,
+    Site,
+    TraceView,
+    stack_of,
+)
 from vram.report.trace_page.lanes import lanes
 from vram.report.trace_page.packages import executables
 from vram.report.trace_page.phrases import (
-    VERDICTS,
     command_line,
     framework_name,
-    is_block,
     recorded,
     sentences,
     shortened,
 )
 from vram.report.trace_page.stack_tree import SMALLER, StackTree
+from vram.report.trace_rows import SiteKey, site_key
+from vram.report.trace_words import PAGE_VERDICT_REASONS, VERDICTS
 
 MOST_PLACES = 20_000
 MOST_MARKS = 2_000
 MOST_FAILURES = 1_000
 MOST_BLOCKS = 4_000
-OUTSIDE_FRAMEWORKS = "outside frameworks"
-"""How a view names what lies in no framework's memory."""
 
 _TOGETHER = -(2**64)
 """Stands for the stack of the smaller places; no trace has such a number."""
 
-VERDICT_ORDER = ("", "in use at exit", "growing", "leaked")
+VERDICT_ORDER = ("", *reversed(VERDICTS))
 """Index 0: everything was freed. The last is the worst."""
 
 GROUPS = {
@@ -46,15 +55,13 @@ GROUPS = {
 }
 """What may be summed: in a group each byte counts once; the groups overlap."""
 
-Key = tuple[int, MemoryKind, int | None, int]
-
 
 def group(kind: MemoryKind) -> str:
     if kind in ON_GPU:
         return "gpu"
-    if is_block(kind):
+    if kind in BLOCKS:
         return "blocks"
-    return "host" if kind in ("pinned host", "registered host", "physical host") else "other"
+    return "host" if kind in ON_HOST else "other"
 
 
 class Place(Struct, kw_only=True):
@@ -91,8 +98,7 @@ def content(view: TraceView) -> dict[str, Any]:
 
     def node(stack: int) -> int:
         if stack not in nodes:
-            known = 0 <= stack < len(view.stacks)
-            nodes[stack] = tree.add(view.stacks[stack].frames if known else ())
+            nodes[stack] = tree.add(stack_of(view, stack).frames)
         return nodes[stack]
 
     places, smaller = _largest(_places(view))
@@ -104,7 +110,7 @@ def content(view: TraceView) -> dict[str, Any]:
     return {
         "recorded": recorded(view),
         "sentences": [sentence._asdict() for sentence in sentences(view)],
-        "verdicts": {"order": VERDICT_ORDER, "meaning": VERDICTS},
+        "verdicts": {"order": VERDICT_ORDER, "meaning": PAGE_VERDICT_REASONS},
         "groups": GROUPS,
         "duration": view.duration_ns,
         "events": view.events,
@@ -146,7 +152,7 @@ def content(view: TraceView) -> dict[str, Any]:
                 "largest": leak.largest,
             }
             for leak in view.leaks
-            if (at := by_key.get(_key(leak.site))) is not None
+            if (at := by_key.get(site_key(leak.site))) is not None
         ],
         "timeline": _timeline(view),
         "marks": [
@@ -186,15 +192,11 @@ def content(view: TraceView) -> dict[str, Any]:
     }
 
 
-def _key(site: Site) -> Key:
-    return site.stack, site.kind, site.gpu, site.process
-
-
 def _places(view: TraceView) -> list[Place]:
-    places: dict[Key, Place] = {}
+    places: dict[SiteKey, Place] = {}
 
     def place(site: Site) -> Place:
-        stack, kind, gpu, process = key = _key(site)
+        stack, kind, gpu, process = key = site_key(site)
         if key not in places:
             places[key] = Place(stack=stack, kind=kind, gpu=gpu, process=process)
         return places[key]
@@ -203,9 +205,9 @@ def _places(view: TraceView) -> list[Place]:
         row = place(site)
         row.allocated += site.nbytes
         row.allocations += site.count
-    at_peak = {_key(site) for site in view.peak}
+    at_peak = {site_key(site) for site in view.peak}
     blocks = (site for use in view.frameworks if use.at == "peak" for site in use.sites)
-    for site in (*view.peak, *(site for site in blocks if _key(site) not in at_peak)):
+    for site in (*view.peak, *(site for site in blocks if site_key(site) not in at_peak)):
         row = place(site)
         row.peak += site.nbytes
         row.peak_count += site.count
@@ -226,7 +228,7 @@ def _places(view: TraceView) -> list[Place]:
 
 def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:
     """The rows to show, and the rest summed by kind, GPU and process, so that sums stay right."""
-    rest: dict[Key, Place] = {}
+    rest: dict[SiteKey, Place] = {}
     for row in places[MOST_PLACES:]:
         key = (_TOGETHER, row.kind, row.gpu, row.process)
         if key not in rest:

@@ -13,12 +13,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram import untrusted
-from vram.model.trace import ON_GPU, BlockUse, CallStack, LeakSite, Site, TracedProcess, TraceView
+from vram.model.trace import (
+    ON_GPU,
+    OUTSIDE_FRAMEWORKS,
+    BlockUse,
+    CallStack,
+    LeakSite,
+    Site,
+    TracedProcess,
+    TraceView,
+)
 from vram.trace.frameworks import jax_profile, torch_history
 from vram.trace.frameworks.segments import BlobSource, TorchSegments
 from vram.trace.frameworks.torch_use import MISSING, NAME, TorchClock, TorchUse
 
-OUTSIDE = "outside frameworks"
 JAX = "jax"
 HOOK_FILE = "<vram tracer>"
 """The file of the one frame of vram's own in a stack of CuPy's blocks (payloads/tracer/frameworks.py)."""
@@ -196,5 +204,5 @@ def _outside(view: TraceView, uses: Iterable[BlockUse]) -> Iterator[BlockUse]:
         sites = [each for each in rows if each.kind in ON_GPU and (each.process, each.gpu) == (process, gpu)]
         rest = sum(each.nbytes for each in sites) - reserved
         if rest > 0:
-            line = _line(process, OUTSIDE, gpu, rest, rest, (), None)
+            line = _line(process, OUTSIDE_FRAMEWORKS, gpu, rest, rest, (), None)
             yield replace(line, at=at)
