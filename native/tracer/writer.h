@@ -13,6 +13,7 @@ struct table {
 
 /* Where the value for *key* is (0 when new), or NULL without memory. */
 uint32_t *table_value(struct table *table, uint64_t key);
+void table_release(struct table *table);
 
 struct writer {
     struct section *section;
@@ -25,7 +26,10 @@ struct writer {
     int device;
     uint32_t epoch, where;
     uint32_t wheres, places, nodes; /* defined so far */
-    struct table where_numbers, place_numbers, node_numbers, stack_numbers;
+    struct table where_numbers, place_numbers, node_numbers;
+    /* What was found at native addresses, and in stacks; both may be forgotten at any time, and are found again. */
+    struct table address_numbers, stack_numbers;
+    unsigned long long unloads; /* the loader's count when they were made */
     _Atomic uint64_t events;
     _Atomic bool busy; /* a thread is writing: its chunk must stay mapped */
     struct writer *next_of_all, *next_idle;

@@ -234,6 +234,15 @@ def test_who_called_a_wrapper_is_named() -> None:
     assert "alloc  /p/gpu.py:5 ← load  /p/model.py:7" in text("peak", alone, 120)
 
 
+def test_in_a_program_of_one_file_another_function_is_the_caller() -> None:
+    wrapper, main = python("alloc", "/p/a.py", 5), python("<module>", "/p/a.py", 90)
+    step = python("Model.step", "/p/a.py", 9)
+    elsewhere = python("main", "/p/b.py", 2)
+    assert caller(CallStack((wrapper, step, main))) == step
+    assert caller(CallStack((wrapper, step, main, elsewhere))) == elsewhere
+    assert caller(CallStack((wrapper, main))) is None
+
+
 @pytest.mark.parametrize("by", GROUPINGS)
 def test_gathering_loses_nothing(by: str) -> None:
     view = training()

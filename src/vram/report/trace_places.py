@@ -68,16 +68,22 @@ def place(stack: CallStack) -> Frame | None:
 
 
 def caller(stack: CallStack) -> Frame | None:
-    """Who called the place from another file of the program: where that is a wrapper, the line to look at."""
+    """Who called the place: where that is a wrapper, the line to look at.
+
+    From another file of the program; where it has one file, from another function of it.
+    """
     at = place(stack)
     if at is None:
         return None
-    outside = stack.frames[stack.frames.index(at) + 1 :]
-    return next((frame for frame in outside if frame.file != at.file and _is_own(frame)), None)
+    outside = [frame for frame in stack.frames[stack.frames.index(at) + 1 :] if _is_own(frame)]
+    from_another_file = next((frame for frame in outside if frame.file != at.file), None)
+    if from_another_file is not None or not _is_own(at):
+        return from_another_file
+    return next((frame for frame in outside if frame.function not in (at.function, "<module>")), None)
 
 
 class _Wrappers:
-    """Places of one trace that are called from several lines of other files: there the caller says more."""
+    """Places of one trace that several lines call: there the caller says more."""
 
     def __init__(self, stacks: tuple[CallStack, ...]) -> None:
         self.stacks = stacks
@@ -93,7 +99,7 @@ _wrappers = _Wrappers(())
 
 
 def is_wrapper(view: TraceView, frame: Frame | None) -> bool:
-    """Whether *frame* is a place that is called from several lines of other files."""
+    """Whether *frame* is a place that several lines call."""
     global _wrappers
     if _wrappers.stacks is not view.stacks:
         _wrappers = _Wrappers(view.stacks)  # of the last trace only: a report shows one
