@@ -87,8 +87,9 @@ LIBRARIES = (
     _cupti(13),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
     Library("guard/lib/libvrambuffer.so", ("buffer",)),
-    Library("trace/lib/libvramreader.so", ("tracereader",)),
-    Library("trace/lib/libvramtracer.so", ("tracer",)),
+    # "." has traceformat.h, which both include.
+    Library("trace/lib/libvramreader.so", ("tracereader",), headers=(".",)),
+    Library("trace/lib/libvramtracer.so", ("tracer",), headers=(".",)),
 )
 
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")

@@ -12,7 +12,7 @@ from bench.native import build
 from bench.row import Row
 from bench.timing import CommandFailed
 from tests.browser.chromium import Browser, BrowserError, find, started
-from tests.report.trace_samples import large
+from tests.report.extreme_traces import large
 from vram.model.trace import TraceView
 from vram.report.trace_page import page
 from vram.trace.reader import open_trace

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.browser.chromium import Browser, find, started  # noqa: E402
-from tests.report.trace_samples import training  # noqa: E402
+from tests.report.page_traces import training  # noqa: E402
 from vram.report.trace_page import page  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 900

@@ -37,27 +37,6 @@ struct module_data { /* CUpti_ModuleResourceData */
 
 enum resource_id { CONTEXT_CREATED = 1, CONTEXT_ENDS = 2, MODULE_LOADED = 6, MODULE_UNLOADS = 7 };
 
-enum kind {
-    DEVICE,
-    MANAGED,
-    STREAM_ORDERED,
-    OPENED,
-    GRAPH,
-    IMPORTED,
-    PHYSICAL,
-    MULTICAST,
-    PINNED_HOST,
-    REGISTERED_HOST,
-    ARRAY,
-    ADDRESS_RANGE,
-    MODULE,
-    CONTEXT,
-    POOL,
-    PHYSICAL_HOST,
-};
-
-enum space { DEVICE_SPACE, HOST_SPACE, HANDLES, ARRAYS, RANGES, MODULES, CONTEXTS, POOLS };
-
 enum operation {
     NOTHING,
     ALLOC,         /* slot 0: where the address is stored, slot 1: size */
@@ -92,52 +71,52 @@ struct hook {
 };
 
 static const struct hook hooks[] = {
-    {243, ALLOC, DEVICE, NO_STREAM},               /* cuMemAlloc_v2 */
-    {244, ALLOC_PITCH, DEVICE, NO_STREAM},         /* cuMemAllocPitch_v2 */
-    {245, FREE, DEVICE_SPACE, NO_STREAM},          /* cuMemFree_v2 */
-    {371, ALLOC, MANAGED, NO_STREAM},              /* cuMemAllocManaged */
-    {598, ALLOC, STREAM_ORDERED, 2},               /* cuMemAllocAsync */
-    {599, ALLOC, STREAM_ORDERED, 2},               /* cuMemAllocAsync_ptsz */
-    {611, ALLOC, STREAM_ORDERED, 3},               /* cuMemAllocFromPoolAsync */
-    {612, ALLOC, STREAM_ORDERED, 3},               /* cuMemAllocFromPoolAsync_ptsz */
-    {600, FREE, DEVICE_SPACE, 1},                  /* cuMemFreeAsync */
-    {601, FREE, DEVICE_SPACE, 1},                  /* cuMemFreeAsync_ptsz */
-    {37, ALLOC, PINNED_HOST, NO_STREAM},           /* cuMemAllocHost */
-    {294, ALLOC, PINNED_HOST, NO_STREAM},          /* cuMemAllocHost_v2 */
-    {39, ALLOC, PINNED_HOST, NO_STREAM},           /* cuMemHostAlloc */
-    {271, ALLOC, PINNED_HOST, NO_STREAM},          /* cuMemHostAlloc_v2 */
-    {38, FREE, HOST_SPACE, NO_STREAM},             /* cuMemFreeHost */
-    {301, REGISTER, REGISTERED_HOST, NO_STREAM},   /* cuMemHostRegister */
-    {379, REGISTER, REGISTERED_HOST, NO_STREAM},   /* cuMemHostRegister_v2 */
-    {302, FREE, HOST_SPACE, NO_STREAM},            /* cuMemHostUnregister */
-    {272, ALLOC_ARRAY, ARRAY, NO_STREAM},          /* cuArrayCreate_v2 */
-    {274, ALLOC_ARRAY3D, ARRAY, NO_STREAM},        /* cuArray3DCreate_v2 */
-    {347, ALLOC_MIPMAP, ARRAY, NO_STREAM},         /* cuMipmappedArrayCreate */
-    {89, FREE, ARRAYS, NO_STREAM},                 /* cuArrayDestroy */
-    {349, FREE, ARRAYS, NO_STREAM},                /* cuMipmappedArrayDestroy */
-    {547, ALLOC, ADDRESS_RANGE, NO_STREAM},        /* cuMemAddressReserve */
-    {548, FREE, RANGES, NO_STREAM},                /* cuMemAddressFree */
-    {549, CREATE, PHYSICAL, NO_STREAM},            /* cuMemCreate */
-    {550, FREE, HANDLES, NO_STREAM},               /* cuMemRelease */
-    {551, MAP, 0, NO_STREAM},                      /* cuMemMap */
-    {552, UNMAP, 0, NO_STREAM},                    /* cuMemUnmap */
-    {565, RETAIN, 0, NO_STREAM},                   /* cuMemRetainAllocationHandle */
-    {555, IMPORT, IMPORTED, NO_STREAM},            /* cuMemImportFromShareableHandle */
-    {485, IMPORT_EXTERNAL, IMPORTED, NO_STREAM},   /* cuImportExternalMemory */
-    {488, FREE, HANDLES, NO_STREAM},               /* cuDestroyExternalMemory */
-    {706, CREATE_MULTICAST, MULTICAST, NO_STREAM}, /* cuMulticastCreate */
-    {329, OPEN, OPENED, NO_STREAM},                /* cuIpcOpenMemHandle */
-    {567, OPEN, OPENED, NO_STREAM},                /* cuIpcOpenMemHandle_v2 */
-    {616, OPEN, OPENED, NO_STREAM},                /* cuMemPoolImportPointer */
-    {330, FREE, DEVICE_SPACE, NO_STREAM},          /* cuIpcCloseMemHandle */
-    {607, IMPORT, POOL, NO_STREAM},                /* cuMemPoolCreate */
-    {614, IMPORT, POOL, NO_STREAM},                /* cuMemPoolImportFromShareableHandle */
-    {608, FREE, POOLS, NO_STREAM},                 /* cuMemPoolDestroy */
-    {602, TRIM, 0, NO_STREAM},                     /* cuMemPoolTrimTo */
-    {640, TRIM_GRAPHS, 0, NO_STREAM},              /* cuDeviceGraphMemTrim */
-    {638, ADD_ALLOC_NODE, GRAPH, NO_STREAM},       /* cuGraphAddMemAllocNode */
-    {712, ADD_NODE, GRAPH, NO_STREAM},             /* cuGraphAddNode */
-    {723, ADD_NODE_V2, GRAPH, NO_STREAM},          /* cuGraphAddNode_v2 */
+    {243, ALLOC, KIND_DEVICE, NO_STREAM},               /* cuMemAlloc_v2 */
+    {244, ALLOC_PITCH, KIND_DEVICE, NO_STREAM},         /* cuMemAllocPitch_v2 */
+    {245, FREE, SPACE_DEVICE, NO_STREAM},               /* cuMemFree_v2 */
+    {371, ALLOC, KIND_MANAGED, NO_STREAM},              /* cuMemAllocManaged */
+    {598, ALLOC, KIND_STREAM_ORDERED, 2},               /* cuMemAllocAsync */
+    {599, ALLOC, KIND_STREAM_ORDERED, 2},               /* cuMemAllocAsync_ptsz */
+    {611, ALLOC, KIND_STREAM_ORDERED, 3},               /* cuMemAllocFromPoolAsync */
+    {612, ALLOC, KIND_STREAM_ORDERED, 3},               /* cuMemAllocFromPoolAsync_ptsz */
+    {600, FREE, SPACE_DEVICE, 1},                       /* cuMemFreeAsync */
+    {601, FREE, SPACE_DEVICE, 1},                       /* cuMemFreeAsync_ptsz */
+    {37, ALLOC, KIND_PINNED_HOST, NO_STREAM},           /* cuMemAllocHost */
+    {294, ALLOC, KIND_PINNED_HOST, NO_STREAM},          /* cuMemAllocHost_v2 */
+    {39, ALLOC, KIND_PINNED_HOST, NO_STREAM},           /* cuMemHostAlloc */
+    {271, ALLOC, KIND_PINNED_HOST, NO_STREAM},          /* cuMemHostAlloc_v2 */
+    {38, FREE, SPACE_HOST, NO_STREAM},                  /* cuMemFreeHost */
+    {301, REGISTER, KIND_REGISTERED_HOST, NO_STREAM},   /* cuMemHostRegister */
+    {379, REGISTER, KIND_REGISTERED_HOST, NO_STREAM},   /* cuMemHostRegister_v2 */
+    {302, FREE, SPACE_HOST, NO_STREAM},                 /* cuMemHostUnregister */
+    {272, ALLOC_ARRAY, KIND_ARRAY, NO_STREAM},          /* cuArrayCreate_v2 */
+    {274, ALLOC_ARRAY3D, KIND_ARRAY, NO_STREAM},        /* cuArray3DCreate_v2 */
+    {347, ALLOC_MIPMAP, KIND_ARRAY, NO_STREAM},         /* cuMipmappedArrayCreate */
+    {89, FREE, SPACE_ARRAYS, NO_STREAM},                /* cuArrayDestroy */
+    {349, FREE, SPACE_ARRAYS, NO_STREAM},               /* cuMipmappedArrayDestroy */
+    {547, ALLOC, KIND_ADDRESS_RANGE, NO_STREAM},        /* cuMemAddressReserve */
+    {548, FREE, SPACE_RANGES, NO_STREAM},               /* cuMemAddressFree */
+    {549, CREATE, KIND_PHYSICAL, NO_STREAM},            /* cuMemCreate */
+    {550, FREE, SPACE_HANDLES, NO_STREAM},              /* cuMemRelease */
+    {551, MAP, 0, NO_STREAM},                           /* cuMemMap */
+    {552, UNMAP, 0, NO_STREAM},                         /* cuMemUnmap */
+    {565, RETAIN, 0, NO_STREAM},                        /* cuMemRetainAllocationHandle */
+    {555, IMPORT, KIND_IMPORTED, NO_STREAM},            /* cuMemImportFromShareableHandle */
+    {485, IMPORT_EXTERNAL, KIND_IMPORTED, NO_STREAM},   /* cuImportExternalMemory */
+    {488, FREE, SPACE_HANDLES, NO_STREAM},              /* cuDestroyExternalMemory */
+    {706, CREATE_MULTICAST, KIND_MULTICAST, NO_STREAM}, /* cuMulticastCreate */
+    {329, OPEN, KIND_OPENED, NO_STREAM},                /* cuIpcOpenMemHandle */
+    {567, OPEN, KIND_OPENED, NO_STREAM},                /* cuIpcOpenMemHandle_v2 */
+    {616, OPEN, KIND_OPENED, NO_STREAM},                /* cuMemPoolImportPointer */
+    {330, FREE, SPACE_DEVICE, NO_STREAM},               /* cuIpcCloseMemHandle */
+    {607, IMPORT, KIND_POOL, NO_STREAM},                /* cuMemPoolCreate */
+    {614, IMPORT, KIND_POOL, NO_STREAM},                /* cuMemPoolImportFromShareableHandle */
+    {608, FREE, SPACE_POOLS, NO_STREAM},                /* cuMemPoolDestroy */
+    {602, TRIM, 0, NO_STREAM},                          /* cuMemPoolTrimTo */
+    {640, TRIM_GRAPHS, 0, NO_STREAM},                   /* cuDeviceGraphMemTrim */
+    {638, ADD_ALLOC_NODE, KIND_GRAPH, NO_STREAM},       /* cuGraphAddMemAllocNode */
+    {712, ADD_NODE, KIND_GRAPH, NO_STREAM},             /* cuGraphAddNode */
+    {723, ADD_NODE_V2, KIND_GRAPH, NO_STREAM},          /* cuGraphAddNode_v2 */
 };
 
 enum { HOOKS = sizeof hooks / sizeof *hooks, MOST_IDS = 1024 };
@@ -304,9 +283,9 @@ static void write_trim(void *context, uint64_t pool, uint64_t kept) {
 /* ---- before a call ---- */
 
 static uint64_t *size_parameter(const struct hook *hook, uint64_t *params) {
+    bool on_gpu = hook->what == KIND_DEVICE || hook->what == KIND_MANAGED || hook->what == KIND_STREAM_ORDERED;
     switch (hook->operation) {
-    case ALLOC:
-        return hook->what == DEVICE || hook->what == MANAGED || hook->what == STREAM_ORDERED ? &params[1] : NULL;
+    case ALLOC: return on_gpu ? &params[1] : NULL;
     case CREATE: return &params[1];
     default: return NULL;
     }
@@ -385,7 +364,7 @@ static bool allocated(const struct hook *hook, const uint64_t *params, struct ev
         int location[2] = {0, -1}; /* CUmemAllocationProp: type and number of the location */
         if (params[2]) memcpy(location, (const uint8_t *)(uintptr_t)params[2] + 8, sizeof location);
         if (location[0] == 1) event->device = location[1];
-        if (location[0] > 1) event->kind = PHYSICAL_HOST;
+        if (location[0] > 1) event->kind = KIND_PHYSICAL_HOST;
         break;
     }
     case IMPORT_EXTERNAL:
@@ -447,7 +426,8 @@ static void after_call(const struct hook *hook, const struct call_data *call) {
 
 static void on_resource(uint32_t id, const struct resource_data *data) {
     if (!data) return;
-    struct event event = {.address = (uint64_t)(uintptr_t)data->context, .kind = CONTEXT, .device = UNKNOWN_DEVICE};
+    struct event event = {
+        .address = (uint64_t)(uintptr_t)data->context, .kind = KIND_CONTEXT, .device = UNKNOWN_DEVICE};
     switch (id) {
     case CONTEXT_CREATED:
         context_changed(data->context);
@@ -455,7 +435,7 @@ static void on_resource(uint32_t id, const struct resource_data *data) {
         write_alloc(data->context, &event);
         break;
     case CONTEXT_ENDS:
-        write_free(data->context, CONTEXTS, now_ns(), event.address, 0);
+        write_free(data->context, SPACE_CONTEXTS, now_ns(), event.address, 0);
         context_changed(data->context);
         break;
     case MODULE_LOADED:
@@ -464,12 +444,12 @@ static void on_resource(uint32_t id, const struct resource_data *data) {
         if (!module) break;
         event.address = (uint64_t)module->module + 1; /* numbers begin at 0, addresses of memory do not */
         event.nbytes = module->nbytes;
-        event.kind = MODULE;
+        event.kind = KIND_MODULE;
         event.device = OF_CONTEXT;
         if (id == MODULE_LOADED)
             write_alloc(data->context, &event);
         else
-            write_free(data->context, MODULES, now_ns(), event.address, 0);
+            write_free(data->context, SPACE_MODULES, now_ns(), event.address, 0);
         break;
     }
     default: break;

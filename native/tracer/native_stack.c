@@ -166,13 +166,14 @@ int native_walk_by_libgcc(uintptr_t *addresses, int most) {
     return walk.count;
 }
 
-int native_walk(uintptr_t *addresses, int most) {
+int native_walk(uintptr_t *addresses, int most, unsigned long long *unloaded) {
     native_prepare();
     unsigned long long counters[2] = {0, 0};
     dl_iterate_phdr(read_counters, counters);
     if (counters[0] != atomic_load_explicit(&loads, memory_order_relaxed) ||
         counters[1] != atomic_load_explicit(&unloads, memory_order_relaxed))
         refresh_ranges();
+    *unloaded = counters[1];
     int count = most > 0 ? call_frames_walk(addresses, most, is_left_out, counters[1]) : 0;
     return count >= 0 ? count : native_walk_by_libgcc(addresses, most);
 }

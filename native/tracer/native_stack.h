@@ -11,8 +11,9 @@ bool native_prepare(void);
 
 // Return addresses, innermost first, and their number: without the frames of this library, libcupti and libcuda at the
 // inner end. Where call_frames.h cannot go on, libgcc's unwinder starts again from the beginning; 0 where that is
-// missing.
-int native_walk(uintptr_t *addresses, int most);
+// missing. `unloads` becomes the loader's count of unloaded libraries: while it is the same, an address is in the same
+// library as before.
+int native_walk(uintptr_t *addresses, int most, unsigned long long *unloads);
 
 // The same by libgcc alone, which is slower: 150 to 300 ns a frame instead of 5 to 10.
 int native_walk_by_libgcc(uintptr_t *addresses, int most);

@@ -31,6 +31,7 @@ struct layout {
     uint16_t first_line; // PyCodeObject: co_firstlineno
     uint16_t file;       // co_filename
     uint16_t name;       // co_name
+    uint16_t qualified;  // co_qualname (from 3.11 on; 0 before): the name with its classes and outer functions
     uint16_t lines;      // co_lnotab (3.9), co_linetable
     uint16_t version;    // co_version: a number that no other code object of the interpreter has (from 3.12 on)
     uint16_t traceable;  // _co_firsttraceable: where the function begins, after its set-up instructions
@@ -45,12 +46,12 @@ struct layout {
 // Source: Include/cpython/{pystate,code,frameobject,unicodeobject}.h, Include/internal/pycore_{frame,runtime}.h.
 static const struct layout known_layouts[] = {
     // clang-format off
-    //    final-  thread_        cur-  prev-       run-        first_                    ver-  trace- byte- code_  ascii_ text_
-    // minor izing   id   frame  rent  ious  code  ning  owner  line  file  name  lines  sion    able  code   size   size   size
-    {  9,    16,    176,   24,     0,   24,   32,  104,    0,    40,  104,  112,   120,    0,      0,    0,   176,    48,    72},
-    { 10,    16,    176,   24,     0,   24,   32,   96,    0,    40,  104,  112,   120,    0,      0,    0,   176,    48,    72},
-    { 11,    24,    152,   56,     8,   48,   32,   56,   69,    72,  112,  120,   136,    0,    168,  184,   184,    48,    72},
-    { 12,    24,    136,   56,     0,    8,    0,   56,   70,    68,  112,  120,   136,   92,    176,  192,   192,    40,    56},
+    //    final-  thread_        cur-  prev-       run-        first_              quali-        ver-  trace- byte- code_  ascii_ text_
+    // minor izing   id   frame  rent  ious  code  ning  owner  line  file  name    fied  lines  sion    able  code   size   size   size
+    {  9,    16,    176,   24,     0,   24,   32,  104,    0,    40,  104,  112,      0,   120,    0,      0,    0,   176,    48,    72},
+    { 10,    16,    176,   24,     0,   24,   32,   96,    0,    40,  104,  112,      0,   120,    0,      0,    0,   176,    48,    72},
+    { 11,    24,    152,   56,     8,   48,   32,   56,   69,    72,  112,  120,    128,   136,    0,    168,  184,   184,    48,    72},
+    { 12,    24,    136,   56,     0,    8,    0,   56,   70,    68,  112,  120,    128,   136,   92,    176,  192,   192,    40,    56},
     // clang-format on
 };
 
@@ -61,18 +62,20 @@ struct published {
     uint16_t runtime_size, finalizing;
     uint16_t thread_size, current_frame, thread_id;
     uint16_t frame_size, previous, executable, instruction, owner;
-    uint16_t code_size, file, name, lines, first_line, variables, bytecode;
+    uint16_t code_size, file, name, qualified, lines, first_line, variables, bytecode;
     uint16_t type, bytes_length, bytes_data, text_state, text_length, ascii_size;
 };
 static const struct published published_tables[] = {
     // clang-format off
     {.minor = 13, .runtime_size = 24, .finalizing = 32, .thread_size = 152, .current_frame = 184, .thread_id = 192,
      .frame_size = 224, .previous = 232, .executable = 240, .instruction = 248, .owner = 264,
-     .code_size = 272, .file = 280, .name = 288, .lines = 304, .first_line = 312, .variables = 328, .bytecode = 344,
+     .code_size = 272, .file = 280, .name = 288, .qualified = 296, .lines = 304, .first_line = 312,
+     .variables = 328, .bytecode = 344,
      .type = 360, .bytes_length = 520, .bytes_data = 528, .text_state = 544, .text_length = 552, .ascii_size = 560},
     {.minor = 14, .runtime_size = 24, .finalizing = 32, .thread_size = 176, .current_frame = 208, .thread_id = 216,
      .frame_size = 248, .previous = 256, .executable = 264, .instruction = 272, .owner = 288,
-     .code_size = 312, .file = 320, .name = 328, .lines = 344, .first_line = 352, .variables = 368, .bytecode = 384,
+     .code_size = 312, .file = 320, .name = 328, .qualified = 336, .lines = 344, .first_line = 352,
+     .variables = 368, .bytecode = 384,
      .type = 408, .bytes_length = 600, .bytes_data = 608, .text_state = 624, .text_length = 632, .ascii_size = 640},
     // clang-format on
 };
@@ -190,6 +193,7 @@ static bool read_published(const char *runtime, int minor, struct layout *layout
         {table->owner, frame, 1, &layout->owner},
         {table->file, code, 8, &layout->file},
         {table->name, code, 8, &layout->name},
+        {table->qualified, code, 8, &layout->qualified},
         {table->lines, code, 8, &layout->lines},
         {table->first_line, code, 4, &layout->first_line},
         {table->variables, code, 8, &layout->version},
@@ -364,7 +368,7 @@ static const unsigned char *read_bytes(const char *object, int64_t *length) {
 }
 
 // A compact str: its characters, their width in bytes and their number. NULL where it is something else.
-static const char *read_text(const char *object, int *width, int64_t *length) {
+static inline const char *read_text(const char *object, int *width, int64_t *length) {
     if (!object || load_pointer(object + OBJECT_TYPE) != python.text_type) return NULL;
     uint32_t bits = (uint32_t)load_int(object + TEXT_STATE); // interned: 2 bits, kind: 3, compact: 1, ascii: 1
     bool ascii = bits >> 6 & 1, compact = bits >> 5 & 1;
@@ -388,16 +392,17 @@ static int encode(uint32_t letter, char *to) {
     return more + 1;
 }
 
-static void copy_text(const char *object, char *to, size_t size) {
+// False where the object is no text ("?" is stored), or had to be cut.
+static bool copy_text(const char *object, char *to, size_t size) {
     int width;
-    int64_t length;
+    int64_t length, each;
     const char *letters = read_text(object, &width, &length);
     if (!letters) {
         strcpy(to, "?");
-        return;
+        return false;
     }
     size_t used = 0;
-    for (int64_t each = 0; each < length; each++) {
+    for (each = 0; each < length; each++) {
         uint32_t letter = 0;
         memcpy(&letter, letters + each * width, (size_t)width); // little-endian
         char encoded[4];
@@ -407,6 +412,14 @@ static void copy_text(const char *object, char *to, size_t size) {
         used += (size_t)nbytes;
     }
     to[used] = '\0';
+    return each == length;
+}
+
+// A method's name with its class, where Python knows it. One that is too long would lose its end, which says most.
+static void copy_name(const char *code, char *to, size_t size) {
+    const struct layout *layout = &python.layout;
+    if (layout->qualified && copy_text(load_pointer(code + layout->qualified), to, size)) return;
+    copy_text(load_pointer(code + layout->name), to, size);
 }
 
 // 3.9, Objects/lnotab_notes.txt: pairs of steps, in bytes of code (unsigned) and in lines (signed).
@@ -477,7 +490,7 @@ static bool is_code(const char *code) {
 bool python_describe(const struct python_frame *frame, struct python_place *place) {
     const char *code = frame->code;
     if (!is_code(code)) return false;
-    copy_text(load_pointer(code + python.layout.name), place->function, sizeof place->function);
+    copy_name(code, place->function, sizeof place->function);
     copy_text(load_pointer(code + python.layout.file), place->file, sizeof place->file);
     place->first_line = load_int(code + python.layout.first_line);
     place->line = find_line(code, frame->instruction, place->first_line);
@@ -485,6 +498,19 @@ bool python_describe(const struct python_frame *frame, struct python_place *plac
 }
 
 // ---- telling code objects apart ----
+
+// From a qualified name's length and the 8 bytes before the last part: the end of the class's name. A str that is not
+// ASCII has something else there, and is at least as long.
+static inline uint64_t stamp_qualified(const char *qualified, const char *name) {
+    int64_t length = (int64_t)load_word(qualified + TEXT_LENGTH), letters = 0;
+    int64_t before = length - (int64_t)load_word(name + TEXT_LENGTH) - 9;
+    const char *first = qualified + python.layout.ascii_size;
+    if (length >= 7) // and the zero after them
+        letters = (int64_t)load_word(first + (before > 0 ? before : 0));
+    else if (length >= 3)
+        letters = load_int(first);
+    return (uint64_t)(letters ^ length << 48) * 0x9fb21c651e98df25u;
+}
 
 // The factors are odd and unrelated; the products do not wait for one another.
 uint64_t python_code_stamp(const void *object) {
@@ -494,20 +520,23 @@ uint64_t python_code_stamp(const void *object) {
     const char *file = load_pointer(code + layout->file);
     uint64_t hash = (uintptr_t)code * 0x9e3779b97f4a7c15u + (uintptr_t)file * 0xc2b2ae3d27d4eb4fu;
     uint32_t version = layout->version ? (uint32_t)load_int(code + layout->version) : 0;
-    if (version) return (hash ^ hash >> 32) + version * 0xd6e8feb86659fd93u;
+    if (__builtin_expect(version != 0, 1)) return (hash ^ hash >> 32) + version * 0xd6e8feb86659fd93u;
 
     // Python allocates in the same order when it compiles the same kind of text again: then all addresses are those
-    // of the code before, and only contents differ. A name is interned, and so has its hash.
+    // of the code before, and only contents differ. A name is interned, and so has its hash; a qualified one that is
+    // another text may have none.
     const char *name = load_pointer(code + layout->name), *lines = load_pointer(code + layout->lines);
-    hash += (uintptr_t)name * 0x165667b19e3779f9u + (uintptr_t)lines * 0x27d4eb2f165667c5u +
-            (uint32_t)load_int(code + layout->first_line) * 0xd6e8feb86659fd93u;
+    const char *qualified = layout->qualified ? load_pointer(code + layout->qualified) : name;
+    hash += (uintptr_t)qualified * 0x165667b19e3779f9u + (uintptr_t)lines * 0x27d4eb2f165667c5u;
     hash ^= load_word(name + TEXT_HASH) * 0xa0761d6478bd642fu;
+    if (qualified && qualified != name) hash += stamp_qualified(qualified, name);
     int width;
     int64_t length, nlines = (int64_t)load_word(lines + BYTES_LENGTH);
+    uint64_t small = (uint32_t)load_int(code + layout->first_line) ^ (uint64_t)nlines << 24;
     const char *letters = read_text(file, &width, &length);
     if (letters && length * width >= 8) hash ^= load_word(letters + length * width - 8) * 0xe7037ed1a0b428dbu;
-    if (letters) hash += (uint64_t)length * 0x8ebc6af09c88c6e3u;
+    if (letters) small ^= (uint64_t)length << 48;
     if (nlines >= 8) hash ^= load_word(lines + BYTES_DATA) * 0x589965cc75374cc3u;
-    hash += (uint64_t)nlines * 0x1d8e4e27c47d124fu;
+    hash += small * 0xd6e8feb86659fd93u;
     return (hash ^ hash >> 32) * 0x9e3779b97f4a7c15u ^ hash >> 29;
 }

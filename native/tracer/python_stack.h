@@ -34,7 +34,7 @@ struct python_frame {
 int python_walk(struct python_frame *frames, int most);
 
 struct python_place {
-    char function[256]; // the code object's name, as in a traceback
+    char function[256]; // "Model.forward" from 3.11 on, "forward" before; where the former is too long, the latter
     char file[1024];
     int line; // of the instruction; 0 where it belongs to no line
     int first_line;
@@ -47,7 +47,7 @@ bool python_describe(const struct python_frame *frame, struct python_place *plac
 
 // A number that changes when another code object now lies at the same address. From 3.12 on from the number that
 // Python gives every code object (3 loads); before, from the first line, the names' addresses, lengths and contents (the
-// last 8 bytes of the file's name), and the line table's size and beginning.
+// last 8 bytes of the file's name, 8 of the qualified name), and the line table's size and beginning.
 uint64_t python_code_stamp(const void *code);
 
 #endif

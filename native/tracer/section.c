@@ -112,7 +112,7 @@ static uint8_t *new_chunk(struct section *section, uint32_t writer, uint32_t seq
     memcpy(chunk + 16, &time, 8);
     memcpy(chunk + 24, &thread, 4);
     atomic_thread_fence(memory_order_release);
-    memcpy(chunk, "VRAMCHNK", 8);
+    memcpy(chunk, CHUNK_MAGIC, MAGIC_NBYTES);
     atomic_fetch_add(&section->begun, 1);
     return chunk;
 }
@@ -148,15 +148,14 @@ static void fill_header(uint8_t *page) {
     uint32_t parent;
     uint64_t started = process_start(&parent);
     struct {
-        char magic[8];
+        char magic[MAGIC_NBYTES]; /* copied last: it makes the header count */
         uint16_t major, minor;
         uint32_t header, chunk, pid;
         uint64_t wall, monotonic, started;
         uint32_t parent, how, stacks, flags;
         uint8_t run[16];
     } header = {
-        .magic = "VRAMTRA",
-        .major = 1,
+        .major = FORMAT_MAJOR,
         .header = PAGE_NBYTES,
         .chunk = CHUNK_NBYTES,
         .pid = (uint32_t)getpid(),
@@ -168,10 +167,9 @@ static void fill_header(uint8_t *page) {
         .stacks = settings.stacks,
         .flags = forked,
     };
-    header.magic[7] = 'C';
     memcpy(header.run, settings.run, sizeof header.run);
 
-    uint8_t *at = page + 80, *end = page + PAGE_NBYTES;
+    uint8_t *at = page + FIXED_HEADER_NBYTES, *end = page + PAGE_NBYTES;
     char text[2048];
     int command = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     ssize_t got = command < 0 ? -1 : read(command, text, sizeof text);
@@ -189,9 +187,9 @@ static void fill_header(uint8_t *page) {
     if (driver_version) driver_version(&driver);
     int length = snprintf(text, sizeof text, "%u/%d", cupti_version(), driver);
     put_header_text(at, end, 7, text, (size_t)length);
-    memcpy(page + 8, (uint8_t *)&header + 8, sizeof header - 8);
+    memcpy(page + MAGIC_NBYTES, (uint8_t *)&header + MAGIC_NBYTES, sizeof header - MAGIC_NBYTES);
     atomic_thread_fence(memory_order_release);
-    memcpy(page, header.magic, 8);
+    memcpy(page, SECTION_MAGIC, MAGIC_NBYTES);
 }
 
 /* ---- the file ---- */

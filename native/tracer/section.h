@@ -1,18 +1,11 @@
 /* The file that a process writes: a header page and chunks. See ../FORMAT.md. */
 #pragma once
 
+#include "../traceformat.h"
 #include "tracer.h"
 
-enum {
-    PAGE_NBYTES = 4096,
-    CHUNK_NBYTES = 65536,
-    CHUNK_HEADER_NBYTES = 64,
-    /* Kept free at the end of the control writer's chunks: END always has room. */
-    END_RESERVE = 64,
-};
-
-enum end_reason { END_EXIT = 1, END_DETACHED = 2, END_DISK_FULL = 3, END_WRITE_ERROR = 4, END_CUPTI = 5 };
-enum gap_reason { GAP_SUBSCRIBER = 1, GAP_SHUT_DOWN = 2, GAP_DETACHED = 3 };
+/* Kept free at the end of the control writer's chunks: END always has room. */
+enum { END_RESERVE = 64 };
 
 /* One recording's file. Writers keep the section that they belong to: a thread that was in the middle of an event
    when recording stopped never touches the file of the next recording. */

@@ -9,6 +9,8 @@
 #include "python_stack.h"
 #include "writer.h"
 
+#include <string.h>
+
 enum { MOST_FRAMES = 128, MOST_NATIVE = 64 };
 
 static _Atomic int python = PYTHON_ABSENT;
@@ -50,13 +52,31 @@ static uint32_t python_place_number(struct writer *writer, const struct python_f
     return *number;
 }
 
+static uint64_t mix_text(uint64_t hash, const char *text) {
+    for (size_t length = strlen(text), at = 0; at <= length; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, text + at, length - at < 8 ? length - at : 8);
+        hash = mix(hash, word + length);
+    }
+    return hash;
+}
+
+/* By what is there, not by the address: another library may be loaded where one was. */
+static uint32_t library_place_number(struct writer *writer, const struct native_place *place) {
+    uint64_t key = mix(mix_text(mix_text(0x6e6174697665u, place->library), place->symbol), place->offset);
+    uint32_t *number = table_value(&writer->place_numbers, key);
+    if (!number) return 0;
+    if (!*number) *number = define_place(writer, 1, place->symbol, place->library, place->offset);
+    return *number;
+}
+
 static uint32_t native_place_number(struct writer *writer, uintptr_t address) {
-    uint32_t *number = table_value(&writer->place_numbers, mix((uint64_t)address, 0x6e6174697665u));
+    uint32_t *number = table_value(&writer->address_numbers, (uint64_t)address);
     if (!number) return 0;
     if (!*number) {
         struct native_place place;
         if (!native_describe(address, &place)) return 0;
-        *number = define_place(writer, 1, place.symbol, place.library, place.offset);
+        *number = library_place_number(writer, &place);
     }
     return *number;
 }
@@ -74,8 +94,14 @@ static uint32_t node_number(struct writer *writer, uint32_t parent, uint32_t pla
 }
 
 /* Native frames from the innermost up to where the interpreter begins, if it does. */
-static int native_part(uintptr_t *addresses, bool below_python) {
-    int count = native_walk(addresses, MOST_NATIVE);
+static int native_part(struct writer *writer, uintptr_t *addresses, bool below_python) {
+    unsigned long long unloads;
+    int count = native_walk(addresses, MOST_NATIVE, &unloads);
+    if (unlikely(unloads != writer->unloads)) {
+        table_release(&writer->address_numbers);
+        table_release(&writer->stack_numbers);
+        writer->unloads = unloads;
+    }
     for (int i = 0; below_python && i < count; i++)
         if (native_is_python(addresses[i])) return i;
     return count;
@@ -88,7 +114,7 @@ uint32_t stack_number(struct writer *writer) {
     int depth = 0, natives = 0;
     if (atomic_load_explicit(&python, memory_order_relaxed) == PYTHON_SUPPORTED)
         depth = python_walk(frames, MOST_FRAMES);
-    if (depth == 0 || settings.stacks == STACKS_NATIVE) natives = native_part(addresses, depth > 0);
+    if (depth == 0 || settings.stacks == STACKS_NATIVE) natives = native_part(writer, addresses, depth > 0);
 
     uint64_t hash = 0x7672616d;
     for (int i = 0; i < depth; i++)

@@ -30,7 +30,7 @@ static uint64_t scatter(uint64_t key) {
     return key ^ (key >> 32);
 }
 
-static void table_release(struct table *table) {
+void table_release(struct table *table) {
     if (table->keys) munmap(table->keys, ((size_t)table->mask + 1) * 12);
     memset(table, 0, sizeof *table);
 }
@@ -201,6 +201,7 @@ static void release(struct writer *writer) {
     table_release(&writer->where_numbers);
     table_release(&writer->place_numbers);
     table_release(&writer->node_numbers);
+    table_release(&writer->address_numbers);
     table_release(&writer->stack_numbers);
     /* The structure itself is used again: a thread may still point to it. */
     memset(writer, 0, sizeof *writer);

@@ -13,6 +13,7 @@ struct table {
 
 /* Where the value for *key* is (0 when new), or NULL without memory. */
 uint32_t *table_value(struct table *table, uint64_t key);
+void table_release(struct table *table);
 
 struct writer {
     struct section *section;
@@ -25,7 +26,10 @@ struct writer {
     int device;
     uint32_t epoch, where;
     uint32_t wheres, places, nodes; /* defined so far */
-    struct table where_numbers, place_numbers, node_numbers, stack_numbers;
+    struct table where_numbers, place_numbers, node_numbers;
+    /* What was found at native addresses, and in stacks; both may be forgotten at any time, and are found again. */
+    struct table address_numbers, stack_numbers;
+    unsigned long long unloads; /* the loader's count when they were made */
     _Atomic uint64_t events;
     _Atomic bool busy; /* a thread is writing: its chunk must stay mapped */
     struct writer *next_of_all, *next_idle;
@@ -88,26 +92,6 @@ static inline void commit(struct writer *writer, uint8_t type, uint8_t *end) {
     __atomic_store_n(writer->at, type, __ATOMIC_RELEASE);
     writer->at = end;
 }
-
-enum record {
-    RECORD_FAILED = 0x01,
-    RECORD_THREAD = 0x02,
-    RECORD_WHERE = 0x03,
-    RECORD_PLACE = 0x04,
-    RECORD_NODE = 0x05,
-    RECORD_MAP = 0x06,
-    RECORD_UNMAP = 0x07,
-    RECORD_RETAIN = 0x08,
-    RECORD_GAP = 0x09,
-    RECORD_END = 0x0a,
-    RECORD_BLOB = 0x0b,
-    RECORD_MARK = 0x0c,
-    RECORD_BEFORE = 0x0d,
-    RECORD_TRIM = 0x0e,
-    RECORD_DEVICE = 0x0f,
-    RECORD_ALLOC = 0x40,
-    RECORD_FREE = 0x60,
-};
 
 /* ---- stacks.c ---- */
 

@@ -12,7 +12,7 @@ struct range {
 };
 
 static bool has_range(const struct allocation *allocation) {
-    return is_on_gpu(allocation->kind) && (allocation->space == SPACE_MAPPING || allocation->space == 0);
+    return is_on_gpu(allocation->kind) && (allocation->space == SPACE_MAPPING || allocation->space == SPACE_DEVICE);
 }
 
 enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, ADDRESS_DIGITS = 6, PROCESS_DIGITS = 3 };
@@ -108,7 +108,7 @@ void find_holes(struct vramreader *reader, uint32_t gpu, bool at_end) {
     const struct vector *gone = &GPU(reader, gpu)->gone;
     for (uint64_t at = 0; !at_end && at < gone->count && !reader->error; at++) {
         const struct gone *row = &AT(*gone, struct gone, at);
-        if (row->mapping || (space_of_kind[row->kind] == 0 && is_on_gpu(row->kind)))
+        if (row->mapping || (space_of_kind[row->kind] == SPACE_DEVICE && is_on_gpu(row->kind)))
             add_range(reader, &ranges, row->address, row->nbytes, row->site);
     }
     if (ranges.count && !reader->error) sort_ranges(reader, (struct range *)ranges.items, ranges.count);

@@ -11,11 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char header_magic[8] = {'V', 'R', 'A', 'M', 'T', 'R', 'A', 'C'};
-static const char chunk_magic[8] = {'V', 'R', 'A', 'M', 'C', 'H', 'N', 'K'};
-
 /* A thread reserves a chunk and begins it at once. A file that has more than this is made of holes. */
-enum { FIXED_HEADER = 80, MOST_PENDING = 65536 };
+enum { MOST_PENDING = 65536 };
 
 static uint16_t u16(const uint8_t *at) {
     uint16_t value;
@@ -56,7 +53,7 @@ static bool is_zero(const uint8_t *bytes, uint64_t nbytes) {
 }
 
 static bool is_header(const uint8_t *at) {
-    return !memcmp(at, header_magic, 8);
+    return !memcmp(at, SECTION_MAGIC, MAGIC_NBYTES);
 }
 
 /* ---- sections ---- */
@@ -73,7 +70,7 @@ static struct section *new_section(struct vramreader *reader, uint32_t file, uin
 }
 
 static void read_texts(struct vramreader *reader, struct section *section, const uint8_t *page, uint64_t nbytes) {
-    for (uint64_t at = FIXED_HEADER; at + 4 <= nbytes;) {
+    for (uint64_t at = FIXED_HEADER_NBYTES; at + 4 <= nbytes;) {
         uint32_t key = u16(page + at), length = u16(page + at + 2);
         at += 4;
         if (!key) return;
@@ -100,7 +97,7 @@ static void add_section(struct vramreader *reader, uint32_t file, uint64_t offse
     if (!section) return;
     uint32_t number = (uint32_t)reader->sections.count - 1;
     struct row_section *row = &section->row;
-    if (u16(page + 8) != 1) {
+    if (u16(page + 8) != FORMAT_MAJOR) {
         damaged(reader, DAMAGE_NEWER, number, file, offset, u16(page + 8));
         row->usable = 0;
         return;
@@ -228,13 +225,13 @@ static uint64_t own_bytes(struct vramreader *reader, const struct file *file, ui
         uint8_t next[8];
         uint64_t nbytes = left - CHUNK_NBYTES < sizeof next ? left - CHUNK_NBYTES : sizeof next;
         read_bytes(reader, file, offset + CHUNK_NBYTES, next, nbytes);
-        if (nbytes < 8 || !memcmp(next, chunk_magic, 8) || is_header(next)) return CHUNK_NBYTES;
+        if (nbytes < 8 || !memcmp(next, CHUNK_MAGIC, MAGIC_NBYTES) || is_header(next)) return CHUNK_NBYTES;
         left = CHUNK_NBYTES;
     }
     read_bytes(reader, file, offset, bytes, left);
     const uint8_t *at = bytes + CHUNK_HEADER_NBYTES, *end = bytes + left;
-    while (end - at >= FIXED_HEADER && (at = memmem(at, (size_t)(end - at), header_magic, 8))) {
-        if (end - at < FIXED_HEADER) break;
+    while (end - at >= FIXED_HEADER_NBYTES && (at = memmem(at, (size_t)(end - at), SECTION_MAGIC, MAGIC_NBYTES))) {
+        if (end - at < FIXED_HEADER_NBYTES) break;
         if (fits(at)) return (uint64_t)(at - bytes);
         at++;
     }
@@ -245,17 +242,17 @@ static uint64_t own_bytes(struct vramreader *reader, const struct file *file, ui
 
 /* Where it may go on: the next page with a magic, or a header at any byte; *skipped* counts what is no zero. */
 static uint64_t resume(struct vramreader *reader, const struct file *file, uint64_t offset, uint64_t *skipped) {
-    uint8_t page[PAGE_NBYTES + FIXED_HEADER];
+    uint8_t page[PAGE_NBYTES + FIXED_HEADER_NBYTES];
     while (offset < file->nbytes) {
         uint64_t left = file->nbytes - offset;
         uint64_t nbytes = left < sizeof page ? left : sizeof page;
         read_bytes(reader, file, offset, page, nbytes);
         if (reader->error) return file->nbytes;
-        if (nbytes >= 8 && (!memcmp(page, chunk_magic, 8) || is_header(page))) return offset;
+        if (nbytes >= 8 && (!memcmp(page, CHUNK_MAGIC, MAGIC_NBYTES) || is_header(page))) return offset;
         uint64_t own = nbytes < PAGE_NBYTES ? nbytes : PAGE_NBYTES;
         const uint8_t *at = page;
-        while ((at = memmem(at, nbytes - (size_t)(at - page), header_magic, 8))) {
-            if ((uint64_t)(at - page) + FIXED_HEADER <= nbytes && fits(at)) {
+        while ((at = memmem(at, nbytes - (size_t)(at - page), SECTION_MAGIC, MAGIC_NBYTES))) {
+            if ((uint64_t)(at - page) + FIXED_HEADER_NBYTES <= nbytes && fits(at)) {
                 *skipped += (uint64_t)(at - page);
                 return offset + (uint64_t)(at - page);
             }
@@ -283,7 +280,7 @@ static uint64_t skip(struct vramreader *reader, uint32_t number, uint64_t offset
     /* One page between chunks: it was a header. What follows is not the process before it. */
     uint8_t head[8];
     if (at < file->nbytes && (at - offset) % CHUNK_NBYTES == PAGE_NBYTES && skipped == at - offset &&
-        read_bytes(reader, file, at, head, 8) == 8 && !memcmp(head, chunk_magic, 8)) {
+        read_bytes(reader, file, at, head, 8) == 8 && !memcmp(head, CHUNK_MAGIC, MAGIC_NBYTES)) {
         uint32_t before = file->section;
         struct section *section = new_section(reader, number, offset);
         if (section && before != NONE) {
@@ -306,14 +303,14 @@ static bool index_next(struct vramreader *reader, uint32_t number) {
     uint64_t got = read_bytes(reader, file, offset, head, left < sizeof head ? left : sizeof head);
     if (got >= 8 && is_header(head)) {
         if (reader->growing && left < PAGE_NBYTES) return false;
-        if (left < FIXED_HEADER) {
+        if (left < FIXED_HEADER_NBYTES) {
             damaged(reader, DAMAGE_CUT, file->section, number, offset, 1);
             file->indexed = file->nbytes;
             return false;
         }
         add_section(reader, number, offset);
         file->indexed = offset + (left < PAGE_NBYTES ? left : PAGE_NBYTES);
-    } else if (got >= 8 && !memcmp(head, chunk_magic, 8)) {
+    } else if (got >= 8 && !memcmp(head, CHUNK_MAGIC, MAGIC_NBYTES)) {
         if (reader->growing && left < CHUNK_NBYTES) return false;
         uint64_t nbytes = own_bytes(reader, file, offset);
         if (nbytes > CHUNK_HEADER_NBYTES) add_chunk(reader, number, offset, nbytes, head);
@@ -338,7 +335,7 @@ static void index_pending(struct vramreader *reader, uint32_t number) {
         uint64_t offset = AT(file->pending, uint64_t, at);
         uint8_t head[CHUNK_HEADER_NBYTES];
         read_bytes(reader, file, offset, head, sizeof head);
-        if (!memcmp(head, chunk_magic, 8))
+        if (!memcmp(head, CHUNK_MAGIC, MAGIC_NBYTES))
             add_chunk(reader, number, offset, CHUNK_NBYTES, head);
         else
             AT(file->pending, uint64_t, kept++) = offset;

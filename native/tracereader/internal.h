@@ -1,6 +1,7 @@
 /* What the files of the reader share. */
 #pragma once
 
+#include "../traceformat.h"
 #include "reader.h"
 
 #include <stdbool.h>
@@ -10,9 +11,6 @@
 #define unlikely(condition) __builtin_expect(!!(condition), 0)
 
 enum {
-    PAGE_NBYTES = 4096,
-    CHUNK_NBYTES = 65536,
-    CHUNK_HEADER_NBYTES = 64,
     /* Zeros behind a chunk's bytes: numbers are decoded before their end is compared with the chunk's. */
     PADDING = 128,
     MOST_TEXT = 4096,
@@ -23,14 +21,14 @@ enum {
     MOST_SITES = 100000,
     MOST_BLOBS = 1 << 20,
     MOST_SEGMENTS = 1 << 16,
-    KINDS = 32,
-    SPACE_MAPPING = 32,
+    SPACE_MAPPING = 32, /* no space of the format: addresses that are mapped to a handle's memory */
 };
 
 #define NONE UINT32_MAX
 #define MOST_NBYTES ((uint64_t)1 << 52) /* of one allocation */
 #define MOST_NS ((uint64_t)1 << 59)     /* eighteen years: no recording is so long */
 #define MOST_SUM ((int64_t)1 << 61)
+#define LONGEST_EXIT_NS ((uint64_t)100000000) /* as in growth.py */
 
 /* ---- memory.c ---- */
 
@@ -112,26 +110,6 @@ struct where {
 struct node_ref {
     uint32_t node; /* of the table of all writers; 0 unknown */
     uint32_t site; /* + 1 of its latest allocation, 0 none: mostly the next one's too */
-};
-
-enum record_type {
-    RECORD_FAILED = 0x01,
-    RECORD_THREAD = 0x02,
-    RECORD_WHERE = 0x03,
-    RECORD_PLACE = 0x04,
-    RECORD_NODE = 0x05,
-    RECORD_MAP = 0x06,
-    RECORD_UNMAP = 0x07,
-    RECORD_RETAIN = 0x08,
-    RECORD_GAP = 0x09,
-    RECORD_END = 0x0a,
-    RECORD_BLOB = 0x0b,
-    RECORD_MARK = 0x0c,
-    RECORD_BEFORE = 0x0d,
-    RECORD_TRIM = 0x0e,
-    RECORD_DEVICE = 0x0f,
-    RECORD_ALLOC = 0x40,
-    RECORD_FREE = 0x60,
 };
 
 /* A record with a time. */

@@ -1,26 +1,13 @@
 /* What each event means: which memory lives, and until when. The rules are those of ../FORMAT.md. */
 #include "internal.h"
 
-enum {
-    KIND_STREAM_ORDERED = 2,
-    KIND_OPENED = 3,
-    KIND_IMPORTED = 5,
-    KIND_PHYSICAL = 6,
-    KIND_CONTEXT = 13,
-    KIND_POOL = 14,
-    KIND_PHYSICAL_HOST = 15,
-    KIND_BLOCK = 16,
-    KIND_OTHER_BLOCK = 19,
-    SPACE_HANDLES = 2,
-    SPACE_CONTEXTS = 6,
-    SPACES = 12,
-};
-
 const uint8_t space_of_kind[KINDS] = {0, 0, 0,  0,  0,  2,  2,  2,  1,  1,  3,  4,  5,  6,  7,  2,
                                       8, 9, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11};
 
 bool is_on_gpu(uint32_t kind) {
-    return kind < 32 && (1u << kind & (1u << 0 | 1u << 1 | 1u << 2 | 1u << 4 | 1u << 6 | 1u << 10 | 1u << 12));
+    return kind < KINDS &&
+           (1u << kind & (1u << KIND_DEVICE | 1u << KIND_MANAGED | 1u << KIND_STREAM_ORDERED | 1u << KIND_GRAPH |
+                          1u << KIND_PHYSICAL | 1u << KIND_ARRAY | 1u << KIND_MODULE));
 }
 
 static bool outlives_context(uint32_t kind) {
@@ -311,6 +298,8 @@ void replay(struct vramreader *reader, struct writer *writer, struct replayed *r
     /* After the process's end only its libraries take down what is left. */
     if (!ends_context && !section->has_end) section->last_active = reader->events;
     if (event->time > section->row.last_ns) section->row.last_ns = event->time;
+    if (event->type == RECORD_ALLOC && event->time > section->row.last_allocation_ns)
+        section->row.last_allocation_ns = event->time;
     *replayed = (struct replayed){.nbytes = event->nbytes, .gpu = NONE, .kind = event->kind, .is_event = true};
     switch (event->type) {
     case RECORD_ALLOC: replay_alloc(reader, writer, replayed); break;

@@ -10,7 +10,8 @@
 #define MOST_MOVED ((uint64_t)1 << 31)
 
 static bool has_address(const struct allocation *allocation) {
-    return allocation->space == SPACE_MAPPING || (allocation->space == 0 && allocation->kind <= 2);
+    return allocation->space == SPACE_MAPPING ||
+           (allocation->space == SPACE_DEVICE && allocation->kind <= KIND_STREAM_ORDERED);
 }
 
 /* The first segment that ends after *address*. */

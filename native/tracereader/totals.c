@@ -189,7 +189,7 @@ static void add_point(struct vramreader *reader, struct gpu *gpu, uint64_t time,
 /* ---- sums ---- */
 
 static bool is_host(uint32_t kind) {
-    return kind == 8 || kind == 9 || kind == 15;
+    return kind == KIND_PINNED_HOST || kind == KIND_REGISTERED_HOST || kind == KIND_PHYSICAL_HOST;
 }
 
 static void add_to(int64_t *sum, uint64_t nbytes) {
@@ -232,7 +232,7 @@ void count_end(struct vramreader *reader, const struct allocation *allocation, u
     struct gpu *gpu = GPU(reader, site->row.gpu);
     int64_t nbytes = (int64_t)allocation->nbytes;
     bool is_mapping = allocation->space == SPACE_MAPPING;
-    if (allocation->event <= gpu->row.peak_event && (is_on_gpu(allocation->kind) || allocation->kind >= 16)) {
+    if (allocation->event <= gpu->row.peak_event && (is_on_gpu(allocation->kind) || allocation->kind >= KIND_BLOCK)) {
         struct gone *gone = push(reader, &gpu->gone, sizeof *gone);
         if (gone)
             *gone = (struct gone){allocation->address,   allocation->nbytes, allocation->site,

@@ -260,6 +260,7 @@ def _never_freed(item: pytest.Item, view: TraceView, allowed: int, opened: Scope
 def _places(item: pytest.Item, view: TraceView, sites: Iterable[Site]) -> Iterator[str]:
     """The largest, each with its stack up to the test function."""
     from vram.report.escape import inert
+    from vram.report.trace_places import function_name
     from vram.units import counted, size
 
     chosen = sorted(sites, key=lambda site: -site.nbytes)
@@ -268,7 +269,7 @@ def _places(item: pytest.Item, view: TraceView, sites: Iterable[Site]) -> Iterat
         frames = view.stacks[site.stack].frames
         last = max((at for at, frame in enumerate(frames) if frame.file == str(item.path)), default=0)
         for frame in frames[: min(last + 1, MOST_FRAMES)]:
-            yield inert(f"      {frame.function}  {frame.file}:{frame.line}")
+            yield inert(f"      {function_name(frame)}  {frame.file}:{frame.line}")
     if len(chosen) > MOST_PLACES:
         rest = sum(site.nbytes for site in chosen[MOST_PLACES:])
         yield f"  {size(rest)} in {counted(len(chosen) - MOST_PLACES, 'more place')}"

@@ -54,18 +54,23 @@ def test_what_was_held_before_is_not_the_tests(suite: Suite) -> None:
 def test_a_leak_shows_its_stack(suite: Suite) -> None:
     done = suite(
         """
-        def forget():
-            raw.alloc(64 * MIB)
+        class Model:
+            def forget(self):
+                raw.alloc(64 * MIB)
 
         @pytest.mark.vram(peak="1GiB")
         def test_it():
-            forget()
+            def inner():
+                Model().forget()
+
+            inner()
         """
     )
     assert outcome(done) == {"failed": 1}
     assert "kept 64.0 MiB of device memory" in done.stdout
     assert "what the test allocated and did not free:" in done.stdout
-    assert "forget  " in done.stdout
+    assert "      Model.forget  " in done.stdout
+    assert "      test_it.inner  " in done.stdout
 
 
 @pytest.mark.parametrize(("leaks", "expected"), [("0", "failed"), ("4096", "passed")])

@@ -271,7 +271,7 @@ class TestCalledOff:
         program = start("holding", python=PYTHONS[version])
         process = program.python()
         with ThreadPoolExecutor(3) as pool:
-            first = pool.submit(run_once, process, 0.5)
+            first = pool.submit(run_once, process, 3.0)  # the second must have begun by then
             until(lambda: _texts(process) == 1)
             (place,) = _pending(process)
             later = [pool.submit(run_once, process)]

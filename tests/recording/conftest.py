@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,16 +134,12 @@ class Workplace:
 
 @pytest.fixture
 def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
-    gpu = request.getfixturevalue("virtual_gpu")
-    place = Workplace(gpu, tmp_path)
-    yield place
-    place.close()
+    with closing(Workplace(request.getfixturevalue("virtual_gpu"), tmp_path)) as place:
+        yield place
 
 
 @pytest.fixture
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
     """The same with two GPUs."""
-    gpu = request.getfixturevalue("two_virtual_gpus")
-    place = Workplace(gpu, tmp_path)
-    yield place
-    place.close()
+    with closing(Workplace(request.getfixturevalue("two_virtual_gpus"), tmp_path)) as place:
+        yield place

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.recording.conftest import Workplace
-from tests.recording.terminal import PROMPT
+from tests.recording.terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
 
@@ -40,26 +40,37 @@ def listener(tmp_path: Path) -> str:
     return f"{sys.executable} {path}"
 
 
-def test_it_reads_the_terminal_and_its_exit_code_is_ours(work: Workplace, listener: str) -> None:
+def listening(work: Workplace, listener: str, number: int | str = "") -> Terminal:
+    """A terminal in which the listener runs under vram and waits, also for the signal *number*."""
     screen = work.terminal()
-    screen.type(f"vram run -- {listener} ''\n")
+    screen.type(f"vram run -- {listener} '{number}'\n")
     screen.read_until("terminal ")
-    screen.type("hello\n")
-    screen.read_until("echo hello")
-    screen.type("end\n")
-    screen.read_until(PROMPT)
+    return screen
+
+
+def ask(screen: Terminal, words: str, answer: str) -> None:
+    screen.type(f"{words}\n")
+    screen.read_until(answer)
+
+
+def end(screen: Terminal) -> str:
+    """Have the listener end, and compare its exit code; return what was shown meanwhile."""
+    shown = screen.run("end")
     assert screen.code() == 7
+    return shown
+
+
+def test_it_reads_the_terminal_and_its_exit_code_is_ours(work: Workplace, listener: str) -> None:
+    screen = listening(work, listener)
+    ask(screen, "hello", "echo hello")
+    end(screen)
 
 
 def test_ctrl_c_reaches_a_command_that_handles_it_once(work: Workplace, listener: str) -> None:
-    screen = work.terminal()
-    screen.type(f"vram run -- {listener} {int(signal.SIGINT)}\n")
-    screen.read_until("terminal ")
+    screen = listening(work, listener, int(signal.SIGINT))
     screen.type("\x03")
     screen.read_until("heard SIGINT")
-    screen.type("end\n")
-    assert "heard" not in screen.read_until(PROMPT)
-    assert screen.code() == 7
+    assert "heard" not in end(screen)
 
 
 def test_ctrl_c_ends_a_command_and_vram_ends_by_the_same_signal(work: Workplace) -> None:
@@ -74,45 +85,30 @@ def test_ctrl_c_ends_a_command_and_vram_ends_by_the_same_signal(work: Workplace)
 
 
 def test_ctrl_z_stops_both_and_fg_goes_on(work: Workplace, listener: str) -> None:
-    screen = work.terminal()
-    screen.type(f"vram run -- {listener} ''\n")
-    screen.read_until("terminal ")
+    screen = listening(work, listener)
     screen.type("\x1a")
     screen.read_until("Stopped")
     screen.read_until(PROMPT)
-    screen.type("fg\n")
-    screen.read_until("vram run")
-    screen.type("again\n")
-    screen.read_until("echo again")
-    screen.type("end\n")
-    screen.read_until(PROMPT)
-    assert screen.code() == 7
+    ask(screen, "fg", "vram run")
+    ask(screen, "again", "echo again")
+    end(screen)
 
 
 def test_ctrl_z_leaves_a_command_that_ignores_it_in_the_foreground(work: Workplace, listener: str) -> None:
     """Without us the shell would not get the terminal back either."""
-    screen = work.terminal()
-    screen.type(f"vram run -- {listener} {int(signal.SIGTSTP)}\n")
-    screen.read_until("terminal ")
+    screen = listening(work, listener, int(signal.SIGTSTP))
     screen.type("\x1a")
     screen.read_until("heard SIGTSTP")
-    screen.type("still here\n")
-    screen.read_until("echo still here")
-    screen.type("end\n")
-    assert "Stopped" not in screen.read_until(PROMPT)
-    assert screen.code() == 7
+    ask(screen, "still here", "echo still here")
+    assert "Stopped" not in end(screen)
 
 
 def test_a_window_that_changes_its_size_is_seen(work: Workplace, listener: str) -> None:
-    screen = work.terminal()
-    screen.type(f"vram run -- {listener} {int(signal.SIGWINCH)}\n")
-    screen.read_until("terminal ")
+    screen = listening(work, listener, int(signal.SIGWINCH))
     screen.resize(rows=33, columns=120)
     screen.read_until("heard SIGWINCH")
-    screen.type("size\n")
-    screen.read_until("rows 33")
-    screen.type("end\n")
-    screen.read_until(PROMPT)
+    ask(screen, "size", "rows 33")
+    end(screen)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

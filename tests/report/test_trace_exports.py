@@ -135,7 +135,7 @@ def test_perfetto_slices_are_those_of_large_allocations_and_close() -> None:
     assert {each["args"]["bytes"] for each in begun.values()} == {4 * MIB, MIB, 2 * MIB}
     assert begun["0xa000000"]["name"] == ended["0xa000000"]["name"] == "make_workspace kernels.py:52"
     (failed,) = [each for each in events if each.get("cat") == "failed"]
-    assert failed["args"]["stack"].splitlines()[0] == "batch /home/user/project/data.py:20"
+    assert failed["args"]["stack"].splitlines()[0] == "batches.<locals>.batch /home/user/project/data.py:20"
 
 
 def test_perfetto_of_very_many_events_has_the_large_ones() -> None:
@@ -263,7 +263,7 @@ def test_speedscope_has_the_peak_with_the_outermost_call_first() -> None:
     assert peak["name"] == "live at the peak"
     assert peak["endValue"] == sum(site.nbytes for site in training().peak)
     names = [file["shared"]["frames"][at]["name"] for at in peak["samples"][1]]
-    assert names == ["<module>", "train", "forward", "_call_impl", "forward"]
+    assert names == ["<module>", "train", "Model.forward", "Module._call_impl", "Linear.forward"]
 
 
 # ---- PyTorch's viewer ----
@@ -292,7 +292,7 @@ def test_the_viewers_events_are_segments_and_blocks() -> None:
         ("segment_free", 2 * MIB),
     ]
     assert events[1]["frames"][0] == {
-        "name": "forward",
+        "name": "Linear.forward",
         "filename": f"{training_traces.TORCH}/nn/modules/linear.py",
         "line": 125,
     }
@@ -468,7 +468,10 @@ def test_parquet_has_a_row_for_each_event_and_one_for_each_frame(tmp_path: Path)
     assert [row["op"] for row in events[5:7]] == ["free", "failed"]
     assert events[4]["gpu"] is None
     frames = pq.read_table(tmp_path / "trace.stacks.parquet").to_pylist()
-    assert [row["function"] for row in frames if row["stack"] == 2][:2] == ["forward", "_call_impl"]
+    assert [row["function"] for row in frames if row["stack"] == 2][:2] == [
+        "Linear.forward",
+        "Module._call_impl",
+    ]
     about = json.loads(pq.read_schema(path).metadata[b"vram"])
     assert about["processes"][0]["pid"] == 4101
 

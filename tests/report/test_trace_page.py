@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.report.trace_samples import HOSTILE, SECOND, empty, hostile, large, process, python, training
+from tests.report import training_traces
+from tests.report.extreme_traces import HOSTILE, empty, hostile, large
+from tests.report.page_traces import process, training
+from tests.report.training_traces import SECOND, python
 from vram.model.trace import CallStack, Frame, Gap, Site, TimelinePoint, TracedProcess, TraceView
+from vram.report import trace_json
 from vram.report.escape import inert
 from vram.report.trace_page import fragment, page
 from vram.report.trace_page.content import MOST_PLACES, content
@@ -151,6 +155,21 @@ def test_stacks_arrive_as_they_were() -> None:
     for site in view.peak:
         expected = [(frame.function, frame.file, frame.line) for frame in view.stacks[site.stack].frames]
         assert stack_of(data, by_place[site.kind, site.gpu, site.nbytes]) == expected
+
+
+def test_functions_in_functions_have_short_names() -> None:
+    """What exports and JSON have in full: ``f.<locals>.g``."""
+    view = training_traces.nested()
+    texts = content(view)["texts"]
+    assert "make_training_step.compiled_step.<lambda>" in texts
+    assert not [text for text in texts if "<locals>" in text]
+    shown = " ".join(Parsed(fragment(view)).texts)
+    assert "make_training_step.compiled_step.<lambda>" in shown
+    assert "<locals>" not in shown
+    in_json = json.loads(trace_json.report(view, "peak", "line", None))
+    assert training_traces.NESTED in {
+        frame["function"] for stack in in_json["stacks"] for frame in stack["frames"]
+    }
 
 
 def test_parents_come_before_their_children() -> None:

@@ -15,10 +15,10 @@ from tests.report import training_traces
 from tests.report.training_traces import SECOND, leak, python, site, training
 from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
-from vram.report import trace_chart, trace_fit, trace_summary, trace_views
+from vram.report import trace_chart, trace_fit, trace_summary, trace_views, trace_words
 from vram.report.layout import RenderOptions
 from vram.report.trace_diff import PICKS, differences
-from vram.report.trace_lines import moment
+from vram.report.trace_lines import moment, place_text
 from vram.report.trace_places import NO_STACK, OWN_CODE, STANDARD_LIBRARY, caller, library, place
 from vram.report.trace_rows import GROUPINGS, branches, narrowed, rows
 from vram.report.trace_views import ViewOptions
@@ -41,6 +41,7 @@ VIEWS: dict[str, Render] = {
 SAMPLES = {
     "training": training,
     "with blocks": training_traces.with_blocks,
+    "nested": training_traces.nested,
     "empty": training_traces.empty,
     "hostile": training_traces.hostile,
 }
@@ -80,19 +81,45 @@ def test_the_summary_names_the_lines() -> None:
     said = text("summary", training(), 200)
     assert "python train.py --lr 1e-3" in said
     assert "peak 18.0 GiB after 56.0 s · 7.0 GiB at the end" in said
-    assert "forward  /home/user/project/model.py:88" in said
+    assert "Model.forward  /home/user/project/model.py:88" in said
     assert "leaked   512.0 MiB in 2 allocations  make_workspace  /home/user/project/kernels.py:52" in said
-    assert "growing  3.0 GiB in 48 allocations  remember  /home/user/project/history.py:14" in said
-    assert "20.0 GiB on GPU 0 after 57.0 s: out of memory  batch  /home/user/project/data.py:20" in said
+    assert "growing  3.0 GiB in 48 allocations  History.remember  /home/user/project/history.py:14" in said
+    assert (
+        "20.0 GiB on GPU 0 after 57.0 s: out of memory  batches.batch  /home/user/project/data.py:20" in said
+    )
     assert "nothing was recorded from 20.0 s to 24.0 s: another profiler used CUPTI" in said
     assert "vram report peak|leaks|timeline|churn|frag train.vram" in said
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("timeline", "fit")])
+def test_functions_in_functions_fit_one_line(name: str) -> None:
+    """Their own name is always there; what they are defined in gives way first."""
+    said = text(name, training_traces.nested())
+    assert "on_batch  " in said
+    whole = text(name, training_traces.nested(), 200)
+    assert "Trainer.fit.on_batch  " in whole
+    assert "<locals>" not in said + whole
+
+
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [
+        (81, "make_training_step.compiled_step.<lambda>  /home/user/project/training/loop.py:88"),
+        (60, "make_training_step.compiled_step.<lambda>  …/loop.py:88"),
+        (52, "…compiled_step.<lambda>  …/training/loop.py:88"),
+        (36, "…<lambda>  …/training/loop.py:88"),
+    ],
+)
+def test_of_a_qualified_name_the_end_is_kept(width: int, words: str) -> None:
+    frame = python(training_traces.NESTED, f"{training_traces.HOME}/training/loop.py", 88)
+    assert place_text(frame, width, RenderOptions(width=width)).plain == words
 
 
 def test_a_frameworks_blocks_stand_for_its_segments() -> None:
     """Which line made PyTorch take a segment says nothing about who uses it."""
     said = text("summary", training_traces.with_blocks(), 200)
     assert "PyTorch: 17.0 GiB taken from the driver, 15.0 GiB of it in use, 2.0 GiB cached" in said
-    assert "9.0 GiB    50%  4,096  forward" in said
+    assert "9.0 GiB    50%  4,096  Model.forward" in said
     assert "8.0 GiB    44%" not in said
 
 
@@ -118,7 +145,7 @@ def test_what_is_missing_is_said(changes: dict[str, object], words: str) -> None
 
 def test_each_verdict_has_its_reason() -> None:
     said = " ".join(text("leaks", training()).split())
-    for verdict, reason in trace_views.REASONS.items():
+    for verdict, reason in trace_words.VERDICT_REASONS.items():
         assert verdict in said.lower()
         assert reason in said
 
@@ -205,6 +232,15 @@ def test_who_called_a_wrapper_is_named() -> None:
     assert "3.0 GiB from load  /p/model.py:7" in text("summary", view)
     alone = training(stacks=stacks, peak=(site(0, 3 * GIB),))
     assert "alloc  /p/gpu.py:5 ← load  /p/model.py:7" in text("peak", alone, 120)
+
+
+def test_in_a_program_of_one_file_another_function_is_the_caller() -> None:
+    wrapper, main = python("alloc", "/p/a.py", 5), python("<module>", "/p/a.py", 90)
+    step = python("Model.step", "/p/a.py", 9)
+    elsewhere = python("main", "/p/b.py", 2)
+    assert caller(CallStack((wrapper, step, main))) == step
+    assert caller(CallStack((wrapper, step, main, elsewhere))) == elsewhere
+    assert caller(CallStack((wrapper, main))) is None
 
 
 @pytest.mark.parametrize("by", GROUPINGS)

@@ -1,4 +1,4 @@
-"""Traces made by hand: a training run with a bit of everything, one that leaks nothing, a hostile one."""
+"""Traces made by hand for terminals: a training run with a bit of everything, an empty and a hostile one."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ STACKS = (
     CallStack((python("load_weights", f"{HOME}/model.py", 31), python("main", f"{HOME}/train.py", 97), MAIN)),
     CallStack(
         (
-            python("forward", f"{TORCH}/nn/modules/linear.py", 125),
-            python("_call_impl", f"{TORCH}/nn/modules/module.py", 1762),
-            python("forward", f"{HOME}/model.py", 88),
+            python("Linear.forward", f"{TORCH}/nn/modules/linear.py", 125),
+            python("Module._call_impl", f"{TORCH}/nn/modules/module.py", 1762),
+            python("Model.forward", f"{HOME}/model.py", 88),
             TRAIN,
             MAIN,
         )
     ),
-    CallStack((python("remember", f"{HOME}/history.py", 14), TRAIN, MAIN)),
+    CallStack((python("History.remember", f"{HOME}/history.py", 14), TRAIN, MAIN)),
     CallStack(
         (python("make_workspace", f"{HOME}/kernels.py", 52), python("close", f"{HOME}/kernels.py", 70), MAIN)
     ),
@@ -59,7 +59,7 @@ STACKS = (
             native("handle()", f"{TORCH}/lib/libtorch_cuda.so", 0x1F40),
         )
     ),
-    CallStack((python("batch", f"{HOME}/data.py", 20), TRAIN, MAIN)),
+    CallStack((python("batches.<locals>.batch", f"{HOME}/data.py", 20), TRAIN, MAIN)),
 )
 
 
@@ -195,6 +195,21 @@ def with_blocks() -> TraceView:
         ),
     )
     return training(frameworks=(use,))
+
+
+NESTED = "make_training_step.<locals>.compiled_step.<locals>.<lambda>"
+METHOD = "TransformerEncoderLayer._scaled_dot_product_attention_with_dropout_and_mask"
+
+
+def nested() -> TraceView:
+    """Functions in functions and methods with long names, in every place where a view shows one."""
+    frames = (
+        python(METHOD, f"{HOME}/layers/transformer_encoder_layer.py", 412),
+        python(NESTED, f"{HOME}/training/loop.py", 88),
+        python("Trainer.fit.<locals>.on_batch", f"{HOME}/trainer.py", 31),
+        MAIN,
+    )
+    return training(stacks=(CallStack(), *(CallStack(frames[each % 3 :]) for each in range(len(STACKS) - 1))))
 
 
 def empty() -> TraceView:

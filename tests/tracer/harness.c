@@ -119,11 +119,12 @@ EXPORTED double harness_time(int most, int rounds, int stamps) {
 // As above, for native frames: by libgcc alone, or as native_walk finds them.
 EXPORTED double harness_native_time(int most, int rounds, int by_libgcc) {
     uintptr_t addresses[MOST];
+    unsigned long long unloads;
     double best = 1e18;
     for (int round = 0; round < 10; round++) {
         double begin = now();
         for (int each = 0; each < rounds; each++)
-            by_libgcc ? native_walk_by_libgcc(addresses, most) : native_walk(addresses, most);
+            by_libgcc ? native_walk_by_libgcc(addresses, most) : native_walk(addresses, most, &unloads);
         double took = (now() - begin) / rounds;
         if (took < best) best = took;
     }
@@ -132,7 +133,8 @@ EXPORTED double harness_native_time(int most, int rounds, int by_libgcc) {
 
 // The end of a chain of calls.
 EXPORTED int harness_native_walk(struct chain *chain) {
-    chain->count = native_walk(chain->addresses, chain->most);
+    unsigned long long unloads;
+    chain->count = native_walk(chain->addresses, chain->most, &unloads);
     // libgcc's unwinder finds the same.
     uintptr_t addresses[MOST];
     int most = chain->most < MOST ? chain->most : MOST;
@@ -145,7 +147,8 @@ EXPORTED int harness_native_walk(struct chain *chain) {
 
 EXPORTED int harness_native_count(int most) {
     uintptr_t addresses[MOST];
-    return native_walk(addresses, most);
+    unsigned long long unloads;
+    return native_walk(addresses, most, &unloads);
 }
 
 // Packs what call_frames.h reads of an address: kind, whether rbp is saved, size and place.

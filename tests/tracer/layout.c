@@ -38,6 +38,11 @@ int main(void) {
     SAME(first_line, PyCodeObject, co_firstlineno);
     SAME(file, PyCodeObject, co_filename);
     SAME(name, PyCodeObject, co_name);
+#if PY_VERSION_HEX >= 0x030B0000
+    SAME(qualified, PyCodeObject, co_qualname);
+#else
+    compare("qualified", row->qualified, 0);
+#endif
     compare("ascii_size", row->ascii_size, sizeof(PyASCIIObject));
     compare("text_size", row->text_size, sizeof(PyCompactUnicodeObject));
 #if PY_VERSION_HEX < 0x030B0000
@@ -84,6 +89,7 @@ int main(void) {
     SAME(code_size, _Py_DebugOffsets, code_object.size);
     SAME(file, _Py_DebugOffsets, code_object.filename);
     SAME(name, _Py_DebugOffsets, code_object.name);
+    SAME(qualified, _Py_DebugOffsets, code_object.qualname);
     SAME(lines, _Py_DebugOffsets, code_object.linetable);
     SAME(first_line, _Py_DebugOffsets, code_object.firstlineno);
     SAME(variables, _Py_DebugOffsets, code_object.localsplusnames);

@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import json
 import os
+import string
 import sys
 import threading
 import time
@@ -23,18 +24,32 @@ def stamps():
     stamp = HOLDING.harness_stamp
     stamp.restype, stamp.argtypes = ctypes.c_uint64, (ctypes.py_object,)
     seen, reused = {}, 0
-    kinds = (
-        lambda each: ("def f(): pass", f"<cell {each:06}>"),
-        lambda each: (f"def f{each:06}(): pass", "<cell>"),
-        lambda each: ("\n" * each + "def f(): pass", "<cell>"),
-        lambda each: ("def f(): pass", f"<c\u00e9ll {each:06}>"),
-        lambda each: ("def f(): 0;" + " pass;" * each, "<cell>"),
-    )
+
+    def compiled(source, name):
+        return next(part for part in compile(source, name, "exec").co_consts if hasattr(part, "co_code"))
+
+    base = compiled("def f(): pass", "<cell>")
+    kinds = [
+        lambda each: compiled("def f(): pass", f"<cell {each:06}>"),
+        lambda each: compiled(f"def f{each:06}(): pass", "<cell>"),
+        lambda each: compiled("\n" * each + "def f(): pass", "<cell>"),
+        lambda each: compiled("def f(): pass", f"<c\u00e9ll {each:06}>"),
+        lambda each: compiled("def f(): 0;" + " pass;" * each, "<cell>"),
+    ]
+    if hasattr(base, "co_qualname"):
+        letters = string.ascii_letters
+        kinds += [
+            lambda each: base.replace(co_qualname=f"{letters[each % 52]}.f"),
+            lambda each: base.replace(co_qualname=f"Net{each:03}.f"),
+            lambda each: base.replace(co_qualname=f"make_networks.<locals>.Network{each:06}.f"),
+        ]
     for kind in kinds:
         for each in range(200):
-            source, name = kind(each)
-            code = next(part for part in compile(source, name, "exec").co_consts if hasattr(part, "co_code"))
-            what = (code.co_name, code.co_filename, code.co_firstlineno, getattr(code, "co_linetable", None))
+            code = kind(each)
+            names = (code.co_name, getattr(code, "co_qualname", None), code.co_filename)
+            # As text: what is kept here must not keep the names' memory from being used again.
+            what = repr((*names, code.co_firstlineno, getattr(code, "co_linetable", None)))
+            del names
             number = stamp(code)
             if number != stamp(code):
                 Result.differ("a stamp that changes by itself")

@@ -57,12 +57,18 @@ def text(string, nbytes):
     return clean.encode()[: nbytes - 1].decode(errors="ignore")
 
 
+def function_name(code):
+    """The qualified name where this Python has one, if it is an exact str that fits; else the plain name."""
+    name = getattr(code, "co_qualname", None)
+    return text(code.co_name if type(name) is not str or text(name, 10**6) != text(name, 256) else name, 256)
+
+
 def expected(frame):
     frames = []
     while frame is not None:
         code = frame.f_code
         frames.append(
-            (text(code.co_name, 256), text(code.co_filename, 1024), frame.f_lineno or 0, code.co_firstlineno)
+            (function_name(code), text(code.co_filename, 1024), frame.f_lineno or 0, code.co_firstlineno)
         )
         frame = frame.f_back
     return frames

@@ -1,6 +1,6 @@
-"""Frames in plain calls, generators, tasks, callbacks from C, threads, collections and more.
+"""Frames in all situations: here those of the language; stack_runtime.py and stack_trees.py have others.
 
-    python stack_situations.py HARNESS SITUATION...
+    python stack_situations.py HARNESS
 
 Prints a JSON object: how much each situation compared, and what differed.
 """
@@ -10,14 +10,11 @@ import contextlib
 import ctypes
 import functools
 import gc
-import inspect
-import os
-import random
 import sys
-import tempfile
-import threading
 
-from stack_compare import CALLBACK, HARNESS, HOLDING, LIBRARY, Place, Result, compare, expected, read, text
+from stack_compare import CALLBACK, HOLDING, LIBRARY, WALKS, Place, Result, compare
+from stack_runtime import foreign_thread, imports, sub_interpreter, threads, tracing
+from stack_trees import random_trees
 
 
 def plain_calls():
@@ -207,6 +204,74 @@ def from_c():
     eval("[compare() for _ in range(2)]")
 
 
+class _Name(str):
+    """Is not read: it may be laid out in another way."""
+
+
+def qualified_names():
+    """What Python itself calls these functions, written out; before 3.11 only the last part."""
+
+    class Model:
+        class Layer:
+            def forward(self):
+                check("qualified_names.<locals>.Model.Layer.forward")
+
+        def forward(self):
+            check("qualified_names.<locals>.Model.forward")
+            self.Layer().forward()
+
+            def inner():
+                check("qualified_names.<locals>.Model.forward.<locals>.inner")
+
+            inner()
+
+        @staticmethod
+        def make():
+            check("qualified_names.<locals>.Model.make")
+
+        @property
+        def weights(self):
+            check("qualified_names.<locals>.Model.weights")
+
+        def batches(self):
+            check("qualified_names.<locals>.Model.batches")
+            yield
+
+        async def fetch(self):
+            check("qualified_names.<locals>.Model.fetch")
+
+        apply = lambda self: check("qualified_names.<locals>.Model.<lambda>")  # noqa: E731
+
+    class Child(Model):
+        pass
+
+    def check(name):
+        place, code = (Place * 2)(), sys._getframe(1).f_code
+        wanted = name if sys.version_info >= (3, 11) else name.rpartition(".")[2]
+        for walk in WALKS:
+            walk(place, 2)
+            Result.compared += 1
+            if place[1].function.decode() != wanted or getattr(code, "co_qualname", wanted) != wanted:
+                Result.differ(place[1].function.decode(), wanted)
+        compare()
+
+    for model in (Model(), Child()):
+        model.forward()
+        model.make()
+        _ = model.weights
+        list(model.batches())
+        with contextlib.suppress(StopIteration):
+            model.fetch().send(None)
+        model.apply()
+        (lambda: check("qualified_names.<locals>.<lambda>"))()
+        list(check("qualified_names.<locals>.<genexpr>") for _ in range(1))  # noqa: C400
+    _module_level(check)
+
+
+def _module_level(check):
+    check("_module_level")
+
+
 def odd_names():
     names = (
         "",
@@ -228,7 +293,10 @@ def odd_names():
         function = scope["f"]
         function.__code__ = function.__code__.replace(co_name=name, co_filename=name)
         function()
-        # A name that is no exact str cannot be read, and is not an error.
+        if hasattr(function.__code__, "co_qualname"):
+            for qualified in (name, "Outer." + name, _Name("Outer." + name)):
+                function.__code__ = function.__code__.replace(co_qualname=qualified)
+                function()
     for source in (
         "compare()",
         "\n" * 70_000 + "compare()",
@@ -280,48 +348,6 @@ def exceptions():
                 del error
 
 
-def threads():
-    ready, done = threading.Barrier(17), threading.Event()
-    failures = []
-
-    def work(seed):
-        chooser = random.Random(seed)
-
-        def descend(depth):
-            if depth:
-                return descend(depth - 1)
-            return compare()
-
-        try:
-            ready.wait()
-            for _ in range(30):
-                descend(chooser.randrange(60))
-        except BaseException as error:
-            failures.append(repr(error))
-
-    def keep_busy():  # holds the GIL most of the time, in one long call and in short ones
-        while not done.is_set():
-            sorted(range(2000), key=str)
-
-    workers = [threading.Thread(target=work, args=(each,)) for each in range(16)]
-    busy = threading.Thread(target=keep_busy)
-    for each in (*workers, busy):
-        each.start()
-    ready.wait()
-    for each in workers:
-        each.join()
-    done.set()
-    busy.join()
-    Result.differences.extend(failures)
-
-
-def foreign_thread():
-    for library in (LIBRARY, HOLDING):
-        Result.compared += 1
-        if library.harness_foreign() != 0:
-            Result.differ("a thread without Python has frames")
-
-
 def collection():
     class Finalized:
         def __init__(self):
@@ -352,195 +378,9 @@ def collection():
     gc.callbacks.remove(during)
 
 
-def tracing():
-    events = []
-
-    def trace(frame, event, argument):
-        events.append(event)
-        sys.settrace(None)
-        compare()
-        sys.settrace(trace)
-        return trace
-
-    def body():
-        total = 0
-        for each in range(3):
-            total += each
-        try:
-            raise ValueError
-        except ValueError:
-            pass
-        list(each for each in range(2))  # noqa: C400
-        return total
-
-    sys.settrace(trace)
-    body()
-    sys.settrace(None)
-    sys.setprofile(lambda frame, event, argument: compare() if event in ("call", "return") else None)
-    body()
-    sys.setprofile(None)
-    assert {"call", "line", "return", "exception"} <= set(events)
-
-
-def imports():
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "imported_module.py")
-        with open(path, "w") as file:
-            file.write("import builtins\nbuiltins.compare_here()\n")
-        sys.modules["builtins"].compare_here = compare
-        sys.path.insert(0, folder)
-        import imported_module  # noqa: F401
-
-        sys.path.remove(folder)
-        del sys.modules["builtins"].compare_here
-
-
-SUB = """
-import ctypes, sys, threading
-sys.argv = ["", {harness!r}]
-def f():
-    places = (Place * 64)()
-    count, wanted = WALK(places, 64), expected(sys._getframe())
-    got = read(places, count)
-    open({out!r}, "a").write("same" if got == wanted else repr((got, wanted)))
-{functions}
-WALK = ctypes.PyDLL({harness!r}).harness_walk
-f()
-[f() for _ in range(2)]
-"""
-
-
-def sub_interpreter():
-    functions = "\n".join(inspect.getsource(each) for each in (Place, text, expected, read))
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "out")
-        script = SUB.format(harness=HARNESS, functions=functions, out=out)
-        run_in_sub_interpreter(script)
-        with open(out) as file:
-            answer = file.read()
-    Result.compared += 3
-    if answer != "same" * 3:
-        Result.differ(answer[:2000] or "the sub-interpreter did nothing")
-    compare()
-
-
-def run_in_sub_interpreter(script):
-    if sys.version_info >= (3, 13):
-        import _interpreters
-
-        number = _interpreters.create("legacy")
-        error = _interpreters.run_string(number, script)
-        if error is not None:
-            raise RuntimeError(str(error))
-    else:
-        import _xxsubinterpreters as _interpreters
-
-        number = _interpreters.create(isolated=False)
-        _interpreters.run_string(number, script)
-    _interpreters.destroy(number)
-
-
-def random_trees():
-    """Random ways from one function into the next, a leaf here and there compares."""
-    chooser = random.Random(int(os.environ.get("VRAM_STACK_SEED", "1")))
-    turns = int(os.environ.get("VRAM_STACK_TREES", "400"))
-    scope = {}
-    exec(
-        compile("def executed(go):\n\n\n    return (\n        go())\n", "écrit-\U0001f40d.py", "exec"), scope
-    )
-
-    class Thing:
-        def __init__(self, go=None):
-            if go:
-                go()
-
-        def method(self, go):
-            return go()
-
-        @classmethod
-        def of_class(cls, go):
-            return cls(go)
-
-        def __call__(self, go):
-            return go()
-
-    def by_generator(go):
-        def produce():
-            yield go()
-
-        return next(produce())
-
-    def by_delegation(go):
-        def produce():
-            yield from (go() for _ in range(1))
-
-        return list(produce())
-
-    def by_coroutine(go):
-        async def awaited():
-            return go()
-
-        async def run():
-            return await awaited()
-
-        with contextlib.suppress(StopIteration):
-            run().send(None)
-
-    def by_sort(go):
-        return sorted([0], key=lambda _: go() or 0)
-
-    def by_comprehension(go):
-        return [go() for _ in range(1)]
-
-    def by_callback(go):
-        return chooser.choice((LIBRARY, HOLDING)).harness_call(CALLBACK(lambda: go() and None))
-
-    def by_exception(go):
-        try:
-            raise KeyError
-        except KeyError:
-            return go()
-
-    def by_context(go):
-        class Manager:
-            def __enter__(self):
-                go()
-
-            def __exit__(self, *_):
-                pass
-
-        with Manager():
-            pass
-
-    def by_many_lines(go):
-        return [
-            1,
-            go(
-            ),
-        ]  # fmt: skip
-
-    thing = Thing()
-    ways = (
-        lambda go: go(), Thing, thing.method, Thing.of_class, thing, scope["executed"],
-        by_generator, by_delegation, by_coroutine, by_sort, by_comprehension, by_callback,
-        by_exception, by_context, by_many_lines, functools.partial(lambda go: go()),
-    )  # fmt: skip
-
-    def grow(depth):
-        if chooser.random() < 0.15:
-            compare()
-        if depth:
-            chooser.choice(ways)(lambda: grow(depth - 1))
-        else:
-            compare()
-
-    for _ in range(turns):
-        grow(chooser.randrange(12))
-
-
 SITUATIONS = (
-    plain_calls, recursion, generators, tasks, expressions, decorators, classes, from_c, odd_names,
-    immortal_code, closures, exceptions, threads, foreign_thread, collection, tracing, imports,
+    plain_calls, recursion, generators, tasks, expressions, decorators, classes, from_c, qualified_names,
+    odd_names, immortal_code, closures, exceptions, threads, foreign_thread, collection, tracing, imports,
     sub_interpreter, random_trees,
 )  # fmt: skip
 

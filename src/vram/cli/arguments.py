@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from vram.cli.terminal import columns
 from vram.errors import UsageError
 from vram.units import parse_size
 
 if TYPE_CHECKING:
+    from vram.model.inside import Via
     from vram.model.ledger import GpuLedger, Ledger
 
 DEADLINE_S = 5.0
@@ -51,6 +52,30 @@ def add_deadline_argument(parser: ArgumentParser) -> None:
         metavar="S",
         help="give up on a driver that does not answer within S seconds (default: %(default)g)",
     )
+
+
+def add_attach_arguments(parser: ArgumentParser, deadline_s: float) -> None:
+    """Add --via and --deadline, for commands that enter a process."""
+    from vram.model.inside import Via
+
+    parser.add_argument(
+        "--via",
+        choices=("auto", *get_args(Via)),
+        default="auto",
+        help="how to attach (default: the safest that works)",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        default=deadline_s,
+        metavar="S",
+        help="give up after S seconds (default: %(default)g)",
+    )
+
+
+def wanted_via(args: Namespace) -> Via | None:
+    """What --via says; None where any way will do."""
+    return None if args.via == "auto" else args.via
 
 
 # ---- pids, seconds, sizes ----

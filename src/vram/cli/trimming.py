@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from vram.cli.arguments import pid_number, seconds
+from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, Refused
@@ -32,19 +32,7 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
         action="store_true",
         help="also drop the last exception: its frames keep their variables alive",
     )
-    parser.add_argument(
-        "--via",
-        choices=("auto", "agent", "jupyter", "remote-exec", "ptrace"),
-        default="auto",
-        help="how to attach (default: the safest that works)",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        default=DEADLINE_S,
-        metavar="S",
-        help="give up after S seconds (default: %(default)g)",
-    )
+    add_attach_arguments(parser, DEADLINE_S)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
 
@@ -54,8 +42,7 @@ def trim_named(args: Namespace) -> int:
     host = open_host()
     from vram.reclaim.actions.trim import prepare_trims
 
-    via = None if args.via == "auto" else args.via
-    orders = prepare_trims(host, args.pid, via, args.deadline)
+    orders = prepare_trims(host, args.pid, wanted_via(args), args.deadline)
     receipts, refusals = _each(args, host, orders, args.deadline)
     if args.json:
         from vram.report.json import encode

@@ -6,7 +6,7 @@ files, command lines) comes from the traced program and is never printed as it i
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
@@ -32,40 +32,35 @@ MemoryKind = Literal[
     "jax buffer",
     "framework block",
 ]
+"""In the order of their numbers in the file."""
 
-KIND_NUMBERS: dict[int, MemoryKind] = {
-    0: "device",
-    1: "managed",
-    2: "stream-ordered",
-    3: "opened",
-    4: "graph",
-    5: "imported",
-    6: "physical",
-    7: "multicast",
-    8: "pinned host",
-    9: "registered host",
-    10: "array",
-    11: "address range",
-    12: "module",
-    13: "context",
-    14: "pool",
-    15: "physical host",
-    16: "torch block",
-    17: "cupy block",
-    18: "jax buffer",
-    19: "framework block",
-}
+KINDS_BY_NUMBER: dict[int, MemoryKind] = dict(enumerate(get_args(MemoryKind)))
+KIND_NUMBERS: dict[MemoryKind, int] = {kind: number for number, kind in KINDS_BY_NUMBER.items()}
 
 ON_GPU: frozenset[MemoryKind] = frozenset(
     {"device", "managed", "stream-ordered", "graph", "physical", "array", "module"}
 )
 """Kinds that occupy a GPU's memory; the blocks of frameworks lie inside them and are not added."""
 
+ON_HOST: frozenset[MemoryKind] = frozenset({"pinned host", "registered host", "physical host"})
+
 BLOCKS: frozenset[MemoryKind] = frozenset({"torch block", "cupy block", "jax buffer", "framework block"})
 """What frameworks gave out of the memory that they took from the driver."""
 
+OUTSIDE_FRAMEWORKS = "outside frameworks"
+"""In ``BlockUse.framework``: what lies in no framework's memory."""
+
 EndReason = Literal["exit", "detached", "disk full", "write error", "no cupti", "cut"]
 """Why a section ends; "cut": it has no END record (the process was killed, or still runs)."""
+
+GapReason = Literal["another subscriber", "cupti shut down", "detached", "unknown"]
+
+Verdict = Literal["leaked", "growing", "in use at exit"]
+"""Of memory that was never freed, the worst first.
+
+"leaked": its context was destroyed while the program went on, without freeing it. "growing": the same stack
+left more and more behind, to the end. "in use at exit": neither.
+"""
 
 
 class Frame(Struct, frozen=True):
@@ -101,6 +96,8 @@ class TracedProcess(Struct, frozen=True, kw_only=True):
     """When recording began. All times but the wall clock are relative to the earliest start of a section."""
     last_ns: int
     """Its last record."""
+    last_allocation_ns: int = 0
+    """0 where there is none."""
     end: EndReason
     end_errno: int = 0
     threads: int = 0
@@ -118,7 +115,7 @@ class Gap(Struct, frozen=True):
     """Nothing was recorded from *start_ns* to *end_ns* (None: to the end)."""
 
     process: int
-    reason: Literal["another subscriber", "cupti shut down", "detached", "unknown"]
+    reason: GapReason
     start_ns: int
     end_ns: int | None
 
@@ -196,14 +193,10 @@ class TimelinePoint(Struct, frozen=True):
 
 
 class LeakSite(Struct, frozen=True, kw_only=True):
-    """Allocations of one stack that were never freed.
-
-    ``verdict``: "leaked": its context was destroyed while the program went on, without freeing it.
-    "growing": the same stack left more and more behind, to the end. "in use at exit": neither.
-    """
+    """Allocations of one stack that were never freed."""
 
     site: Site
-    verdict: Literal["leaked", "growing", "in use at exit"]
+    verdict: Verdict
     first_ns: int
     last_ns: int
     freed: int
@@ -222,7 +215,8 @@ class ChurnSite(Struct, frozen=True, kw_only=True):
 class Holes(Struct, frozen=True, kw_only=True):
     """The address ranges of one GPU's live allocations at a moment: how scattered they are.
 
-    Measured at the GPU's peak and at the end; gaps of more than 1 GiB are no holes.
+    Measured at the GPU's peak and at the end; gaps of more than 1 GiB are no holes. A block is its address,
+    size and stack.
     """
 
     gpu: int | None
@@ -234,8 +228,8 @@ class Holes(Struct, frozen=True, kw_only=True):
     holes: int
     hole_nbytes: int
     largest_hole: int
-    blocks: tuple[tuple[int, int, int], ...] = ()
-    """(address, size, stack), by address; at most some thousands, the largest."""
+    blocks: tuple[tuple[int, int, int], ...]
+    """By address; at most some thousands, the largest."""
 
 
 class BlockUse(Struct, frozen=True, kw_only=True):
@@ -296,3 +290,8 @@ class TraceView(Struct, frozen=True, kw_only=True):
     frameworks: tuple[BlockUse, ...] = ()
     damage: tuple[str, ...] = ()
     """What could not be read, in plain sentences."""
+
+
+def stack_of(view: TraceView, number: int) -> CallStack:
+    """The stack *number*; an empty one where the trace has none of that number."""
+    return view.stacks[number] if 0 <= number < len(view.stacks) else CallStack()

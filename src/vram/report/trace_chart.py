@@ -8,10 +8,9 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import GpuUse, Holes, Mark, TimelinePoint, TraceView
+from vram.model.trace import GpuUse, Holes, Mark, TimelinePoint, TraceView, stack_of
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import (
-    gpu_name,
     head,
     heading,
     missing,
@@ -20,7 +19,8 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_places import caller, place, stack_of
+from vram.report.trace_places import caller, place
+from vram.report.trace_words import gpu_name
 from vram.units import counted, size
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

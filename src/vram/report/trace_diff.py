@@ -7,8 +7,8 @@ from functools import cache, lru_cache
 
 from msgspec import Struct
 
-from vram.model.trace import Frame, Site, TraceView
-from vram.report.trace_places import caller, is_installed, library, place, shown_file, stack_of
+from vram.model.trace import Frame, Site, TraceView, stack_of
+from vram.report.trace_places import caller, is_installed, library, place, shown_file
 from vram.report.trace_rows import By, label, memory_of, on_gpu
 
 PICKS: dict[str, Callable[[TraceView], Sequence[Site]]] = {

@@ -12,7 +12,8 @@ from vram.model.fit import CardFit, Fit, GpuNeed
 from vram.model.trace import TraceView
 from vram.report.json import encode
 from vram.report.layout import RenderOptions
-from vram.report.trace_lines import Cell, gpu_name, head, heading, sentence, table
+from vram.report.trace_lines import Cell, head, heading, sentence, table
+from vram.report.trace_words import gpu_name
 from vram.units import counted, size
 
 _STYLES = {"fits": "green", "if caches shrink": "yellow", "too small": "red"}

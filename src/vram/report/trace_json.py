@@ -1,4 +1,8 @@
-"""``vram report --json`` and ``vram report diff --json``: the trace for scripts. Unknown is null."""
+"""``vram report --json`` and ``vram report diff --json``: the trace for scripts. Unknown is null.
+
+What ``model/trace.py`` has is printed as it is there, but for rows about stacks. Those have structs here,
+with the same names for the same figures: gathered by ``--by``, with a place, the stacks numbered anew.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.model.trace import (
     CallStack,
@@ -13,16 +18,20 @@ from vram.model.trace import (
     Gap,
     GpuUse,
     HeldBefore,
+    Holes,
     Mark,
     MemoryKind,
     TimelinePoint,
     TracedProcess,
     TraceView,
+    Verdict,
+    stack_of,
 )
 from vram.report.json import encode
 from vram.report.trace_diff import PICKS, DiffRow, differences
-from vram.report.trace_places import place, stack_of
-from vram.report.trace_rows import VERDICTS, AllocationRow, By, Verdict, churn_rows, leaks_of, rows, site_key
+from vram.report.trace_places import place
+from vram.report.trace_rows import AllocationRow, By, churn_rows, leaks_of, rows, site_key
+from vram.report.trace_words import VERDICTS
 
 View = Literal["summary", "peak", "leaks", "timeline", "churn", "frag"]
 
@@ -77,20 +86,6 @@ class FrameworkRow(Struct, frozen=True, kw_only=True):
     note: str | None
 
 
-class ScatteredRow(Struct, frozen=True, kw_only=True):
-    """How scattered the live allocations of a process are. A block is its address, size and stack."""
-
-    gpu: int | None
-    process: int
-    at_ns: int
-    live_nbytes: int
-    spanned_nbytes: int
-    holes: int
-    hole_nbytes: int
-    largest_hole: int
-    blocks: tuple[tuple[int, int, int], ...]
-
-
 class FailedRow(Struct, frozen=True, kw_only=True):
     """An allocation that the driver refused; ``result`` is its CUresult."""
 
@@ -129,7 +124,7 @@ class TraceReport(Struct, frozen=True, kw_only=True):
     leaks: tuple[LeakRow, ...] | None
     churn: tuple[ChurnRow, ...] | None
     timeline: tuple[TimelinePoint, ...] | None
-    holes: tuple[ScatteredRow, ...] | None
+    holes: tuple[Holes, ...] | None
     frameworks: tuple[FrameworkRow, ...] | None
     stacks: tuple[CallStack, ...]
 
@@ -233,19 +228,10 @@ def _churn(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Itera
         yield ChurnRow(row=stacks.row(row), median_life_ns=median_life_ns, per_second=per_second)
 
 
-def _holes(view: TraceView, stacks: _Stacks) -> Iterable[ScatteredRow]:
+def _holes(view: TraceView, stacks: _Stacks) -> Iterable[Holes]:
     for each in view.holes:
-        yield ScatteredRow(
-            gpu=each.gpu,
-            process=each.process,
-            at_ns=each.at_ns,
-            live_nbytes=each.live_nbytes,
-            spanned_nbytes=each.spanned_nbytes,
-            holes=each.holes,
-            hole_nbytes=each.hole_nbytes,
-            largest_hole=each.largest_hole,
-            blocks=tuple((address, nbytes, stacks.number(stack)) for address, nbytes, stack in each.blocks),
-        )
+        blocks = tuple((address, nbytes, stacks.number(stack)) for address, nbytes, stack in each.blocks)
+        yield replace(each, blocks=blocks)
 
 
 def _frameworks(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[FrameworkRow]:

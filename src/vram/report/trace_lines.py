@@ -13,27 +13,15 @@ from rich.text import Text
 
 from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.report.trace_places import NO_STACK, position
+from vram.report.trace_places import NO_STACK, function_name, last_name, position
 from vram.report.trace_rows import AllocationRow, CallerShare
+from vram.report.trace_words import EARLY_ENDS, GAP_REASONS, gpu_name
 from vram.units import counted, duration, size
 
 _CALLERS = 3
 _MOST_FRAMES = 200
 _SECOND_NS, _MS_NS = 10**9, 10**6
 
-_ENDS = {
-    "detached": "recording was stopped by `vram detach`",
-    "disk full": "recording stopped early: no space was left on the disk",
-    "write error": "recording stopped early: the file could not be written",
-    "no cupti": "recording stopped early: CUPTI could not be used",
-    "cut": "the recording has no end: the process was killed, or still runs",
-}
-_GAPS = {
-    "another subscriber": "another profiler used CUPTI",
-    "cupti shut down": "the program shut CUPTI down",
-    "detached": "the recorder was detached",
-    "unknown": "for a reason that the file does not name",
-}
 # CUresult, as cuda.h numbers them.
 _RESULTS = {
     1: "invalid value",
@@ -61,10 +49,6 @@ def moment(ns: int) -> str:
     return duration(ns / 1e9)
 
 
-def gpu_name(gpu: int | None) -> str:
-    return "unknown GPU" if gpu is None else f"GPU {gpu}"
-
-
 def allocations(count: int) -> str:
     return f"{count:,} allocation{'' if count == 1 else 's'}"
 
@@ -81,10 +65,15 @@ def result_name(result: int) -> str:
 
 
 def place_text(frame: Frame | None, width: int, options: RenderOptions) -> Text:
-    """``function  file:line`` in at most *width* cells; of a long path the end is kept."""
+    """``function  file:line`` in at most *width* cells; of a long name or path the end is kept."""
     if frame is None:
         return Text(options.short(NO_STACK, width), style="dim")
-    return _name_and_position(frame.function or "?", position(frame), width, options)
+    where = position(frame)
+    # Folders give way before the name does; the file's own name does not.
+    beside_file = width - 2 - cell_len(options.clean("…/" * ("/" in where) + _short_position(frame)))
+    name = _name(frame, max(8, min(max(width * 2 // 5, beside_file), 48)), options)
+    room = width - cell_len(name) - 2
+    return Text.assemble((name, "bold"), "  ", path_end(where, max(8, room), options))
 
 
 def row_cell(row: AllocationRow, options: RenderOptions, note: str = "", *, kinds: bool = True) -> Cell:
@@ -134,15 +123,22 @@ def label_text(
 def _with_caller(
     frame: Frame, calling: Frame, width: int, options: RenderOptions, *, wraps: bool
 ) -> Text | None:
-    """The place and who called it, where both fit: with their folders, or by their files' names alone."""
+    """The place and who called it, where both fit: in full, or without folders, then without classes."""
     arrow = options.clean(" ← ")
-    name = options.clean(frame.function)
-    forms = [(name, position), (name, _short_position)]
+    name, short_name = function_name(frame), last_name(frame)
+    calling_name, short_calling_name = function_name(calling), last_name(calling)
+    forms = [
+        (name, calling_name, position),
+        (name, calling_name, _short_position),
+        (name, short_calling_name, _short_position),
+        (short_name, short_calling_name, _short_position),
+    ]
     if wraps:  # the caller says more than the wrapper's own name
-        forms.append(("", _short_position))
-    for function, shown in forms:
+        forms += [("", calling_name, _short_position), ("", short_calling_name, _short_position)]
+    for own, calling_own, shown in forms:
+        function = options.clean(own)
         where = options.clean(shown(frame))
-        caller = options.clean(f"{calling.function}  {shown(calling)}")
+        caller = options.clean(f"{calling_own}  {shown(calling)}")
         gap = "  " if function else ""
         if sum(map(cell_len, (function, gap, where, arrow, caller))) <= width:
             return Text.assemble((function, "bold"), gap, where, (arrow + caller, "dim"))
@@ -180,10 +176,18 @@ def path_end(path: str, width: int, options: RenderOptions) -> str:
     return shorten(parts[-1], width, mark=mark)
 
 
-def _name_and_position(name: str, where: str, width: int, options: RenderOptions) -> Text:
-    name = options.short(name, max(8, min(cell_len(options.clean(name)), width * 2 // 5, 48)))
-    room = width - cell_len(name) - 2
-    return Text.assemble((name, "bold"), "  ", path_end(where, max(8, room), options))
+def _name(frame: Frame, width: int, options: RenderOptions) -> str:
+    """The function in at most *width* cells: outer functions and classes are left out first."""
+    name = options.clean(function_name(frame) or "?")
+    if cell_len(name) <= width or frame.language == "native":
+        return options.short(name, width)
+    mark = options.clean("…")
+    parts = name.split(".")
+    for at in range(max(1, len(parts) - width), len(parts)):
+        shown = mark + ".".join(parts[at:])
+        if cell_len(shown) <= width:
+            return shown
+    return shorten(parts[-1] or name, width, mark=mark)
 
 
 def stack_lines(
@@ -311,15 +315,16 @@ def _unpaired(view: TraceView) -> Iterator[str]:
 
 def _early_ends(view: TraceView) -> Iterator[str]:
     for process in view.processes:
-        if process.end in _ENDS:
+        if process.end in EARLY_ENDS:
             errno = f" (errno {process.end_errno})" if process.end_errno else ""
-            yield f"pid {process.pid}: {_ENDS[process.end]}{errno}."
+            yield f"pid {process.pid}: {EARLY_ENDS[process.end]}{errno}."
 
 
 def _gap_sentences(view: TraceView) -> Iterator[str]:
     pids = {process.index: process.pid for process in view.processes}
     for gap in view.gaps[:3]:
-        yield f"pid {pids.get(gap.process, '?')}: nothing was recorded {_span(gap)}: {_GAPS[gap.reason]}."
+        pid, reason = pids.get(gap.process, "?"), GAP_REASONS[gap.reason]
+        yield f"pid {pid}: nothing was recorded {_span(gap)}: {reason}."
     if len(view.gaps) > 3:
         yield f"{len(view.gaps) - 3} more gaps."
 

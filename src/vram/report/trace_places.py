@@ -19,11 +19,6 @@ _MOST_STACKS = 20_000
 _ON_THE_WAY = re.compile(r"(?:lib(?:cuda|cudart|cupti|ffi|vramtracer)|_ctypes)[.-]")
 
 
-def stack_of(view: TraceView, number: int) -> CallStack:
-    """The stack *number*; an empty one where the trace has none of that number."""
-    return view.stacks[number] if 0 <= number < len(view.stacks) else CallStack()
-
-
 @lru_cache(maxsize=65536)
 def is_installed(file: str) -> bool:
     """Whether *file* belongs to an installed package or to Python itself, not to the program."""
@@ -73,16 +68,22 @@ def place(stack: CallStack) -> Frame | None:
 
 
 def caller(stack: CallStack) -> Frame | None:
-    """Who called the place from another file of the program: where that is a wrapper, the line to look at."""
+    """Who called the place: where that is a wrapper, the line to look at.
+
+    From another file of the program; where it has one file, from another function of it.
+    """
     at = place(stack)
     if at is None:
         return None
-    outside = stack.frames[stack.frames.index(at) + 1 :]
-    return next((frame for frame in outside if frame.file != at.file and _is_own(frame)), None)
+    outside = [frame for frame in stack.frames[stack.frames.index(at) + 1 :] if _is_own(frame)]
+    from_another_file = next((frame for frame in outside if frame.file != at.file), None)
+    if from_another_file is not None or not _is_own(at):
+        return from_another_file
+    return next((frame for frame in outside if frame.function not in (at.function, "<module>")), None)
 
 
 class _Wrappers:
-    """Places of one trace that are called from several lines of other files: there the caller says more."""
+    """Places of one trace that several lines call: there the caller says more."""
 
     def __init__(self, stacks: tuple[CallStack, ...]) -> None:
         self.stacks = stacks
@@ -98,7 +99,7 @@ _wrappers = _Wrappers(())
 
 
 def is_wrapper(view: TraceView, frame: Frame | None) -> bool:
-    """Whether *frame* is a place that is called from several lines of other files."""
+    """Whether *frame* is a place that several lines call."""
     global _wrappers
     if _wrappers.stacks is not view.stacks:
         _wrappers = _Wrappers(view.stacks)  # of the last trace only: a report shows one
@@ -111,6 +112,16 @@ def _is_own(frame: Frame) -> bool:
 
 def _is_on_the_way(frame: Frame) -> bool:
     return frame.language == "native" and _ON_THE_WAY.match(frame.file.rpartition("/")[2]) is not None
+
+
+def function_name(frame: Frame) -> str:
+    """``Model.forward``, ``main.step`` for ``main.<locals>.step``: as people write it, in one short piece."""
+    return frame.function.replace(".<locals>.", ".") if frame.language == "python" else frame.function
+
+
+def last_name(frame: Frame) -> str:
+    """``forward`` of ``Model.forward``: what its ``def`` says."""
+    return frame.function.rpartition(".")[2] if frame.language == "python" else frame.function
 
 
 def position(frame: Frame) -> str:

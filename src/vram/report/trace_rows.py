@@ -7,40 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import cache
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.errors import UsageError
-from vram.model.trace import ON_GPU, ChurnSite, Frame, LeakSite, MemoryKind, Site, TraceView
-from vram.report.trace_places import (
-    NO_STACK,
-    caller,
-    is_wrapper,
-    library,
-    place,
-    position,
-    shown_file,
+from vram.model.trace import (
+    BLOCKS,
+    ON_GPU,
+    ON_HOST,
+    ChurnSite,
+    Frame,
+    LeakSite,
+    MemoryKind,
+    Site,
+    TraceView,
+    Verdict,
     stack_of,
 )
+from vram.report.trace_places import NO_STACK, caller, is_wrapper, library, place, position, shown_file
 from vram.units import size
 
 By = Literal["line", "function", "file", "library", "stack"]
-GROUPINGS: tuple[By, ...] = ("line", "function", "file", "library", "stack")
-Verdict = Literal["leaked", "growing", "in use at exit"]
-VERDICTS: tuple[Verdict, ...] = ("leaked", "growing", "in use at exit")
+GROUPINGS: tuple[By, ...] = get_args(By)
 
 Memory = Literal["gpu", "host", "block"]
-_MEMORY: dict[MemoryKind, Memory] = {
-    "pinned host": "host",
-    "registered host": "host",
-    "physical host": "host",
-    "torch block": "block",
-    "cupy block": "block",
-    "jax buffer": "block",
-    "framework block": "block",
-}
+SiteKey = tuple[int, MemoryKind, int | None, int]
+"""Stack, kind, GPU and process."""
 
 # Of a row with many stacks, the largest are enough to say where they come from.
 _STACKS_COMPARED, _DEEPEST_COMPARED, _NEARLY_ALL = 64, 256, 0.95
@@ -195,7 +189,9 @@ def label(view: TraceView, number: int, by: By) -> str:
 
 def memory_of(site: Site) -> Memory:
     """Whose memory it is: the GPU's, the host's, or part of a framework's own."""
-    return _MEMORY.get(site.kind, "gpu")
+    if site.kind in BLOCKS:
+        return "block"
+    return "host" if site.kind in ON_HOST else "gpu"
 
 
 def amounts(sites: Sequence[Site]) -> str:
@@ -209,7 +205,7 @@ def amounts(sites: Sequence[Site]) -> str:
     return ", ".join(said)
 
 
-def site_key(site: Site) -> tuple[int, str, int | None, int]:
+def site_key(site: Site) -> SiteKey:
     return site.stack, site.kind, site.gpu, site.process
 
 

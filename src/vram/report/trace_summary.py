@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import BLOCKS, BlockUse, GpuUse, Site, TraceView
+from vram.model.trace import BLOCKS, OUTSIDE_FRAMEWORKS, BlockUse, GpuUse, Site, TraceView, stack_of
 from vram.report.layout import RenderOptions, shorten
 from vram.report.trace_chart import sparkline
 from vram.report.trace_lines import (
@@ -17,7 +17,6 @@ from vram.report.trace_lines import (
     before_sentences,
     branch_lines,
     failure_text,
-    gpu_name,
     head,
     heading,
     missing,
@@ -27,16 +26,15 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_places import caller, is_wrapper, place, stack_of
-from vram.report.trace_rows import VERDICTS, AllocationRow, Rows, amounts, branches, leaks_of, on_gpu, rows
+from vram.report.trace_places import caller, is_wrapper, place
+from vram.report.trace_rows import AllocationRow, Rows, amounts, branches, leaks_of, on_gpu, rows
+from vram.report.trace_words import VERDICTS, framework_name, gpu_name
 from vram.units import counted, size
 
 _PLACES = 3
 _MOST_GPUS = 8
 _MOST_LEAKS = 5
 _MOST_NOTES = 4
-_FRAMEWORKS = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "other": "another framework"}
-_OUTSIDE = "outside frameworks"
 _STYLES = {"leaked": "red", "growing": "yellow", "in use at exit": "dim"}
 
 
@@ -106,10 +104,6 @@ def blocks_at_peak(view: TraceView, gpu: int | None) -> list[BlockUse]:
     return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu and block.sites]
 
 
-def framework_name(name: str) -> str:
-    return _FRAMEWORKS.get(name, name)
-
-
 def framework_sentences(view: TraceView, gpu: int | None) -> list[str]:
     """How each framework used what it took from the driver, at the peak; at the end if only that is known."""
     sums: dict[tuple[str, str], list[int]] = {}
@@ -127,8 +121,8 @@ def framework_sentences(view: TraceView, gpu: int | None) -> list[str]:
 
 def _framework_sentence(name: str, at: str, reserved: int, used: int) -> str:
     when = "" if at == "peak" else " at the end"
-    if name == _OUTSIDE:
-        return f"outside frameworks{when}: {size(reserved)} (cuBLAS, NCCL, code and other libraries)"
+    if name == OUTSIDE_FRAMEWORKS:
+        return f"{OUTSIDE_FRAMEWORKS}{when}: {size(reserved)} (cuBLAS, NCCL, code and other libraries)"
     return (
         f"{framework_name(name)}{when}: {size(reserved)} taken from the driver, {size(used)} of it in use,"
         f" {size(max(0, reserved - used))} cached"

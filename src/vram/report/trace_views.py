@@ -10,12 +10,11 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.trace import Frame, GpuUse, LeakSite, Site, TraceView
+from vram.model.trace import Frame, GpuUse, LeakSite, Site, TraceView, Verdict, stack_of
 from vram.report.layout import RenderOptions
 from vram.report.trace_diff import PICKS, Differences, differences
 from vram.report.trace_lines import (
     branch_lines,
-    gpu_name,
     head,
     heading,
     missing,
@@ -29,13 +28,10 @@ from vram.report.trace_lines import (
     stack_lines,
     table,
 )
-from vram.report.trace_places import stack_of
 from vram.report.trace_rows import (
-    VERDICTS,
     AllocationRow,
     By,
     Rows,
-    Verdict,
     amounts,
     branches,
     churn_rows,
@@ -47,20 +43,13 @@ from vram.report.trace_rows import (
 )
 from vram.report.trace_summary import (
     blocks_at_peak,
-    framework_name,
     framework_sentences,
     held_at_peak,
 )
+from vram.report.trace_words import VERDICT_REASONS, VERDICTS, framework_name, gpu_name
 from vram.units import size
 
-REASONS: dict[Verdict, str] = {
-    "leaked": "Their context was destroyed or reset while the program went on, and they had not been freed.",
-    "growing": "The same place allocated again and again, to the end of the recording, and freed less.",
-    "in use at exit": "They were live when the recording ended, and the place did not go on allocating:"
-    " usually weights, buffers and caches that are meant to stay.",
-}
 _INSIDE = "Frameworks' blocks lie inside what they took from the driver: the blocks say who uses it."
-_TITLES: dict[Verdict, str] = {"leaked": "Leaked", "growing": "Growing", "in use at exit": "In use at exit"}
 _STYLES: dict[Verdict, str] = {"leaked": "bold red", "growing": "bold yellow", "in use at exit": "bold"}
 # A branch of the call tree that holds less is gathered into one line.
 _SMALLEST_BRANCH = 0.01
@@ -99,9 +88,9 @@ def leaks(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Rende
 def _verdict(
     view: TraceView, verdict: Verdict, found: list[LeakSite], wanted: ViewOptions, options: RenderOptions
 ) -> Iterator[RenderableType]:
-    title = f"{_TITLES[verdict]}: {amounts([leak.site for leak in found])}"
+    title = f"{verdict.capitalize()}: {amounts([leak.site for leak in found])}"
     yield sentence(title, options, style=_STYLES[verdict], indent=0)
-    yield sentence(REASONS[verdict], options, style="dim")
+    yield sentence(VERDICT_REASONS[verdict], options, style="dim")
     if len({memory_of(leak.site) for leak in found} & {"gpu", "block"}) == 2:
         yield sentence(_INSIDE, options, style="dim")
     gathered = rows(view, (leak.site for leak in found), wanted.by)
@@ -241,11 +230,11 @@ def tree(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Render
     for use in view.gpus:
         title = f"  {size(use.peak_nbytes)} live after {moment(use.peak_ns)}, by calls"
         blocks += [Text(), Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), options.clean(title))]
-        blocks += _branches(_grown(view, held_at_peak(view, use.gpu)), wanted, options)
+        blocks += _tree_lines(_call_tree(view, held_at_peak(view, use.gpu)), wanted, options)
     return Group(*blocks)
 
 
-def _grown(view: TraceView, sites: Sequence[Site]) -> _Node:
+def _call_tree(view: TraceView, sites: Sequence[Site]) -> _Node:
     root = _Node(None)
     for site in sites:
         node = root
@@ -261,7 +250,7 @@ def _add(node: _Node, site: Site) -> None:
     node.count += site.count
 
 
-def _branches(root: _Node, wanted: ViewOptions, options: RenderOptions) -> Iterator[Text]:
+def _tree_lines(root: _Node, wanted: ViewOptions, options: RenderOptions) -> Iterator[Text]:
     """Depth first, without recursion: a hostile stack may be deep."""
     least = 0 if wanted.verbose else int(root.nbytes * _SMALLEST_BRANCH)
     deepest = max(2, (options.width - 50) // 2)

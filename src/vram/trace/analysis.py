@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from vram.model.trace import (
-    KIND_NUMBERS,
+    BLOCKS,
+    KINDS_BY_NUMBER,
     ON_GPU,
     BlockUse,
     CallStack,
@@ -15,6 +17,7 @@ from vram.model.trace import (
     FailedAllocation,
     Frame,
     Gap,
+    GapReason,
     GpuUse,
     HeldBefore,
     Holes,
@@ -26,18 +29,13 @@ from vram.model.trace import (
     TimelinePoint,
     TracedProcess,
     TraceView,
+    Verdict,
 )
 from vram.trace.damage import damage_sentences
-from vram.trace.growth import is_growing
+from vram.trace.growth import end_of_work, is_growing
 from vram.trace.native import PLACE, GpuRow, LeftRow, NativeReader, SectionRow, SiteRow, Strings
 
-LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | {
-    "pinned host",
-    "torch block",
-    "cupy block",
-    "jax buffer",
-    "framework block",
-}
+LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | BLOCKS | {"pinned host"}
 """Kinds of which never-freed allocations are judged."""
 
 CHURNING: frozenset[MemoryKind] = frozenset(
@@ -46,9 +44,9 @@ CHURNING: frozenset[MemoryKind] = frozenset(
 _LEAST_CHURN = 16
 _SHORT_LIFE_NS = 1_000_000_000
 
-_FRAMEWORKS = {16: "torch", 17: "cupy", 18: "jax", 19: "other"}
+_FRAMEWORKS = {"torch block": "torch", "cupy block": "cupy", "jax buffer": "jax", "framework block": "other"}
 _ENDS: dict[int, EndReason] = {1: "exit", 2: "detached", 3: "disk full", 4: "write error", 5: "no cupti"}
-_GAPS = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
+_GAPS: dict[int, GapReason] = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
 _STACKS = {1: "python", 2: "native"}
 _DEEPEST = 512
 _MOST_FRAMES = 4_000_000
@@ -156,6 +154,7 @@ class ViewBuilder:
             started_wall_ns=row.wall_ns,
             first_ns=row.first_ns,
             last_ns=row.last_ns,
+            last_allocation_ns=row.last_allocation_ns,
             end=_ENDS.get(row.end_reason, "cut"),
             end_errno=row.end_errno,
             threads=row.threads,
@@ -201,7 +200,7 @@ class ViewBuilder:
     def _site(self, row: SiteRow, count: int, nbytes: int) -> Site:
         return Site(
             stack=self._stack(row.stack),
-            kind=KIND_NUMBERS[row.kind],
+            kind=KINDS_BY_NUMBER[row.kind],
             gpu=self.gpu(row.gpu),
             process=self._process[row.process],
             count=count,
@@ -212,7 +211,7 @@ class ViewBuilder:
         return by_size(self._site(row, row.made, row.nbytes) for row in self._sites if row.made)
 
     def peak(self) -> tuple[Site, ...]:
-        live = (row for row in self._sites if row.peak_count and row.kind < 16)
+        live = (row for row in self._sites if row.peak_count and KINDS_BY_NUMBER[row.kind] not in BLOCKS)
         return by_size(self._site(row, row.peak_count, row.peak_nbytes) for row in live)
 
     def live(self) -> tuple[Site, ...]:
@@ -222,10 +221,13 @@ class ViewBuilder:
 
     def leaks(self) -> tuple[LeakSite, ...]:
         found = [
-            leak for row in self._sites if KIND_NUMBERS[row.kind] in LEAKABLE for leak in self._leaks_of(row)
+            leak
+            for row in self._sites
+            if KINDS_BY_NUMBER[row.kind] in LEAKABLE
+            for leak in self._leaks_of(row)
         ]
-        order = {"leaked": 0, "growing": 1, "in use at exit": 2}
-        return tuple(sorted(found, key=lambda leak: (order[leak.verdict], -leak.site.nbytes)))
+        order = get_args(Verdict)
+        return tuple(sorted(found, key=lambda leak: (order.index(leak.verdict), -leak.site.nbytes)))
 
     def _leaks_of(self, row: SiteRow) -> Iterable[LeakSite]:
         if row.leaked.number:
@@ -236,21 +238,21 @@ class ViewBuilder:
             yield self._leak(row, row.cache, "in use at exit")
 
     def _is_growing(self, row: SiteRow) -> bool:
-        kept = row.kept
+        kept, section = row.kept, self._sections[row.process]
         return is_growing(
             count=kept.number,
             quarters=kept.quarters,
             first=kept.first_ns,
             last=kept.last_ns,
             since=row.first_ns,
-            end=self._sections[row.process].last_ns,
+            end=end_of_work(section.last_allocation_ns, section.last_ns),
             freed=row.freed > 0,
         )
 
-    def _leak(self, row: SiteRow, left: LeftRow, verdict: str) -> LeakSite:
+    def _leak(self, row: SiteRow, left: LeftRow, verdict: Verdict) -> LeakSite:
         return LeakSite(
             site=self._site(row, left.number, left.nbytes),
-            verdict=verdict,  # type: ignore[arg-type]
+            verdict=verdict,
             first_ns=left.first_ns,
             last_ns=left.last_ns,
             freed=row.freed,
@@ -263,7 +265,7 @@ class ViewBuilder:
             for row in self._sites
             if row.freed >= _LEAST_CHURN
             and row.median_life_ns <= _SHORT_LIFE_NS
-            and KIND_NUMBERS[row.kind] in CHURNING
+            and KINDS_BY_NUMBER[row.kind] in CHURNING
         ]
         return tuple(map(self._churn, sorted(chosen, key=lambda row: -row.freed)))
 
@@ -308,7 +310,7 @@ class ViewBuilder:
             FailedAllocation(
                 self._process[row.process],
                 row.time_ns,
-                KIND_NUMBERS.get(row.kind, "device"),
+                KINDS_BY_NUMBER.get(row.kind, "device"),
                 self.gpu(row.gpu),
                 row.nbytes,
                 row.result,
@@ -321,7 +323,7 @@ class ViewBuilder:
         return tuple(
             Gap(
                 self._process[row.process],
-                _GAPS.get(row.reason, "unknown"),  # type: ignore[arg-type]
+                _GAPS.get(row.reason, "unknown"),
                 row.start_ns,
                 None if row.end_ns == _NO_END else row.end_ns,
             )
@@ -344,7 +346,7 @@ class ViewBuilder:
         """What the blocks in the trace say; the accounts of frameworks in blobs are somebody else's."""
         blocks: dict[tuple[int, int, int], list[SiteRow]] = defaultdict(list)
         for row in self._sites:
-            if row.kind >= 16:
+            if KINDS_BY_NUMBER[row.kind] in BLOCKS:
                 blocks[row.process, row.gpu, row.kind].append(row)
         reserved = {(row.process, row.gpu, row.kind): row for row in self._reader.reserved()}
         found = []
@@ -362,7 +364,7 @@ class ViewBuilder:
                 found.append(
                     BlockUse(
                         process=self._process[process],
-                        framework=_FRAMEWORKS[kind],
+                        framework=_FRAMEWORKS[KINDS_BY_NUMBER[kind]],
                         gpu=self.gpu(gpu),
                         at=at,  # type: ignore[arg-type]
                         reserved_nbytes=nbytes,

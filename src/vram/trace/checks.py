@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from vram.errors import UsageError
-from vram.model.trace import CallStack, Site, TraceView
+from vram.model.trace import CallStack, Site, TraceView, stack_of
 from vram.units import parse_size
 
 CheckName = Literal["leaks", "peak", "failures"]
@@ -91,22 +91,21 @@ def _leaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
     leaked = [each for each in view.leaks if each.verdict != "in use at exit"]
     count = sum(each.site.count for each in leaked)
     if count > check.most:
-        places = [_place(view.stacks, each.site, each.verdict) for each in leaked]
+        places = [_place(view, each.site, each.verdict) for each in leaked]
         yield _violation(check, count, None, places)
 
 
 def _peaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
     for gpu in view.gpus:
         if gpu.peak_nbytes > check.most:
-            places = [_place(view.stacks, site) for site in view.peak if site.gpu == gpu.gpu]
+            places = [_place(view, site) for site in view.peak if site.gpu == gpu.gpu]
             yield _violation(check, gpu.peak_nbytes, gpu.gpu, places)
 
 
 def _failures(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
     if view.failures_in_all > check.most:
         places = [
-            CheckPlace(_stack(view.stacks, each.stack), each.nbytes, 1, each.process)
-            for each in view.failures
+            CheckPlace(stack_of(view, each.stack), each.nbytes, 1, each.process) for each in view.failures
         ]
         yield _violation(check, view.failures_in_all, None, places)
 
@@ -116,12 +115,8 @@ def _violation(check: TraceCheck, found: int, gpu: int | None, places: list[Chec
     return Violation(check, found, gpu, tuple(largest[:MOST_PLACES]), max(0, len(places) - MOST_PLACES))
 
 
-def _place(stacks: Sequence[CallStack], site: Site, verdict: str = "") -> CheckPlace:
-    return CheckPlace(_stack(stacks, site.stack), site.nbytes, site.count, site.process, verdict)
-
-
-def _stack(stacks: Sequence[CallStack], number: int) -> CallStack:
-    return stacks[number] if 0 <= number < len(stacks) else CallStack()
+def _place(view: TraceView, site: Site, verdict: str = "") -> CheckPlace:
+    return CheckPlace(stack_of(view, site.stack), site.nbytes, site.count, site.process, verdict)
 
 
 def _shortened(view: TraceView) -> str:

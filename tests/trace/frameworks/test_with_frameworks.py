@@ -11,8 +11,8 @@ import pytest
 from tests.trace.frameworks.recorded import KINDS, LEAK_LINE, content, packed, traced
 from tests.trace.frameworks.test_jax_profile import profile, sample
 from tests.trace.writer import TraceFile
-from vram.model.trace import BlockUse, LeakSite, TraceView
-from vram.trace.frameworks import OUTSIDE, with_frameworks
+from vram.model.trace import OUTSIDE_FRAMEWORKS, BlockUse, LeakSite, TraceView
+from vram.trace.frameworks import with_frameworks
 from vram.trace.frameworks.torch_use import FROM_OOM, MISSING, TOO_SHORT
 from vram.trace.reader import open_trace
 from vram.units import MIB
@@ -97,8 +97,8 @@ def test_the_rest_of_the_drivers_bytes_is_a_line_of_its_own(tmp_path: Path) -> N
     writer.alloc(SECOND // 2, 0x9000, 7 * MIB, where=writer.where())
     writer.blob("torch", packed(said))
     view = merged(trace, tmp_path)
-    assert use(view, OUTSIDE, "end").used_nbytes == 7 * MIB
-    assert use(view, OUTSIDE, "peak").used_nbytes == 7 * MIB
+    assert use(view, OUTSIDE_FRAMEWORKS, "end").used_nbytes == 7 * MIB
+    assert use(view, OUTSIDE_FRAMEWORKS, "peak").used_nbytes == 7 * MIB
 
 
 @pytest.mark.parametrize("late_ns", [-3_000_000, 0, 900_000, 300_000_000])

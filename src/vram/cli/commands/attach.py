@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from vram.cli.arguments import pid_number, seconds
+from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.tracing import (
     add_recording_arguments,
     duration,
-    framework,
     say,
     shown_path,
     stacks,
     trace_line,
 )
 from vram.errors import ExitCode
-from vram.model.inside import Via
 from vram.units import size
 
 if TYPE_CHECKING:
@@ -55,19 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="DURATION",
         help="stop after so long, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
     )
-    parser.add_argument(
-        "--via",
-        choices=("auto", *get_args(Via)),
-        default="auto",
-        help="how to attach (default: the safest that works)",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        default=DEADLINE_S,
-        metavar="S",
-        help="give up after S seconds (default: %(default)g)",
-    )
+    add_attach_arguments(parser, DEADLINE_S)
 
 
 def run(args: Namespace) -> int:
@@ -81,9 +67,9 @@ def run(args: Namespace) -> int:
         args.pid,
         name,
         stacks=stacks(args),
-        framework=framework(args),
+        framework=args.framework,
         for_s=args.for_s,
-        via=None if args.via == "auto" else args.via,
+        via=wanted_via(args),
         deadline_s=args.deadline,
     )
     if args.for_s is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from vram.cli.arguments import wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit, render_options, show
 from vram.cli.trimming import DEADLINE_S, add_trim_arguments, trim_named
@@ -37,8 +38,7 @@ def _listed(args: Namespace) -> int:
     from vram.reclaim.actions.trim import trimmable
     from vram.report import trimming
 
-    via = None if args.via == "auto" else args.via
-    told = trimming.trimmable_report(trimmable(host, via, args.deadline or DEADLINE_S))
+    told = trimming.trimmable_report(trimmable(host, wanted_via(args), args.deadline or DEADLINE_S))
     if args.json:
         from vram.report.json import encode
 

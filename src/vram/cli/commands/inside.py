@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import get_args
 
-from vram.cli.arguments import narrowed, pid_number, seconds
+from vram.cli.arguments import add_attach_arguments, narrowed, pid_number, wanted_via
 from vram.cli.source import open_host, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
-from vram.model.inside import Via
 from vram.units import parse_size
 
 NAME = "inside"
@@ -40,19 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="only arrays of at least this size, e.g. 10MiB; faster, as fewer names are searched",
     )
     parser.add_argument("-v", "--all", action="store_true", help="show every row, not only the largest")
-    parser.add_argument(
-        "--via",
-        choices=("auto", *get_args(Via)),
-        default="auto",
-        help="how to attach (default: the safest that works)",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        default=DEADLINE_S,
-        metavar="S",
-        help="give up after S seconds (default: %(default)g)",
-    )
+    add_attach_arguments(parser, DEADLINE_S)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
 
@@ -66,8 +52,7 @@ def run(args: Namespace) -> int:
     ledger = take_ledger(Namespace(**{**vars(args), "gpu": None}), host)
     chosen = narrowed(ledger, args.gpu)
     require_driver(ledger)
-    via = None if args.via == "auto" else args.via
-    receipt = look_inside(host, ledger, args.pid, via, args.deadline, args.min_size)
+    receipt = look_inside(host, ledger, args.pid, wanted_via(args), args.deadline, args.min_size)
     receipt = only(receipt, {gpu.index for gpu in chosen.gpus} if args.gpu else None, args.min_size)
     if args.json:
         from vram.report import json_reports

@@ -11,31 +11,42 @@ from typing import Any
 
 from msgspec import Struct
 
-from vram.model.trace import ON_GPU, BlockUse, Holes, MemoryKind, Site, TraceView
+from vram.model.trace import (
+    BLOCKS,
+    ON_GPU,
+    ON_HOST,
+    OUTSIDE_FRAMEWORKS,
+    BlockUse,
+    FailedAllocation,
+    HeldBefore,
+    Holes,
+    MemoryKind,
+    Site,
+    TraceView,
+    stack_of,
+)
 from vram.report.trace_page.lanes import lanes
 from vram.report.trace_page.packages import executables
 from vram.report.trace_page.phrases import (
-    VERDICTS,
     command_line,
     framework_name,
-    is_block,
     recorded,
     sentences,
     shortened,
 )
 from vram.report.trace_page.stack_tree import SMALLER, StackTree
+from vram.report.trace_rows import SiteKey, site_key
+from vram.report.trace_words import PAGE_VERDICT_REASONS, VERDICTS
 
 MOST_PLACES = 20_000
 MOST_MARKS = 2_000
 MOST_FAILURES = 1_000
 MOST_BLOCKS = 4_000
-OUTSIDE_FRAMEWORKS = "outside frameworks"
-"""How a view names what lies in no framework's memory."""
 
 _TOGETHER = -(2**64)
 """Stands for the stack of the smaller places; no trace has such a number."""
 
-VERDICT_ORDER = ("", "in use at exit", "growing", "leaked")
+VERDICT_ORDER = ("", *reversed(VERDICTS))
 """Index 0: everything was freed. The last is the worst."""
 
 GROUPS = {
@@ -46,15 +57,13 @@ GROUPS = {
 }
 """What may be summed: in a group each byte counts once; the groups overlap."""
 
-Key = tuple[int, MemoryKind, int | None, int]
-
 
 def group(kind: MemoryKind) -> str:
     if kind in ON_GPU:
         return "gpu"
-    if is_block(kind):
+    if kind in BLOCKS:
         return "blocks"
-    return "host" if kind in ("pinned host", "registered host", "physical host") else "other"
+    return "host" if kind in ON_HOST else "other"
 
 
 class Place(Struct, kw_only=True):
@@ -91,8 +100,7 @@ def content(view: TraceView) -> dict[str, Any]:
 
     def node(stack: int) -> int:
         if stack not in nodes:
-            known = 0 <= stack < len(view.stacks)
-            nodes[stack] = tree.add(view.stacks[stack].frames if known else ())
+            nodes[stack] = tree.add(stack_of(view, stack).frames)
         return nodes[stack]
 
     places, smaller = _largest(_places(view))
@@ -100,30 +108,16 @@ def content(view: TraceView) -> dict[str, Any]:
         nodes[_TOGETHER] = tree.add((SMALLER,))
     rows = [*places, *smaller]
     kinds = sorted({place.kind for place in rows})
-    by_key = {(place.stack, place.kind, place.gpu, place.process): at for at, place in enumerate(rows)}
     return {
         "recorded": recorded(view),
         "sentences": [sentence._asdict() for sentence in sentences(view)],
-        "verdicts": {"order": VERDICT_ORDER, "meaning": VERDICTS},
+        "verdicts": {"order": VERDICT_ORDER, "meaning": PAGE_VERDICT_REASONS},
         "groups": GROUPS,
         "duration": view.duration_ns,
         "events": view.events,
         "host_peak": view.host_peak_nbytes,
         "processes": _processes(view),
-        "gpus": [
-            {
-                "gpu": use.gpu,
-                "name": use.name and shortened(use.name),
-                "total": use.total_nbytes,
-                "peak": use.peak_nbytes,
-                "peak_at": use.peak_ns,
-                "end": use.end_nbytes,
-                "allocated": use.allocated_nbytes,
-                "allocations": use.allocations,
-                "frees": use.frees,
-            }
-            for use in view.gpus
-        ],
+        "gpus": _gpus(view),
         "kinds": [{"name": kind, "group": group(kind)} for kind in kinds],
         "places": {
             "node": [node(place.stack) for place in rows],
@@ -134,51 +128,19 @@ def content(view: TraceView) -> dict[str, Any]:
                 for name in ("process", *_ADDED, "verdict", "median_life_ns")
             },
         },
-        "leaks": [
-            {
-                "place": at,
-                "verdict": leak.verdict,
-                "nbytes": leak.site.nbytes,
-                "count": leak.site.count,
-                "first": leak.first_ns,
-                "last": leak.last_ns,
-                "freed": leak.freed,
-                "largest": leak.largest,
-            }
-            for leak in view.leaks
-            if (at := by_key.get(_key(leak.site))) is not None
-        ],
+        "leaks": _leaks(view, rows),
         "timeline": _timeline(view),
         "marks": [
             {"process": mark.process, "time": mark.time_ns, "text": shortened(mark.text)}
             for mark in view.marks[:MOST_MARKS]
         ],
-        "failures": [
-            {
-                "process": failure.process,
-                "time": failure.time_ns,
-                "kind": failure.kind,
-                "gpu": failure.gpu,
-                "nbytes": failure.nbytes,
-                "result": failure.result,
-                "node": node(failure.stack),
-            }
-            for failure in view.failures[:MOST_FAILURES]
-        ],
+        "failures": [_failure(failure, node) for failure in view.failures[:MOST_FAILURES]],
         "failures_in_all": view.failures_in_all,
         "gaps": [
             {"process": gap.process, "reason": gap.reason, "start": gap.start_ns, "end": gap.end_ns}
             for gap in view.gaps
         ],
-        "before": [
-            {
-                "process": held.process,
-                "gpu": held.gpu,
-                "nbytes": held.nbytes,
-                "source": shortened(held.source),
-            }
-            for held in view.before
-        ],
+        "before": [_held_before(held) for held in view.before],
         "holes": [_holes(holes, node) for holes in view.holes],
         "frameworks": [_framework(use, node) for use in view.frameworks],
         # Last: by now every stack is known.
@@ -186,15 +148,14 @@ def content(view: TraceView) -> dict[str, Any]:
     }
 
 
-def _key(site: Site) -> Key:
-    return site.stack, site.kind, site.gpu, site.process
+# ---- places ----
 
 
 def _places(view: TraceView) -> list[Place]:
-    places: dict[Key, Place] = {}
+    places: dict[SiteKey, Place] = {}
 
     def place(site: Site) -> Place:
-        stack, kind, gpu, process = key = _key(site)
+        stack, kind, gpu, process = key = site_key(site)
         if key not in places:
             places[key] = Place(stack=stack, kind=kind, gpu=gpu, process=process)
         return places[key]
@@ -203,9 +164,9 @@ def _places(view: TraceView) -> list[Place]:
         row = place(site)
         row.allocated += site.nbytes
         row.allocations += site.count
-    at_peak = {_key(site) for site in view.peak}
+    at_peak = {site_key(site) for site in view.peak}
     blocks = (site for use in view.frameworks if use.at == "peak" for site in use.sites)
-    for site in (*view.peak, *(site for site in blocks if _key(site) not in at_peak)):
+    for site in (*view.peak, *(site for site in blocks if site_key(site) not in at_peak)):
         row = place(site)
         row.peak += site.nbytes
         row.peak_count += site.count
@@ -226,13 +187,73 @@ def _places(view: TraceView) -> list[Place]:
 
 def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:
     """The rows to show, and the rest summed by kind, GPU and process, so that sums stay right."""
-    rest: dict[Key, Place] = {}
+    rest: dict[SiteKey, Place] = {}
     for row in places[MOST_PLACES:]:
         key = (_TOGETHER, row.kind, row.gpu, row.process)
         if key not in rest:
             rest[key] = Place(stack=_TOGETHER, kind=row.kind, gpu=row.gpu, process=row.process)
         rest[key].add(row)
     return places[:MOST_PLACES], list(rest.values())
+
+
+def _leaks(view: TraceView, rows: list[Place]) -> list[dict[str, Any]]:
+    """Those whose place is shown by itself."""
+    by_key = {(row.stack, row.kind, row.gpu, row.process): at for at, row in enumerate(rows)}
+    return [
+        {
+            "place": at,
+            "verdict": leak.verdict,
+            "nbytes": leak.site.nbytes,
+            "count": leak.site.count,
+            "first": leak.first_ns,
+            "last": leak.last_ns,
+            "freed": leak.freed,
+            "largest": leak.largest,
+        }
+        for leak in view.leaks
+        if (at := by_key.get(site_key(leak.site))) is not None
+    ]
+
+
+# ---- the other lists ----
+
+
+def _gpus(view: TraceView) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": use.gpu,
+            "name": use.name and shortened(use.name),
+            "total": use.total_nbytes,
+            "peak": use.peak_nbytes,
+            "peak_at": use.peak_ns,
+            "end": use.end_nbytes,
+            "allocated": use.allocated_nbytes,
+            "allocations": use.allocations,
+            "frees": use.frees,
+        }
+        for use in view.gpus
+    ]
+
+
+def _failure(failure: FailedAllocation, node: Callable[[int], int]) -> dict[str, Any]:
+    return {
+        "process": failure.process,
+        "time": failure.time_ns,
+        "kind": failure.kind,
+        "gpu": failure.gpu,
+        "nbytes": failure.nbytes,
+        "result": failure.result,
+        "node": node(failure.stack),
+    }
+
+
+def _held_before(held: HeldBefore) -> dict[str, Any]:
+    return {
+        "process": held.process,
+        "gpu": held.gpu,
+        "nbytes": held.nbytes,
+        "source": shortened(held.source),
+    }
 
 
 def _processes(view: TraceView) -> list[dict[str, Any]]:

@@ -173,15 +173,18 @@ function paintBar(pen, bar, y, ink, [family, size]) {
   if (bar.width < 30) return;
   pen.fillStyle = text;
   pen.font = `${isNative ? "italic " : ""}${size} ${family}`;
-  pen.fillText(fitting(pen, barName(bar), bar.width - 10), bar.x + 5, y + BAR / 2);
+  const width = bar.width - 10;
+  pen.fillText(fitting(pen, barName(bar, pen, width), width), bar.x + 5, y + BAR / 2);
 }
 
-function barName(bar) {
+function barName(bar, pen, width) {
   if (bar.merged) return `${bar.merged} smaller`;
   if (bar.node === ROOT) return `All: ${bytes(weight[ROOT])} ${measureText()}`;
   const frame = nodes.frame[bar.node];
-  const where = frames.native[frame] ? "" : `  ${whereOf(frame).split("/").pop()}`;
-  return `${functionOf(frame)}${where}  ${bytes(bar.nbytes)}`;
+  if (frames.native[frame]) return `${functionOf(frame)}  ${bytes(bar.nbytes)}`;
+  let name = functionOf(frame);
+  if (pen.measureText(name).width > width) name = name.split(".").pop(); // of Model.forward the end says most
+  return `${name}  ${whereOf(frame).split("/").pop()}  ${bytes(bar.nbytes)}`;
 }
 
 // As much of a text as fits: without asking the canvas about every letter.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
-from vram.model.trace import ON_GPU, CallStack, Frame, Gap, GpuUse, Site, TraceView
+from vram.model.trace import ON_GPU, Frame, Gap, GpuUse, Site, TraceView, stack_of
 from vram.report.trace_page.lanes import Level, lanes
 from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, executables, package
-from vram.report.trace_page.phrases import gpu_name, moment, sentences, shortened
+from vram.report.trace_page.phrases import moment, sentences, shortened
+from vram.report.trace_places import NO_STACK, function_name
+from vram.report.trace_words import gpu_name
 from vram.units import size
 
 WIDTH, HEIGHT, LEFT = 640, 90, 74
@@ -129,9 +131,9 @@ def _by_stack(sites: list[Site]) -> list[tuple[int, int, int]]:
 
 def _place(view: TraceView, stack: int) -> str:
     """The line of the program itself, and the innermost frame where that is another."""
-    frames = (view.stacks[stack] if 0 <= stack < len(view.stacks) else CallStack()).frames
+    frames = stack_of(view, stack).frames
     if not frames:
-        return "no stack was recorded"
+        return NO_STACK
     programs = executables(view.processes)
     own = next((frame for frame in frames if package(frame, programs) in (PROGRAM, NOTEBOOK)), None)
     inner = next((frame for frame in frames if frame.language == "python"), frames[0])
@@ -142,6 +144,5 @@ def _place(view: TraceView, stack: int) -> str:
 def _frame(frame: Frame) -> str:
     file = "/".join(frame.file.split("/")[-2:])
     where = f"{file}:{frame.line}" if frame.language == "python" else file
-    return (
-        f"<code><bdi>{escape(shortened(frame.function))}</bdi></code> <bdi>{escape(shortened(where))}</bdi>"
-    )
+    name = shortened(function_name(frame))
+    return f"<code><bdi>{escape(name)}</bdi></code> <bdi>{escape(shortened(where))}</bdi>"

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from vram.model.trace import EndReason, Gap, GpuUse, LeakSite, MemoryKind, Site, TracedProcess, TraceView
+from vram.model.trace import BLOCKS, Gap, GpuUse, LeakSite, Site, TracedProcess, TraceView
 from vram.report.escape import inert
+from vram.report.trace_words import PAGE_EARLY_ENDS, PAGE_FRAMEWORK_NAMES, PAGE_GAP_REASONS, gpu_name
 from vram.units import counted, duration, size
 
 Tone = Literal["plain", "good", "warning", "bad"]
@@ -17,26 +18,6 @@ LONGEST_TEXT = 400
 MOST_GPUS = 2
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY"""
-
-VERDICTS: dict[str, str] = {
-    "leaked": "Its context was destroyed or reset while the program went on, and nobody had freed it.",
-    "growing": "The same place allocated again and again, to the end of the recording, and kept it.",
-    "in use at exit": "Never freed, but neither of the above: weights, buffers and caches that are loaded "
-    "once look like this. It is only a leak if the program should have been done with it.",
-}
-
-_GAPS = {
-    "another subscriber": "another profiler used CUPTI",
-    "cupti shut down": "the program shut CUPTI down",
-    "detached": "the recorder was detached",
-    "unknown": "the reason is unknown",
-}
-_ENDS: dict[EndReason, str] = {
-    "disk full": "stopped recording because the disk was full",
-    "write error": "stopped recording because its file could not be written",
-    "no cupti": "could not be recorded: CUPTI did not work there",
-    "cut": "was killed or still runs: its trace has no end",
-}
 
 
 class Sentence(NamedTuple):
@@ -79,13 +60,7 @@ def recorded(view: TraceView) -> str:
 
 
 def framework_name(name: str) -> str:
-    return {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "other": "other frameworks"}.get(
-        name, shortened(name)
-    )
-
-
-def gpu_name(gpu: int | None) -> str:
-    return "unknown GPU" if gpu is None else f"GPU {gpu}"
+    return PAGE_FRAMEWORK_NAMES.get(name) or shortened(name)
 
 
 def sentences(view: TraceView) -> list[Sentence]:
@@ -98,9 +73,9 @@ def sentences(view: TraceView) -> list[Sentence]:
         *_before(view),
         *(Sentence("warning", _gap(gap, view)) for gap in view.gaps),
         *(
-            Sentence("warning", f"Process {each.pid} {_ENDS[each.end]}.")
+            Sentence("warning", f"Process {each.pid} {PAGE_EARLY_ENDS[each.end]}.")
             for each in view.processes
-            if each.end in _ENDS
+            if each.end in PAGE_EARLY_ENDS
         ),
         *(Sentence("warning", f"Damaged: {shortened(text).rstrip('.')}.") for text in view.damage),
     ]
@@ -134,7 +109,7 @@ def _never_freed(leaks: tuple[LeakSite, ...]) -> Iterator[Sentence]:
         yield Sentence("good", "No leak was found.")
     for blocks in (False, True):
         what = " in blocks of frameworks" if blocks else ""
-        sites = [leak for leak in leaks if is_block(leak.site.kind) == blocks]
+        sites = [leak for leak in leaks if (leak.site.kind in BLOCKS) == blocks]
         if leaked := [leak.site for leak in sites if leak.verdict == "leaked"]:
             yield Sentence("bad", f"{_sum(leaked)}{what} leaked, from {counted(len(leaked), 'place')}.")
         if growing := [leak.site for leak in sites if leak.verdict == "growing"]:
@@ -144,11 +119,6 @@ def _never_freed(leaks: tuple[LeakSite, ...]) -> Iterator[Sentence]:
 
 def _sum(sites: list[Site]) -> str:
     return size(sum(site.nbytes for site in sites))
-
-
-def is_block(kind: MemoryKind) -> bool:
-    """Whether a framework speaks of it: such memory lies inside what the driver gave."""
-    return kind.endswith((" block", " buffer"))
 
 
 def _failures(view: TraceView) -> Iterator[Sentence]:
@@ -174,4 +144,6 @@ def _gap(gap: Gap, view: TraceView) -> str:
     until = "to the end" if gap.end_ns is None else f"for {moment(gap.end_ns - gap.start_ns)}"
     pid = next((each.pid for each in view.processes if each.index == gap.process), None)
     whose = "" if pid is None or len(view.processes) == 1 else f" of process {pid}"
-    return f"Nothing{whose} was recorded {until} from {moment(gap.start_ns)} on: {_GAPS[gap.reason]}."
+    return (
+        f"Nothing{whose} was recorded {until} from {moment(gap.start_ns)} on: {PAGE_GAP_REASONS[gap.reason]}."
+    )

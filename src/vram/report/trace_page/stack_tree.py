@@ -8,10 +8,11 @@ from typing import Any
 from vram.model.trace import Frame
 from vram.report.trace_page.packages import package
 from vram.report.trace_page.phrases import shortened
+from vram.report.trace_places import NO_STACK, function_name
 
 DEEPEST = 256
 
-NO_STACK = Frame("native", "no stack was recorded", "", 0)
+NO_FRAMES = Frame("native", NO_STACK, "", 0)
 SMALLER = Frame("native", "smaller places, together", "", 0)
 OUTER = Frame("native", "outer frames, left out", "", 0)
 
@@ -27,7 +28,7 @@ class StackTree:
     def add(self, frames: tuple[Frame, ...]) -> int:
         """The node of a stack (innermost frame first)."""
         node = -1
-        outermost_first = [*reversed(frames[:DEEPEST])] or [NO_STACK]
+        outermost_first = [*reversed(frames[:DEEPEST])] or [NO_FRAMES]
         if len(frames) > DEEPEST:
             outermost_first.insert(0, OUTER)
         for frame in outermost_first:
@@ -39,7 +40,7 @@ class StackTree:
         number = self._number
         frames = {
             "native": [int(frame.language == "native") for frame in self.frames],
-            "function": [number(frame.function) for frame in self.frames],
+            "function": [number(function_name(frame)) for frame in self.frames],
             "file": [number(frame.file) for frame in self.frames],
             "line": [frame.line for frame in self.frames],
             "package": [
