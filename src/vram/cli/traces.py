@@ -17,4 +17,4 @@ def read_view(files: Sequence[str]) -> TraceView:
     from vram.trace.reader import open_trace
 
     with open_trace([Path(file) for file in files]) as trace:
-        return with_names(with_frameworks(trace.view(), trace))
+        return with_names(with_frameworks(trace.view(), trace), trace.builds())
