@@ -28,6 +28,7 @@ enum {
 #define MOST_NBYTES ((uint64_t)1 << 52) /* of one allocation */
 #define MOST_NS ((uint64_t)1 << 59)     /* eighteen years: no recording is so long */
 #define MOST_SUM ((int64_t)1 << 61)
+#define LONGEST_EXIT_NS ((uint64_t)100000000) /* as in growth.py */
 
 /* ---- memory.c ---- */
 

@@ -100,7 +100,7 @@ VRAMREADER_API int vramreader_table(struct vramreader *reader, uint32_t table, c
 /* Numbers of strings and stacks begin with 1; 0 is none. Times are ns since the earliest start of a section. */
 
 struct row_section {
-    uint64_t wall_ns, first_ns, last_ns, process_started;
+    uint64_t wall_ns, first_ns, last_ns, last_allocation_ns, process_started;
     uint64_t events, unknown_frees, replaced, lost_stacks;
     uint32_t pid, parent_pid, how, stacks, flags, end_reason; /* end_reason 0: no END record */
     uint32_t end_errno, threads, unreadable_chunks, missing_chunks, cluster, usable;

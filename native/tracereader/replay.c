@@ -298,6 +298,8 @@ void replay(struct vramreader *reader, struct writer *writer, struct replayed *r
     /* After the process's end only its libraries take down what is left. */
     if (!ends_context && !section->has_end) section->last_active = reader->events;
     if (event->time > section->row.last_ns) section->row.last_ns = event->time;
+    if (event->type == RECORD_ALLOC && event->time > section->row.last_allocation_ns)
+        section->row.last_allocation_ns = event->time;
     *replayed = (struct replayed){.nbytes = event->nbytes, .gpu = NONE, .kind = event->kind, .is_event = true};
     switch (event->type) {
     case RECORD_ALLOC: replay_alloc(reader, writer, replayed); break;

@@ -10,10 +10,16 @@ static struct row_left *left_row(struct vramreader *reader, const struct allocat
     return allocation->state == STATE_LEFT && went_on ? &site->leaked : &site->kept;
 }
 
+/* When the program's work ended: with its last allocation, where only its exit came after that. */
+static uint64_t end_of_work(const struct row_section *section) {
+    bool only_exit = section->last_ns - section->last_allocation_ns <= LONGEST_EXIT_NS;
+    return only_exit ? section->last_allocation_ns : section->last_ns;
+}
+
 /* In which quarter of the time from the site's first allocation, freed or not, to the end this one was made. */
 static uint32_t quarter_of(struct vramreader *reader, const struct allocation *allocation) {
     uint64_t first = SITE(reader, allocation->site)->row.first_ns;
-    uint64_t last = SECTION(reader, allocation->section)->row.last_ns;
+    uint64_t last = end_of_work(&SECTION(reader, allocation->section)->row);
     if (last <= first || allocation->time <= first) return 0;
     uint64_t quarter = (allocation->time - first) / ((last - first) / 4 + 1);
     return quarter > 3 ? 3 : (uint32_t)quarter;

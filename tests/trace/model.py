@@ -89,6 +89,7 @@ class Model:
         self.unknown_frees: dict[int, int] = defaultdict(int)
         self.missing_frees: dict[int, int] = defaultdict(int)
         self.last: dict[int, int] = {}
+        self.last_allocation: dict[int, int] = {}
         self.active: dict[int, int] = {}
         self.ended: set[int] = set()
         self.host_peak = 0
@@ -100,6 +101,8 @@ class Model:
             if event.name == "end":
                 self.ended.add(event.section)
             self.last[event.section] = event.time_ns
+            if event.name == "alloc":
+                self.last_allocation[event.section] = event.time_ns
             self.count += event.name != "end"
             getattr(self, "_" + event.name)(event)
             self._measure(event)
@@ -242,7 +245,7 @@ class Model:
                 else:
                     judged[memory.site].append(memory.event)
         for site, events in judged.items():
-            times, end = [event.time_ns for event in events], self.last[events[0].section]
+            times, end = [event.time_ns for event in events], self._end_of_work(events[0].section)
             growing = self._grows(times, end, self.since[site], self.freed[site] > 0)
             groups[site, "growing" if growing else "in use at exit"] += events
         return {
@@ -255,6 +258,11 @@ class Model:
             ]
             for key, events in groups.items()
         }
+
+    def _end_of_work(self, section: int) -> int:
+        """The last tenth of a second without an allocation is the program's exit."""
+        last, end = self.last_allocation[section], self.last[section]
+        return last if end - last <= 100_000_000 else end
 
     def _grows(self, times: list[int], end: int, since: int, freed: bool) -> bool:
         """Three or more, in three quarters of the place's time, and close to the end."""

@@ -144,6 +144,19 @@ def test_what_is_live_by_chance_at_the_end_does_not_grow(read: Read) -> None:
     assert {verdict for verdict, _, _ in verdicts(read, trace).values()} == {"in use at exit"}
 
 
+@pytest.mark.parametrize(("exit_ns", "verdict"), [(99_000_000, "growing"), (101_000_000, "in use at exit")])
+def test_a_programs_exit_does_not_hide_what_grew(read: Read, exit_ns: int, verdict: str) -> None:
+    """Its work took a few milliseconds, its exit longer."""
+    trace = TraceFile()
+    writer = trace.section().writer()
+    gpu, stack = writer.where(), writer.stack(("grows", "x.py", 1))
+    for at in range(40):
+        writer.alloc(at * 50_000, (1 << 32) + at * 0x1000, 512, where=gpu, stack=stack)
+    writer.free(40 * 50_000, 1 << 32)
+    writer.end(39 * 50_000 + exit_ns)
+    assert verdicts(read, trace) == {"grows": (verdict, 39, 39 * 512)}
+
+
 def test_a_frameworks_cache_is_no_leak_but_its_blocks_are(read: Read) -> None:
     trace = TraceFile()
     writer = trace.section().writer()

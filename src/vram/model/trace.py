@@ -115,6 +115,8 @@ class TracedProcess(Struct, frozen=True, kw_only=True):
     """When recording began. All times but the wall clock are relative to the earliest start of a section."""
     last_ns: int
     """Its last record."""
+    last_allocation_ns: int = 0
+    """0 where there is none."""
     end: EndReason
     end_errno: int = 0
     threads: int = 0

@@ -32,7 +32,7 @@ from vram.model.trace import (
     Verdict,
 )
 from vram.trace.damage import damage_sentences
-from vram.trace.growth import is_growing
+from vram.trace.growth import end_of_work, is_growing
 from vram.trace.native import PLACE, GpuRow, LeftRow, NativeReader, SectionRow, SiteRow, Strings
 
 LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | BLOCKS | {"pinned host"}
@@ -146,6 +146,7 @@ class ViewBuilder:
             started_wall_ns=row.wall_ns,
             first_ns=row.first_ns,
             last_ns=row.last_ns,
+            last_allocation_ns=row.last_allocation_ns,
             end=_ENDS.get(row.end_reason, "cut"),
             end_errno=row.end_errno,
             threads=row.threads,
@@ -226,14 +227,14 @@ class ViewBuilder:
             yield self._leak(row, row.cache, "in use at exit")
 
     def _is_growing(self, row: SiteRow) -> bool:
-        kept = row.kept
+        kept, section = row.kept, self._sections[row.process]
         return is_growing(
             count=kept.number,
             quarters=kept.quarters,
             first=kept.first_ns,
             last=kept.last_ns,
             since=row.first_ns,
-            end=self._sections[row.process].last_ns,
+            end=end_of_work(section.last_allocation_ns, section.last_ns),
             freed=row.freed > 0,
         )
 

@@ -12,6 +12,12 @@ from collections.abc import Sequence
 
 FEWEST = 3
 QUARTERS = 3
+LONGEST_EXIT_NS = 100_000_000
+
+
+def end_of_work(last_allocation: int, end: int) -> int:
+    """When a program's work ended: with its last allocation, where only its exit came after that."""
+    return last_allocation if end - last_allocation <= LONGEST_EXIT_NS else end
 
 
 def quarter(time: int, first: int, end: int) -> int:
@@ -26,7 +32,7 @@ def is_growing(
 ) -> bool:
     """Whether *count* allocations of a place, made from *first* to *last* and never freed, go on to the end.
 
-    *since* is when the place first allocated anything, *end* the end of the recording, *quarters* has a bit
+    *since* is when the place first allocated anything, *end* the end of the work, *quarters* has a bit
     for each quarter of that time in which some of them were made. They must
 
     - be at least three, from at least three quarters;

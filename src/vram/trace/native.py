@@ -35,6 +35,7 @@ class SectionRow(NamedTuple):
     wall_ns: int
     first_ns: int
     last_ns: int
+    last_allocation_ns: int
     process_started: int
     events: int
     unknown_frees: int
@@ -202,7 +203,7 @@ class _Table(NamedTuple):
 
 
 # The numbers and layouts of native/tracereader/reader.h.
-_SECTIONS = _Table(0, struct.Struct("<8Q12I8I2I"))
+_SECTIONS = _Table(0, struct.Struct("<9Q12I8I2I"))
 _GPUS = _Table(1, struct.Struct("<i3IQ3q4Q"))
 _SITES = _Table(2, struct.Struct("<3Ii2QqQq3Qq" + "Qq3Q2I" * 3))
 _TIMELINE = _Table(3, struct.Struct("<Q3q2I"))
@@ -358,7 +359,7 @@ class NativeReader:
 
     def sections(self) -> list[SectionRow]:
         raw = _SECTIONS.layout.iter_unpack(self._raw(_SECTIONS))
-        return [SectionRow._make((*row[:20], row[20:28], row[28])) for row in raw]
+        return [SectionRow._make((*row[:21], row[21:29], row[29])) for row in raw]
 
     def gpus(self) -> list[GpuRow]:
         return self._rows(_GPUS, GpuRow)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vram.model.trace import KIND_NUMBERS, CallStack, LeakSite, TracedProcess, TraceView
 from vram.trace.frameworks.torch_history import TAKES, Snapshot
 from vram.trace.frameworks.torch_use import TorchClock
-from vram.trace.growth import times_grow
+from vram.trace.growth import end_of_work, times_grow
 from vram.trace.reader import EVENT_TYPES, EventBatch, LiveAllocation
 
 ALLOCATED, MAPPED = EVENT_TYPES.index("alloc"), EVENT_TYPES.index("map")
@@ -117,7 +117,8 @@ _SEGMENT_KINDS = (0, 1, 2, _PHYSICAL)
 
 
 def _end(processes: tuple[TracedProcess, ...], index: int) -> int:
-    return next((each.last_ns for each in processes if each.index == index), 0)
+    ends = (end_of_work(each.last_allocation_ns, each.last_ns) for each in processes if each.index == index)
+    return next(ends, 0)
 
 
 def _mapped_handles(
