@@ -1,12 +1,12 @@
 """Names for native frames of a trace: from the symbol tables of their libraries, C++ names demangled.
 
 The recorder notes a library and an offset, and a name only where the library exports it. A library that is
-gone by now gives no name.
+gone by now, or was built again, gives no name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -17,9 +17,9 @@ from vram.trace.symbols import demangle, function_names
 _MOST_LIBRARIES = 500
 
 
-def with_names(view: TraceView) -> TraceView:
+def with_names(view: TraceView, builds: Mapping[str, Collection[str]]) -> TraceView:
     """*view* with the functions of native frames, where their libraries can be read."""
-    named = naming(view)
+    named = naming(view, builds)
     if named is None:
         return view
     known: dict[Frame, Frame] = {}
@@ -31,8 +31,11 @@ def with_names(view: TraceView) -> TraceView:
     return replace(view, stacks=stacks)
 
 
-def naming(view: TraceView) -> Callable[[Frame], Frame] | None:
-    """A function that names the native frames of *view*; None where it has none."""
+def naming(view: TraceView, builds: Mapping[str, Collection[str]]) -> Callable[[Frame], Frame] | None:
+    """A function that names the native frames of *view*; None where it has none.
+
+    *builds* (``Trace.builds()``) has the build ids that libraries had while they were recorded.
+    """
     offsets: dict[str, set[int]] = {}
     names: set[str] = set()
     for frame in {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}:
@@ -45,7 +48,7 @@ def naming(view: TraceView) -> Callable[[Frame], Frame] | None:
     found = {
         (file, at): name
         for file, wanted in offsets.items()
-        for at, name in function_names(file, wanted).items()
+        for at, name in _names_of_build(file, wanted, builds.get(file, ())).items()
     }
     readable = demangle({*found.values(), *names})
 
@@ -57,3 +60,10 @@ def naming(view: TraceView) -> Callable[[Frame], Frame] | None:
         return frame if name == frame.function else replace(frame, function=name)
 
     return named
+
+
+def _names_of_build(file: str, offsets: set[int], builds: Collection[str]) -> dict[int, str]:
+    """What *file* calls them, if it is still the one that was loaded; of several nobody knows which was."""
+    if len(builds) > 1:
+        return {}
+    return function_names(file, offsets, next(iter(builds), "") or None)
