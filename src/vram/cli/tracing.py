@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import LONGEST_S
+from vram.cli.traces import read_view
 from vram.report.escape import inert
 from vram.units import counted, size
 
 if TYPE_CHECKING:
     from vram.model.trace import TraceView
     from vram.trace.checks import CheckPlace, Violation
-    from vram.trace.launch import Framework, Launched, Message, Stacks
+    from vram.trace.launch import Launched, Message, Stacks
 
 # Reading a trace of this size takes about a second; of a larger one only its length is said.
 SUMMARISED_NBYTES = 64 << 20
@@ -40,11 +41,6 @@ def add_recording_arguments(parser: ArgumentParser) -> None:
 
 def stacks(args: Namespace) -> Stacks:
     return "native" if args.native else "none" if args.no_stacks else "python"
-
-
-def framework(args: Namespace) -> Framework | None:
-    wanted: Framework | None = args.framework
-    return wanted
 
 
 def duration(text: str) -> float:
@@ -161,21 +157,12 @@ def trace_line(path: str) -> str:
 
     try:
         nbytes = os.path.getsize(path)
-        return summary(path, read_view(path) if nbytes <= SUMMARISED_NBYTES else None, nbytes)
+        view = read_view([path], names=False) if nbytes <= SUMMARISED_NBYTES else None
+        return summary(path, view, nbytes)
     except OSError as error:  # another user's, perhaps in another container
         return f"{path}: {error.strerror}"
     except VramError as error:
         return f"{shown_path(path)}: {error}"
-
-
-def read_view(path: str) -> TraceView:
-    from pathlib import Path
-
-    from vram.trace.frameworks import with_frameworks
-    from vram.trace.reader import open_trace
-
-    with open_trace([Path(path)]) as trace:
-        return with_frameworks(trace.view(), trace)
 
 
 def shown_path(path: str) -> str:

@@ -6,7 +6,7 @@ files, command lines) comes from the traced program and is never printed as it i
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
@@ -32,29 +32,10 @@ MemoryKind = Literal[
     "jax buffer",
     "framework block",
 ]
+"""In the order of their numbers in the file."""
 
-KIND_NUMBERS: dict[int, MemoryKind] = {
-    0: "device",
-    1: "managed",
-    2: "stream-ordered",
-    3: "opened",
-    4: "graph",
-    5: "imported",
-    6: "physical",
-    7: "multicast",
-    8: "pinned host",
-    9: "registered host",
-    10: "array",
-    11: "address range",
-    12: "module",
-    13: "context",
-    14: "pool",
-    15: "physical host",
-    16: "torch block",
-    17: "cupy block",
-    18: "jax buffer",
-    19: "framework block",
-}
+KINDS_BY_NUMBER: dict[int, MemoryKind] = dict(enumerate(get_args(MemoryKind)))
+KIND_NUMBERS: dict[MemoryKind, int] = {kind: number for number, kind in KINDS_BY_NUMBER.items()}
 
 ON_GPU: frozenset[MemoryKind] = frozenset(
     {"device", "managed", "stream-ordered", "graph", "physical", "array", "module"}

@@ -230,11 +230,11 @@ def tree(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Render
     for use in view.gpus:
         title = f"  {size(use.peak_nbytes)} live after {moment(use.peak_ns)}, by calls"
         blocks += [Text(), Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), options.clean(title))]
-        blocks += _branches(_grown(view, held_at_peak(view, use.gpu)), wanted, options)
+        blocks += _tree_lines(_call_tree(view, held_at_peak(view, use.gpu)), wanted, options)
     return Group(*blocks)
 
 
-def _grown(view: TraceView, sites: Sequence[Site]) -> _Node:
+def _call_tree(view: TraceView, sites: Sequence[Site]) -> _Node:
     root = _Node(None)
     for site in sites:
         node = root
@@ -250,7 +250,7 @@ def _add(node: _Node, site: Site) -> None:
     node.count += site.count
 
 
-def _branches(root: _Node, wanted: ViewOptions, options: RenderOptions) -> Iterator[Text]:
+def _tree_lines(root: _Node, wanted: ViewOptions, options: RenderOptions) -> Iterator[Text]:
     """Depth first, without recursion: a hostile stack may be deep."""
     least = 0 if wanted.verbose else int(root.nbytes * _SMALLEST_BRANCH)
     deepest = max(2, (options.width - 50) // 2)

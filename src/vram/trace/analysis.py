@@ -8,7 +8,7 @@ from typing import get_args
 
 from vram.model.trace import (
     BLOCKS,
-    KIND_NUMBERS,
+    KINDS_BY_NUMBER,
     ON_GPU,
     BlockUse,
     CallStack,
@@ -44,7 +44,7 @@ CHURNING: frozenset[MemoryKind] = frozenset(
 _LEAST_CHURN = 16
 _SHORT_LIFE_NS = 1_000_000_000
 
-_FRAMEWORKS = {16: "torch", 17: "cupy", 18: "jax", 19: "other"}
+_FRAMEWORKS = {"torch block": "torch", "cupy block": "cupy", "jax buffer": "jax", "framework block": "other"}
 _ENDS: dict[int, EndReason] = {1: "exit", 2: "detached", 3: "disk full", 4: "write error", 5: "no cupti"}
 _GAPS: dict[int, GapReason] = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
 _STACKS = {1: "python", 2: "native"}
@@ -192,7 +192,7 @@ class ViewBuilder:
     def _site(self, row: SiteRow, count: int, nbytes: int) -> Site:
         return Site(
             stack=self._stack(row.stack),
-            kind=KIND_NUMBERS[row.kind],
+            kind=KINDS_BY_NUMBER[row.kind],
             gpu=self.gpu(row.gpu),
             process=self._process[row.process],
             count=count,
@@ -203,7 +203,7 @@ class ViewBuilder:
         return by_size(self._site(row, row.made, row.nbytes) for row in self._sites if row.made)
 
     def peak(self) -> tuple[Site, ...]:
-        live = (row for row in self._sites if row.peak_count and row.kind < 16)
+        live = (row for row in self._sites if row.peak_count and KINDS_BY_NUMBER[row.kind] not in BLOCKS)
         return by_size(self._site(row, row.peak_count, row.peak_nbytes) for row in live)
 
     def live(self) -> tuple[Site, ...]:
@@ -213,7 +213,10 @@ class ViewBuilder:
 
     def leaks(self) -> tuple[LeakSite, ...]:
         found = [
-            leak for row in self._sites if KIND_NUMBERS[row.kind] in LEAKABLE for leak in self._leaks_of(row)
+            leak
+            for row in self._sites
+            if KINDS_BY_NUMBER[row.kind] in LEAKABLE
+            for leak in self._leaks_of(row)
         ]
         order = get_args(Verdict)
         return tuple(sorted(found, key=lambda leak: (order.index(leak.verdict), -leak.site.nbytes)))
@@ -254,7 +257,7 @@ class ViewBuilder:
             for row in self._sites
             if row.freed >= _LEAST_CHURN
             and row.median_life_ns <= _SHORT_LIFE_NS
-            and KIND_NUMBERS[row.kind] in CHURNING
+            and KINDS_BY_NUMBER[row.kind] in CHURNING
         ]
         return tuple(map(self._churn, sorted(chosen, key=lambda row: -row.freed)))
 
@@ -299,7 +302,7 @@ class ViewBuilder:
             FailedAllocation(
                 self._process[row.process],
                 row.time_ns,
-                KIND_NUMBERS.get(row.kind, "device"),
+                KINDS_BY_NUMBER.get(row.kind, "device"),
                 self.gpu(row.gpu),
                 row.nbytes,
                 row.result,
@@ -335,7 +338,7 @@ class ViewBuilder:
         """What the blocks in the trace say; the accounts of frameworks in blobs are somebody else's."""
         blocks: dict[tuple[int, int, int], list[SiteRow]] = defaultdict(list)
         for row in self._sites:
-            if row.kind >= 16:
+            if KINDS_BY_NUMBER[row.kind] in BLOCKS:
                 blocks[row.process, row.gpu, row.kind].append(row)
         reserved = {(row.process, row.gpu, row.kind): row for row in self._reader.reserved()}
         found = []
@@ -353,7 +356,7 @@ class ViewBuilder:
                 found.append(
                     BlockUse(
                         process=self._process[process],
-                        framework=_FRAMEWORKS[kind],
+                        framework=_FRAMEWORKS[KINDS_BY_NUMBER[kind]],
                         gpu=self.gpu(gpu),
                         at=at,  # type: ignore[arg-type]
                         reserved_nbytes=nbytes,

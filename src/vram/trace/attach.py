@@ -150,15 +150,21 @@ def _asked(
     record = {"action": action, "target": to_builtins(target), "via": via}
     token = audit.log_intent(record | {"output": fields.get("settings", {}).get("output")})
     try:
-        with open_verified(host, target):
-            told = ask(target, PAYLOAD, fields, deadline_s, via=via)
-        answer = payload.decoded(target.process.pid, told.body, RecorderAnswer)
+        reply, answer = _ask(host, target, fields, via, deadline_s)
     except BaseException as error:
         status = "refused" if isinstance(error, VramError) else "failed"
         audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     audit.log_outcome(token, {"status": "done", "outcome": answer.outcome, "file": answer.file})
-    return AttachReceipt(target=target, via=told.via, answer=answer, stopped_s=told.stopped_s)
+    return AttachReceipt(target=target, via=reply.via, answer=answer, stopped_s=reply.stopped_s)
+
+
+def _ask(
+    host: Host, target: Target, fields: dict[str, Any], via: str | None, deadline_s: float
+) -> tuple[payload.PayloadAnswer, RecorderAnswer]:
+    with open_verified(host, target):
+        reply = ask(target, PAYLOAD, fields, deadline_s, via=via)
+    return reply, payload.decoded(target.process.pid, reply.body, RecorderAnswer)
 
 
 def _require_recording(receipt: AttachReceipt, output: str) -> None:
@@ -251,11 +257,8 @@ def wait_for_end(host: Host, receipt: AttachReceipt, for_s: float) -> bool:
 
 def _is_recording(host: Host, receipt: AttachReceipt) -> bool:
     fields = {"verb": "status", "file": receipt.answer.file}
-    target = receipt.target
     try:
-        with open_verified(host, target):
-            told = ask(target, PAYLOAD, fields, _ENDING_S, via=receipt.via)
-        answer = payload.decoded(target.process.pid, told.body, RecorderAnswer)
+        _, answer = _ask(host, receipt.target, fields, receipt.via, _ENDING_S)
     except (NoSuchProcess, WorldChanged):  # it has ended, or is another program now
         return False
     except Refused:  # it does not answer just now

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from vram.trace.native import DamageRow, SectionRow
 from vram.units import counted, size
 
-NO_SECTION = 2**32 - 1
-
 # By the codes of native/tracereader/reader.h.
 _SENTENCES: dict[int, Callable[[int], str]] = {
     1: lambda count: f"{size(count)} of the file belong to nothing that is known; skipped",
@@ -38,9 +36,9 @@ def damage_sentences(
 
 def _whose(row: DamageRow, sections: Sequence[SectionRow], paths: Sequence[str]) -> str:
     """Which file and process it is about, where there are several."""
-    said = []
+    parts = []
     if len(paths) > 1 and row.file < len(paths):
-        said.append(paths[row.file])
+        parts.append(paths[row.file])
     if len(sections) > 1 and row.section < len(sections) and sections[row.section].pid:
-        said.append(f"pid {sections[row.section].pid}")
-    return ", ".join(said) + ": " if said else ""
+        parts.append(f"pid {sections[row.section].pid}")
+    return ", ".join(parts) + ": " if parts else ""

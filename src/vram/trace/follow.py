@@ -13,7 +13,8 @@ from vram.errors import BadTrace
 from vram.model.trace import LiveTrace
 from vram.trace.analysis import StackTable, ViewBuilder
 from vram.trace.native import EVERYTHING, NativeReader
-from vram.trace.reader import MAGIC, open_file, require_trace
+from vram.trace.output import MAGIC
+from vram.trace.reader import open_file, require_trace
 
 _LIMIT_NBYTES = 4 << 30
 _SETTLED_NS = 50_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +14,9 @@ from vram.errors import VramError
 from vram.host.local.system_info import cupti_places
 from vram.model.trace import TraceView
 from vram.trace.frameworks import with_frameworks
+from vram.trace.launch import FRAMEWORK_PAYLOAD, LIBRARY, require_library
 from vram.trace.reader import open_trace
 
-LIBRARY = Path(__file__).parent / "lib" / "libvramtracer.so"
-PAYLOAD = Path(__file__).parents[1] / "payloads" / "tracer" / "frameworks.py"
 _MODULE = "_vram_tracer_frameworks"
 
 _ALREADY, _NO_CUPTI, _SUBSCRIBER = 1, 3, 4
@@ -45,12 +45,8 @@ class RecordingHere:
 
     def start(self) -> None:
         """Begin; nothing that is held already is part of it."""
-        if not LIBRARY.exists():
-            raise NotRecorded(
-                "vram's recorder, libvramtracer.so, is not installed",
-                hint="in a checkout run `python native/build.py`; else reinstall vram for this platform",
-            )
-        self._library = library = ctypes.CDLL(str(LIBRARY))
+        require_library(NotRecorded)
+        self._library = library = ctypes.CDLL(LIBRARY)
         library.vram_tracer_error.restype = ctypes.c_char_p
         self._folder = tempfile.mkdtemp(prefix="vram-trace-")
         candidates = ":".join(path for path in cupti_places("", os.environ) if ":" not in path)
@@ -64,16 +60,14 @@ class RecordingHere:
         self._ask_frameworks()
 
     def _ask_frameworks(self) -> None:
-        names = {"__name__": _MODULE, "__vram_tracer__": str(LIBRARY), "__vram_frameworks__": "auto"}
-        exec(compile(PAYLOAD.read_bytes(), str(PAYLOAD), "exec"), names)
+        names = {"__name__": _MODULE, "__vram_tracer__": LIBRARY, "__vram_frameworks__": "auto"}
+        exec(compile(Path(FRAMEWORK_PAYLOAD).read_bytes(), FRAMEWORK_PAYLOAD, "exec"), names)
 
     def stop(self) -> None:
         """End it; what was recorded is read with ``view()``."""
         library, self._library = self._library, None
         if library is None:
             return
-        import sys
-
         frameworks = sys.modules.pop(_MODULE, None)
         if frameworks is not None:
             frameworks.finish("detach")

@@ -8,7 +8,6 @@ keeps the command from running; what its user must know it writes into a file, w
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import struct
 import tempfile
@@ -115,7 +114,7 @@ class Launch:
         driver = self._host.system.host_files().driver.module_version
         libraries = cupti.candidates(self.argv, base, self._host.system.cupti(), driver)
         settings = self.settings
-        said = {
+        values = {
             "OUTPUT": settings.output,
             "RUN": self.run,
             "STACKS": settings.stacks,
@@ -128,7 +127,7 @@ class Launch:
         }
         variables = without_recorder(base)
         variables[INJECTION] = LIBRARY
-        return variables | {f"{PREFIX}{name}": value for name, value in said.items() if value}
+        return variables | {f"{PREFIX}{name}": value for name, value in values.items() if value}
 
     def messages(self) -> tuple[Message, ...]:
         return read_messages(self.messages_path)
@@ -158,9 +157,10 @@ def launch(prepared: Launch, base: Mapping[str, str], wait: Wait, *, force: bool
     return prepared.finished(status, force=force, untraced=untraced)
 
 
-def require_library() -> None:
+def require_library(error: type[VramError] = VramError) -> None:
+    """Raise *error* where the recorder is not installed."""
     if not os.path.exists(LIBRARY):
-        raise VramError(
+        raise error(
             "vram's recorder, libvramtracer.so, is not installed",
             hint="in a checkout run `python native/build.py`; else reinstall vram for this platform",
         )
@@ -213,7 +213,3 @@ def _machine(path: str) -> tuple[int, int] | None:
             _, width, order, machine = _ELF.unpack(head)
             return width, machine if order == 1 else int.from_bytes(machine.to_bytes(2, "little"), "big")
     return None
-
-
-def this_machine() -> str:
-    return platform.machine()

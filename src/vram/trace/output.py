@@ -20,10 +20,10 @@ from vram.errors import UsageError
 from vram.payloads.procfs import ProcessFolder, started_at
 
 SUFFIX = ".part"
-_MAGIC = b"VRAMTRAC"
+MAGIC = b"VRAMTRAC"
 # Header page (native/FORMAT.md): magic, versions, lengths, pid, clocks, start time, parent, how recording
 # began, stacks, flags, run.
-_HEADER = struct.Struct("<8s2H3I3Q4I16s")
+HEADER = struct.Struct("<8s2H3I3Q4I16s")
 _PAGE = 4096
 _COPIED_AT_ONCE = 1 << 30
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,7 +87,7 @@ def require_writable(path: str, *, force: bool) -> str:
     if os.path.lexists(where) and not stat.S_ISREG(os.lstat(where).st_mode):
         raise UsageError(f"{path} is not a regular file", hint="choose another file with -o")
     # By trying: rights, read-only file systems and quotas are known to the kernel alone.
-    trial = os.path.join(folder, _passing_name(name))
+    trial = os.path.join(folder, _temporary_name(name))
     try:
         os.close(os.open(trial, _NEW, 0o600))
         os.unlink(trial)
@@ -106,16 +106,16 @@ def read_part(path: str) -> TracePart | None:
         return None
     try:
         about = os.fstat(file)
-        header = os.pread(file, _HEADER.size, 0) if stat.S_ISREG(about.st_mode) else b""
+        header = os.pread(file, HEADER.size, 0) if stat.S_ISREG(about.st_mode) else b""
     except OSError:
         return None
     finally:
         os.close(file)
     if about.st_uid != os.geteuid() and os.geteuid() != 0:
         return None
-    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
         return None
-    _, _, _, _, _, pid, _, monotonic, began, _, _, _, _, run = _HEADER.unpack(header)
+    _, _, _, _, _, pid, _, monotonic, began, _, _, _, _, run = HEADER.unpack(header)
     return TracePart(path, pid, began, monotonic, run.hex(), about.st_size)
 
 
@@ -164,7 +164,7 @@ def collect(output: str, run: str, *, force: bool = False) -> Collected:
 
 def _join(done: Sequence[TracePart], output: str, *, force: bool) -> None:
     folder, name = os.path.split(output)
-    fresh = os.path.join(folder, _passing_name(name))
+    fresh = os.path.join(folder, _temporary_name(name))
     file = os.open(fresh, _NEW, 0o600)
     try:
         for part in done:
@@ -221,5 +221,5 @@ def _place(path: str, output: str, *, force: bool) -> None:
     os.unlink(path)
 
 
-def _passing_name(name: str) -> str:
+def _temporary_name(name: str) -> str:
     return f".{name[:100]}.{os.urandom(8).hex()}.new"

@@ -137,14 +137,15 @@ def _require_fit(left: int, devices: Iterable[HeldDevice]) -> None:
 
 
 def _line(file: int, patience_s: float) -> bytes:
-    until, heard = time.monotonic() + patience_s, b""
+    """The line that *file* brings; empty where it ends first, or takes too long."""
+    until, received = time.monotonic() + patience_s, b""
     poll = select.poll()
     poll.register(file, select.POLLIN)
-    while not heard.endswith(b"\n"):
+    while not received.endswith(b"\n"):
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             return b""
         part = os.read(file, 65536)
         if not part:
             return b""
-        heard += part
-    return heard
+        received += part
+    return received

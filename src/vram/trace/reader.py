@@ -15,10 +15,9 @@ from vram.errors import BadTrace
 from vram.model.trace import CallStack, TraceView
 from vram.trace.analysis import StackTable, ViewBuilder
 from vram.trace.native import BlobRow, NativeReader
+from vram.trace.output import HEADER, MAGIC
 
-MAGIC = b"VRAMTRAC"
 MAJOR = 1
-_FIXED_HEADER = 80
 
 _LEAST_LIMIT, _MOST_LIMIT = 256 << 20, 8 << 30
 _TIMES_FILE = 24
@@ -29,6 +28,8 @@ _MOST_LIBRARY_NBYTES, _MOST_LIBRARIES = 8192, 10_000
 _EVENTS_AT_ONCE = 65536
 
 EVENT_TYPES = ("", "alloc", "free", "failed", "map", "unmap", "retain", "trim")
+ALLOC, FREE, FAILED, MAP, UNMAP, RETAIN, TRIM = range(1, len(EVENT_TYPES))
+"""``EventBatch.type``, by the numbers of native/tracereader/reader.h."""
 
 
 class EventBatch(NamedTuple):
@@ -262,7 +263,7 @@ def open_file(path: Path) -> int:
 
 def require_trace(descriptor: int, path: Path) -> None:
     """Raise BadTrace unless the file begins as a trace of this version does."""
-    head = os.pread(descriptor, _FIXED_HEADER, 0)
+    head = os.pread(descriptor, HEADER.size, 0)
     if not head:
         raise BadTrace(f"{path} is empty", hint="the program that was recorded may have ended at once")
     if not head.startswith(MAGIC[: len(head)]):
@@ -276,5 +277,5 @@ def require_trace(descriptor: int, path: Path) -> None:
             f"format {major}, this one reads {MAJOR}",
             hint="read it with the vram that wrote it, or a later one",
         )
-    if len(head) < _FIXED_HEADER:
+    if len(head) < HEADER.size:
         raise BadTrace(f"{path} is cut off within its header")

@@ -20,7 +20,6 @@ from vram.cli.prestart import open_host
 from vram.cli.tracing import (
     add_recording_arguments,
     duration,
-    framework,
     say,
     shown_path,
     stacks,
@@ -68,7 +67,7 @@ def run(args: Namespace) -> int:
         args.pid,
         name,
         stacks=stacks(args),
-        framework=framework(args),
+        framework=args.framework,
         for_s=args.for_s,
         via=wanted_via(args),
         deadline_s=args.deadline,

@@ -91,7 +91,7 @@ def _row_count(text: str) -> int:
 
 def run(args: Namespace) -> int:
     view, files = _view_and_files(args)
-    _require_sense(args, view)
+    _require_options_agree(args, view)
     if args.export:
         return _export(args, files)
     if view == "diff":
@@ -138,7 +138,7 @@ def _require_order(files: list[str]) -> None:
         raise UsageError(f"{first!r} is neither a view nor a trace", hint=meant)
 
 
-def _require_sense(args: Namespace, view: str) -> None:
+def _require_options_agree(args: Namespace, view: str) -> None:
     if args.tree and view != "peak":
         raise UsageError("--tree draws the calls of one view", hint="vram report peak --tree FILE")
     if args.tree and args.json:

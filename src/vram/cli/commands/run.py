@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from vram.cli.arguments import memory_size
 from vram.cli.prestart import open_host
-from vram.cli.tracing import add_recording_arguments, framework, say, stacks
+from vram.cli.tracing import add_recording_arguments, say, stacks
 from vram.errors import ExitCode, UsageError, VramError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     settings = RecordSettings(
         output=output.require_writable(name, force=args.force),
         stacks=stacks(args),
-        framework=framework(args),
+        framework=args.framework,
         fail_at=fail_at,
     )
     if args.live:
@@ -210,13 +210,14 @@ def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
 
 def _view(launched: Launched, *, needed: bool) -> TraceView | None:
     """The trace, read; None where there is none, or where it is too large to be read for one line."""
-    from vram.cli.tracing import SUMMARISED_NBYTES, read_view
+    from vram.cli.traces import read_view
+    from vram.cli.tracing import SUMMARISED_NBYTES
 
     if launched.trace is None:
         return None
     if not needed and os.path.getsize(launched.trace) > SUMMARISED_NBYTES:
         return None
-    return read_view(launched.trace)
+    return read_view([launched.trace], names=False)
 
 
 def _judged(

@@ -22,8 +22,8 @@ _ALREADY = 1
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Do what *request* asks; "outcome" says what came of it."""
-    told = {"start": start, "stop": stop, "status": status}[request["verb"]](request)
-    return {"status": "done", "python": sys.version.split()[0], **told}
+    done = {"start": start, "stop": stop, "status": status}[request["verb"]](request)
+    return {"status": "done", "python": sys.version.split()[0], **done}
 
 
 # ---- the library ----

@@ -356,9 +356,6 @@ class CupyAccount:
         # Threads' own hooks stay: the recorder answers them that nothing is being recorded.
         hook.__exit__(None, None, None)
 
-    def held(self) -> list[tuple[int, int, str]]:
-        return []  # its pools say how much they hold; the driver's figures include it
-
 
 # ---- JAX ----
 
@@ -388,9 +385,6 @@ class JaxAccount:
             self.recorder.blob("jax", bytes(profile))
         pools = [line for name, made in backends.items() if name not in NO_GPU for line in _pools(made)]
         self.recorder.blob("jax-pools", json.dumps({"form": FORM, "pools": pools}).encode())
-
-    def held(self) -> list[tuple[int, int, str]]:
-        return []
 
 
 def _pools(backend: Any) -> list[list[int]]:
@@ -492,11 +486,6 @@ def finish(at: str = "detach") -> None:
         guarded(lambda each=each: each.finish(at))
 
 
-def held() -> list[tuple[int, int, str]]:
-    """(GPU, bytes, words): what each framework holds now, for `vram attach`. Never raises."""
-    return [line for each in _started for line in guarded(each.held) or ()]
-
-
 def start(library: str, wanted: str = "auto") -> bool:
     """Begin with *wanted* frameworks; those that are not loaded yet begin when they are."""
     global _watch, _recorder
@@ -513,14 +502,14 @@ def start(library: str, wanted: str = "auto") -> bool:
 
 
 def _start_once(names: dict[str, Any]) -> None:
-    """Start, unless it has started in this process; leave ``finish`` and ``held`` where detach looks."""
+    """Start, unless it has started in this process; leave ``finish`` where detach looks."""
     earlier = sys.modules.get(MODULE)
     if earlier is not None and earlier.is_running():
         return
     wanted = names.get("__vram_frameworks__") or os.environ.get("VRAM_TRACE_FRAMEWORKS") or "auto"
     if start(os.fsdecode(names["__vram_tracer__"]), wanted):
         module: Any = type(sys)(MODULE)
-        module.finish, module.held = finish, held
+        module.finish = finish
         module.is_running = lambda: bool(_started or (_watch is not None and _watch.waiting))
         sys.modules[MODULE] = module
 

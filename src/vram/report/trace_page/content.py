@@ -17,6 +17,8 @@ from vram.model.trace import (
     ON_HOST,
     OUTSIDE_FRAMEWORKS,
     BlockUse,
+    FailedAllocation,
+    HeldBefore,
     Holes,
     MemoryKind,
     Site,
@@ -106,7 +108,6 @@ def content(view: TraceView) -> dict[str, Any]:
         nodes[_TOGETHER] = tree.add((SMALLER,))
     rows = [*places, *smaller]
     kinds = sorted({place.kind for place in rows})
-    by_key = {(place.stack, place.kind, place.gpu, place.process): at for at, place in enumerate(rows)}
     return {
         "recorded": recorded(view),
         "sentences": [sentence._asdict() for sentence in sentences(view)],
@@ -116,20 +117,7 @@ def content(view: TraceView) -> dict[str, Any]:
         "events": view.events,
         "host_peak": view.host_peak_nbytes,
         "processes": _processes(view),
-        "gpus": [
-            {
-                "gpu": use.gpu,
-                "name": use.name and shortened(use.name),
-                "total": use.total_nbytes,
-                "peak": use.peak_nbytes,
-                "peak_at": use.peak_ns,
-                "end": use.end_nbytes,
-                "allocated": use.allocated_nbytes,
-                "allocations": use.allocations,
-                "frees": use.frees,
-            }
-            for use in view.gpus
-        ],
+        "gpus": _gpus(view),
         "kinds": [{"name": kind, "group": group(kind)} for kind in kinds],
         "places": {
             "node": [node(place.stack) for place in rows],
@@ -140,56 +128,27 @@ def content(view: TraceView) -> dict[str, Any]:
                 for name in ("process", *_ADDED, "verdict", "median_life_ns")
             },
         },
-        "leaks": [
-            {
-                "place": at,
-                "verdict": leak.verdict,
-                "nbytes": leak.site.nbytes,
-                "count": leak.site.count,
-                "first": leak.first_ns,
-                "last": leak.last_ns,
-                "freed": leak.freed,
-                "largest": leak.largest,
-            }
-            for leak in view.leaks
-            if (at := by_key.get(site_key(leak.site))) is not None
-        ],
+        "leaks": _leaks(view, rows),
         "timeline": _timeline(view),
         "marks": [
             {"process": mark.process, "time": mark.time_ns, "text": shortened(mark.text)}
             for mark in view.marks[:MOST_MARKS]
         ],
-        "failures": [
-            {
-                "process": failure.process,
-                "time": failure.time_ns,
-                "kind": failure.kind,
-                "gpu": failure.gpu,
-                "nbytes": failure.nbytes,
-                "result": failure.result,
-                "node": node(failure.stack),
-            }
-            for failure in view.failures[:MOST_FAILURES]
-        ],
+        "failures": [_failure(failure, node) for failure in view.failures[:MOST_FAILURES]],
         "failures_in_all": view.failures_in_all,
         "gaps": [
             {"process": gap.process, "reason": gap.reason, "start": gap.start_ns, "end": gap.end_ns}
             for gap in view.gaps
         ],
-        "before": [
-            {
-                "process": held.process,
-                "gpu": held.gpu,
-                "nbytes": held.nbytes,
-                "source": shortened(held.source),
-            }
-            for held in view.before
-        ],
+        "before": [_held_before(held) for held in view.before],
         "holes": [_holes(holes, node) for holes in view.holes],
         "frameworks": [_framework(use, node) for use in view.frameworks],
         # Last: by now every stack is known.
         **tree.columns(executables(view.processes)),
     }
+
+
+# ---- places ----
 
 
 def _places(view: TraceView) -> list[Place]:
@@ -235,6 +194,66 @@ def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:
             rest[key] = Place(stack=_TOGETHER, kind=row.kind, gpu=row.gpu, process=row.process)
         rest[key].add(row)
     return places[:MOST_PLACES], list(rest.values())
+
+
+def _leaks(view: TraceView, rows: list[Place]) -> list[dict[str, Any]]:
+    """Those whose place is shown by itself."""
+    by_key = {(row.stack, row.kind, row.gpu, row.process): at for at, row in enumerate(rows)}
+    return [
+        {
+            "place": at,
+            "verdict": leak.verdict,
+            "nbytes": leak.site.nbytes,
+            "count": leak.site.count,
+            "first": leak.first_ns,
+            "last": leak.last_ns,
+            "freed": leak.freed,
+            "largest": leak.largest,
+        }
+        for leak in view.leaks
+        if (at := by_key.get(site_key(leak.site))) is not None
+    ]
+
+
+# ---- the other lists ----
+
+
+def _gpus(view: TraceView) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": use.gpu,
+            "name": use.name and shortened(use.name),
+            "total": use.total_nbytes,
+            "peak": use.peak_nbytes,
+            "peak_at": use.peak_ns,
+            "end": use.end_nbytes,
+            "allocated": use.allocated_nbytes,
+            "allocations": use.allocations,
+            "frees": use.frees,
+        }
+        for use in view.gpus
+    ]
+
+
+def _failure(failure: FailedAllocation, node: Callable[[int], int]) -> dict[str, Any]:
+    return {
+        "process": failure.process,
+        "time": failure.time_ns,
+        "kind": failure.kind,
+        "gpu": failure.gpu,
+        "nbytes": failure.nbytes,
+        "result": failure.result,
+        "node": node(failure.stack),
+    }
+
+
+def _held_before(held: HeldBefore) -> dict[str, Any]:
+    return {
+        "process": held.process,
+        "gpu": held.gpu,
+        "nbytes": held.nbytes,
+        "source": shortened(held.source),
+    }
 
 
 def _processes(view: TraceView) -> list[dict[str, Any]]:

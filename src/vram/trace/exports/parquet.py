@@ -6,14 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.errors import UsageError
-from vram.model.trace import KIND_NUMBERS, CallStack, TraceView
+from vram.model.trace import KINDS_BY_NUMBER, CallStack, TraceView
 from vram.trace.exports.places import named, text
 from vram.trace.naming import naming
+from vram.trace.reader import EVENT_TYPES
 
 if TYPE_CHECKING:
     from vram.trace.reader import Trace
 
-OPERATIONS = {1: "alloc", 2: "free", 3: "failed", 4: "map", 5: "unmap", 6: "retain", 7: "trim"}
 _STACKS_AT_ONCE = 10_000
 
 
@@ -58,8 +58,8 @@ def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) ->
         ],
         metadata={"vram": json.dumps(_about(view))},
     )
-    operations = pa.array([OPERATIONS.get(number, "unknown") for number in range(8)])
-    kinds = pa.array([KIND_NUMBERS.get(number, "unknown") for number in range(21)])
+    operations = pa.array([name or "unknown" for name in EVENT_TYPES])
+    kinds = pa.array([*KINDS_BY_NUMBER.values(), "unknown"])
     pids = {process.index: process.pid for process in view.processes}
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
         for batch in trace.events():
@@ -69,7 +69,7 @@ def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) ->
                 pa.array([pids.get(index) for index in batch.process], pa.int32()),
                 pa.array(batch.thread, pa.int32()),
                 _coded(pa, batch.type, operations, unknown=0),
-                _coded(pa, batch.kind, kinds, unknown=20),
+                _coded(pa, batch.kind, kinds, unknown=len(KINDS_BY_NUMBER)),
                 pa.array([None if gpu < 0 else gpu for gpu in batch.gpu], pa.int16()),
                 pa.array(batch.stream, pa.uint64()),
                 pa.array(batch.address, pa.uint64()),

@@ -10,9 +10,19 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from vram.model.trace import KIND_NUMBERS, ON_GPU, Frame, TraceView
-from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, innermost, lines, named, text
+from vram.model.trace import KINDS_BY_NUMBER, Frame, TraceView
+from vram.trace.exports.places import (
+    BLOCK_KINDS,
+    CONTEXT,
+    ON_GPU_KINDS,
+    OUTLIVE_CONTEXT,
+    innermost,
+    lines,
+    named,
+    text,
+)
 from vram.trace.naming import naming
+from vram.trace.reader import ALLOC, FAILED, FREE
 
 if TYPE_CHECKING:
     from vram.trace.analysis import StackTable
@@ -25,9 +35,6 @@ SLICE_NBYTES = 1 << 20
 _FRAMES, _FEW_FRAMES, _MANY_EVENTS = 32, 4, 200_000
 VERY_MANY_EVENTS, _STEPS = 1_000_000, 1000
 _PIECE = 1 << 20
-_COUNTED = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
-_BLOCKS = frozenset(number for number in KIND_NUMBERS if number >= 16)
-_ALLOC, _FREE, _FAILED = 1, 2, 3
 
 
 def write(trace: Trace, stream: BinaryIO) -> None:
@@ -122,11 +129,11 @@ class _Writer:
         ) in rows:
             at = f"{time_ns // 1000}.{time_ns % 1000:03d}"
             where = f'"pid":{self._pids.get(process, process)},"tid":{thread},"ts":{at}'
-            if type_ == _ALLOC:
+            if type_ == ALLOC:
                 name, frames = self._stack(stack, batch.stacks)
                 about = (
                     f'{{"bytes":{nbytes},"address":"{address:#x}","stream":"{stream:#x}","gpu":{gpu},'
-                    f'"kind":"{KIND_NUMBERS.get(kind, "unknown")}","stack":{frames}}}'
+                    f'"kind":"{KINDS_BY_NUMBER.get(kind, "unknown")}","stack":{frames}}}'
                 )
                 if nbytes >= SLICE_NBYTES or not self._is_thinned:
                     yield f'{{"ph":"i","s":"t","cat":"alloc","name":{name},{where},"args":{about}}}'
@@ -137,12 +144,12 @@ class _Writer:
                 if number:
                     self._live[number] = _Allocated(process, context, gpu, kind, nbytes, head)
                 yield from self._counted(process, gpu, kind, nbytes, at)
-            elif type_ == _FREE:
+            elif type_ == FREE:
                 if (ended := self._live.pop(number, None)) is not None:
                     yield from self._ended(ended, where, at)
                 if kind == CONTEXT:
                     yield from self._context_ended(process, address, where, at)
-            elif type_ == _FAILED:
+            elif type_ == FAILED:
                 about = f'{{"bytes":{nbytes},"gpu":{gpu},"stack":{self._stack(stack, batch.stacks)[1]}}}'
                 name = '"cat":"failed","name":"allocation failed"'
                 yield f'{{"ph":"i","s":"p",{name},{where},"args":{about}}}'
@@ -183,10 +190,10 @@ class _Writer:
 
     def _counted(self, process: int, gpu: int, kind: int, change: int, at: str) -> Iterator[str]:
         """The live bytes of the process on the GPU, drawn as a counter; a framework's blocks apart."""
-        if kind in _COUNTED:
+        if kind in ON_GPU_KINDS:
             what = "live"
-        elif kind in _BLOCKS:
-            what = f"in {KIND_NUMBERS[kind]}s"
+        elif kind in BLOCK_KINDS:
+            what = f"in {KINDS_BY_NUMBER[kind]}s"
         else:
             return
         key = (process, gpu, what)

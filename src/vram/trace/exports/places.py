@@ -1,14 +1,18 @@
-"""What the exports share: frames and stacks as plain text, and what a context takes along when it ends."""
+"""What the exports share: frames and stacks as plain text, and numbers of kinds of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from vram.model.trace import CallStack, Frame
+from vram.model.trace import BLOCKS, KIND_NUMBERS, ON_GPU, CallStack, Frame
 
-CONTEXT = 13
-# Kinds of memory that stay when the context is destroyed in which they were allocated (native/FORMAT.md).
-OUTLIVE_CONTEXT = frozenset((2, 6, 13, 14, 15))
+CONTEXT, PHYSICAL = KIND_NUMBERS["context"], KIND_NUMBERS["physical"]
+ON_GPU_KINDS = frozenset(KIND_NUMBERS[kind] for kind in ON_GPU)
+BLOCK_KINDS = frozenset(KIND_NUMBERS[kind] for kind in BLOCKS)
+OUTLIVE_CONTEXT = frozenset(
+    KIND_NUMBERS[kind] for kind in ("stream-ordered", "physical", "context", "pool", "physical host")
+)
+"""Kinds of memory that stay when the context is destroyed in which they were allocated (native/FORMAT.md)."""
 
 
 def text(foreign: str) -> str:

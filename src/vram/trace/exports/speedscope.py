@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
-from vram.model.trace import ON_GPU, Frame, Site, TraceView
+from vram.model.trace import ON_GPU, Frame, Site, TraceView, stack_of
 from vram.trace.exports.places import text
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -72,10 +72,8 @@ def _described(frame: Frame | None) -> dict[str, Any]:
 def _profile(name: str, sites: Iterable[Site], view: TraceView, frames: _Frames) -> dict[str, Any]:
     samples, weights = [], []
     for site in sites:
-        known = 0 <= site.stack < len(view.stacks)
-        stack = view.stacks[site.stack].frames if known else ()
-        # Outermost first.
-        samples.append([frames.number(frame) for frame in reversed(stack)] or [frames.number(None)])
+        outermost_first = reversed(stack_of(view, site.stack).frames)
+        samples.append([frames.number(frame) for frame in outermost_first] or [frames.number(None)])
         weights.append(min(site.nbytes, _LARGEST))
     return {
         "type": "sampled",

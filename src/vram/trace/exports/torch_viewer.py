@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vram.model.trace import KIND_NUMBERS, ON_GPU
-from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, named
+from vram.model.trace import KIND_NUMBERS
+from vram.trace.exports.places import CONTEXT, ON_GPU_KINDS, OUTLIVE_CONTEXT, PHYSICAL, named
 from vram.trace.exports.torch_accounts import Frames, TorchMemory, accounts, described
 from vram.trace.naming import naming
+from vram.trace.reader import ALLOC, FAILED, FREE, MAP, UNMAP
 
 if TYPE_CHECKING:
     from vram.trace.analysis import StackTable
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 
 # As many as PyTorch keeps at most by default; a browser takes no more. The last ones are kept.
 MOST_EVENTS = 1_000_000
-_ON_GPU = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
-_PHYSICAL = 6
-_FIRST_BLOCK = _TORCH = 16
+_FIRST_BLOCK = _TORCH = KIND_NUMBERS["torch block"]
 # Processes have their own addresses: those of later ones are moved apart. JavaScript counts up to 2**53.
 _APART = 48
 _MOST_PROCESSES = 32
@@ -39,7 +38,7 @@ def write(trace: Trace, stream: BinaryIO) -> None:
     split = _Segments()
     for batch in trace.events():
         for row in _rows(batch, own):
-            split.see(row)
+            split.add(row)
     history = _History(trace, split, own)
     for batch in trace.events():
         for row in _rows(batch, own):
@@ -105,7 +104,8 @@ def _rows(batch: EventBatch, own: dict[int, TorchMemory]) -> Iterator[_Row]:
 def _is_accounted(row: _Row, account: TorchMemory | None) -> bool:
     if account is None:
         return False
-    return (row.kind == _TORCH and row.type in (1, 2)) or (row.type != 3 and account.owns(row.handle))
+    is_block = row.kind == _TORCH and row.type in (ALLOC, FREE)
+    return is_block or (row.type != FAILED and account.owns(row.handle))
 
 
 class _Segments:
@@ -120,8 +120,8 @@ class _Segments:
         self._starts: list[int] = []
         self._at: dict[int, tuple[int, int]] = {}
 
-    def see(self, row: _Row) -> None:
-        if row.type == 1 and row.kind >= _FIRST_BLOCK:
+    def add(self, row: _Row) -> None:
+        if row.type == ALLOC and row.kind >= _FIRST_BLOCK:
             found = bisect_right(self._starts, row.address) - 1
             start = self._starts[found] if found >= 0 else 0
             end, time_ns = self._at[start] if found >= 0 else (0, 0)
@@ -140,11 +140,11 @@ class _Segments:
 
 def _begins_segment(row: _Row) -> bool:
     """A plain allocation, or a handle's memory where it is mapped."""
-    return row.type == 4 or (row.type == 1 and row.kind in _ON_GPU and row.kind != _PHYSICAL)
+    return row.type == MAP or (row.type == ALLOC and row.kind in ON_GPU_KINDS and row.kind != PHYSICAL)
 
 
 def _ends_segment(row: _Row) -> bool:
-    return row.type == 5 or (row.type == 2 and row.kind in _ON_GPU and row.kind != _PHYSICAL)
+    return row.type == UNMAP or (row.type == FREE and row.kind in ON_GPU_KINDS and row.kind != PHYSICAL)
 
 
 class _History:
@@ -162,27 +162,27 @@ class _History:
         self._ordered: list[int] = []
 
     def add(self, row: _Row, stacks: StackTable) -> None:
-        if row.type in (1, 3, 4):
+        if row.type in (ALLOC, FAILED, MAP):
             row.frames = self._described(row.stack, stacks)
-        if row.type == 1 and row.kind >= _FIRST_BLOCK and (row.address, row.time_ns) not in self._outside:
+        if row.type == ALLOC and row.kind >= _FIRST_BLOCK and (row.address, row.time_ns) not in self._outside:
             self._blocks[row.address] = row
             self._keep("alloc", row)
-        elif row.type == 2 and row.kind >= _FIRST_BLOCK:
+        elif row.type == FREE and row.kind >= _FIRST_BLOCK:
             if row.address in self._blocks:
                 self._end_block(row.address, row.time_ns)
             elif row.address in self._segments:
                 self._end_segment(row.address, row.time_ns)
-        elif _begins_segment(row) or (row.type == 1 and row.kind >= _FIRST_BLOCK):
+        elif _begins_segment(row) or (row.type == ALLOC and row.kind >= _FIRST_BLOCK):
             # The viewer draws no block without a segment: one that lies in none is its own.
             self._segments[row.address] = row
-            self._keep("segment_map" if row.type == 4 else "segment_alloc", row)
+            self._keep("segment_map" if row.type == MAP else "segment_alloc", row)
             if not self._holds_blocks(row):
                 self._keep("alloc", row)
         elif _ends_segment(row):
             self._end_segment(row.address, row.time_ns)
-        elif row.type == 2 and row.kind == CONTEXT:
+        elif row.type == FREE and row.kind == CONTEXT:
             self._end_context(row)
-        elif row.type == 3:
+        elif row.type == FAILED:
             self._keep("oom", row)
 
     def _end_block(self, address: int, time_ns: int) -> None:
@@ -196,13 +196,13 @@ class _History:
                     self._end_block(block, time_ns)
             else:
                 self._keep("free_completed", made, time_ns)
-            self._keep("segment_unmap" if made.type == 4 else "segment_free", made, time_ns)
+            self._keep("segment_unmap" if made.type == MAP else "segment_free", made, time_ns)
 
     def _end_context(self, row: _Row) -> None:
         """What was allocated in a context ends with it, without events of its own."""
         for address, made in list(self._segments.items()):
             inside = (made.process, made.context) == (row.process, row.handle)
-            if inside and made.type == 1 and made.kind not in OUTLIVE_CONTEXT:
+            if inside and made.type == ALLOC and made.kind not in OUTLIVE_CONTEXT:
                 self._end_segment(address, row.time_ns)
 
     def _holds_blocks(self, row: _Row) -> bool:
@@ -267,7 +267,7 @@ class _History:
             "stream": row.stream,
             "segment_type": "large" if row.nbytes > 2 << 20 else "small",
             "segment_pool_id": (0, 0),
-            "is_expandable": row.type == 4,
+            "is_expandable": row.type == MAP,
             "frames": row.frames,
             "blocks": blocks,
         }

@@ -8,6 +8,7 @@ line of its own. Blobs come from the traced program: one that cannot be read is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,7 +48,7 @@ def with_frameworks(view: TraceView, trace: BlobSource) -> TraceView:
 
 
 class _Merge:
-    """What becomes of one view."""
+    """Gathers what the frameworks in one trace say, and adds it to its view."""
 
     def __init__(self, view: TraceView, trace: BlobSource) -> None:
         self._view, self._trace = view, trace
@@ -83,7 +84,7 @@ class _Merge:
                     rows += use.never_freed()
             uses += self._torch_missing(process.index)
             uses += self._jax_lines(process.index)
-        leaks = view.leaks if segments is None else segments.are_no_leaks(view)
+        leaks = view.leaks if segments is None else segments.judged_leaks(view)
         outside = _outside(view, [*view.frameworks, *uses])
         rows.sort(key=lambda row: (row.verdict == "in use at exit", -row.site.nbytes))
         return replace(
@@ -128,7 +129,16 @@ class _Merge:
     def _torch_missing(self, process: int) -> Iterator[BlockUse]:
         began = any(each.at == "begin" for each in self._torch.get(process, ()))
         if began and self._latest(process) is None:
-            yield _line(process, NAME, None, 0, 0, (), MISSING)
+            yield BlockUse(
+                process=process,
+                framework=NAME,
+                gpu=None,
+                at="end",
+                reserved_nbytes=0,
+                used_nbytes=0,
+                sites=(),
+                note=MISSING,
+            )
 
     # ---- JAX ----
 
@@ -151,7 +161,15 @@ class _Merge:
             )
             listed = sum(each.nbytes for each in mine)
             taken, used = pools.get(gpu, (listed, listed)) if gpu is not None else (listed, listed)
-            yield _line(process, JAX, gpu, max(taken, 0), max(used, 0), sites, None)
+            yield BlockUse(
+                process=process,
+                framework=JAX,
+                gpu=gpu,
+                at="end",
+                reserved_nbytes=max(taken, 0),
+                used_nbytes=max(used, 0),
+                sites=sites,
+            )
 
 
 def _without_ours(stack: CallStack) -> CallStack:
@@ -168,33 +186,12 @@ def _torch_lines(use: TorchUse, view: TraceView) -> Iterator[BlockUse]:
     yield use.at_end()
 
 
-def _line(
-    process: int,
-    framework: str,
-    gpu: int | None,
-    reserved: int,
-    used: int,
-    sites: tuple[Site, ...],
-    note: str | None,
-) -> BlockUse:
-    return BlockUse(
-        process=process,
-        framework=framework,
-        gpu=gpu,
-        at="end",
-        reserved_nbytes=reserved,
-        used_nbytes=used,
-        sites=sites,
-        note=note,
-    )
-
-
 # ---- the rest ----
 
 
 def _outside(view: TraceView, uses: Iterable[BlockUse]) -> Iterator[BlockUse]:
     """What the driver gave a process beyond what its frameworks took, at the same moment."""
-    taken: dict[tuple[int, int | None, str], int] = {}
+    taken: dict[tuple[int, int | None, Literal["peak", "end"]], int] = {}
     for use in uses:
         if use.note is None or use.reserved_nbytes:
             key = use.process, use.gpu, use.at
@@ -204,5 +201,12 @@ def _outside(view: TraceView, uses: Iterable[BlockUse]) -> Iterator[BlockUse]:
         sites = [each for each in rows if each.kind in ON_GPU and (each.process, each.gpu) == (process, gpu)]
         rest = sum(each.nbytes for each in sites) - reserved
         if rest > 0:
-            line = _line(process, OUTSIDE_FRAMEWORKS, gpu, rest, rest, (), None)
-            yield replace(line, at=at)
+            yield BlockUse(
+                process=process,
+                framework=OUTSIDE_FRAMEWORKS,
+                gpu=gpu,
+                at=at,
+                reserved_nbytes=rest,
+                used_nbytes=rest,
+                sites=(),
+            )

@@ -18,9 +18,10 @@ from vram.model.trace import KIND_NUMBERS, CallStack, LeakSite, TracedProcess, T
 from vram.trace.frameworks.torch_history import TAKES, Snapshot
 from vram.trace.frameworks.torch_use import TorchClock
 from vram.trace.growth import end_of_work, times_grow
-from vram.trace.reader import EVENT_TYPES, EventBatch, LiveAllocation
+from vram.trace.reader import ALLOC, MAP, EventBatch, LiveAllocation
 
-ALLOCATED, MAPPED = EVENT_TYPES.index("alloc"), EVENT_TYPES.index("map")
+_PHYSICAL = KIND_NUMBERS["physical"]
+_SEGMENT_KINDS = tuple(KIND_NUMBERS[kind] for kind in ("device", "managed", "stream-ordered", "physical"))
 MOST_LATE_NS = 1_000_000_000
 """Clocks that differ by more were set meanwhile, or the address is another allocation's."""
 
@@ -93,12 +94,11 @@ class TorchSegments:
         close = [each for each in late if abs(each) < MOST_LATE_NS]
         return int(median(close)) if close else 0
 
-    def are_no_leaks(self, view: TraceView) -> Iterator[LeakSite]:
+    def judged_leaks(self, view: TraceView) -> Iterator[LeakSite]:
         """The leaks of *view*; where they are segments, judged by what the same stack left otherwise."""
-        numbers = {kind: number for number, kind in KIND_NUMBERS.items()}
         for row in view.leaks:
             site = row.site
-            key = site.process, site.gpu, numbers[site.kind], view.stacks[site.stack]
+            key = site.process, site.gpu, KIND_NUMBERS[site.kind], view.stacks[site.stack]
             if row.verdict == "in use at exit" or not self._ours[key]:
                 yield row
                 continue
@@ -110,10 +110,6 @@ class TorchSegments:
                 freed=row.freed > 0,
             )
             yield row if grows else replace(row, verdict="in use at exit")
-
-
-_PHYSICAL = 6
-_SEGMENT_KINDS = (0, 1, 2, _PHYSICAL)
 
 
 def _end(processes: tuple[TracedProcess, ...], index: int) -> int:
@@ -132,11 +128,11 @@ def _mapped_handles(
     for batch in trace.events():
         for at, what in enumerate(batch.type):
             process = batch.process[at]
-            if process not in processes or what not in (ALLOCATED, MAPPED):
+            if process not in processes or what not in (ALLOC, MAP):
                 continue
-            if what == ALLOCATED and batch.kind[at] == _PHYSICAL:
+            if what == ALLOC and batch.kind[at] == _PHYSICAL:
                 handles[batch.allocation[at]] = process, batch.address[at]
-            elif what == MAPPED and batch.allocation[at] in handles:
+            elif what == MAP and batch.allocation[at] in handles:
                 device = ranges[process].device(batch.address[at], batch.nbytes[at])
                 if device is not None:
                     devices[handles[batch.allocation[at]]] = device

@@ -38,7 +38,7 @@ class TorchClock(NamedTuple):
 
 
 Intern = Callable[[CallStack], int]
-"""The number of a stack in the view, which gets it if it has it not."""
+"""Returns the number of a stack in the view; one that is new is added to it."""
 
 
 class TorchUse:
