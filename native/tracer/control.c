@@ -163,6 +163,7 @@ void tracer_forked(void) {
     writers_forked();
     subscribers_forked();
     devices_forget();
+    stacks_forget_libraries();
     *(uint32_t *)(uintptr_t)not_forked = 1;
 }
 
@@ -226,6 +227,7 @@ static enum start_error begin(void) {
     watch_for_forks();
     writers_new_generation();
     devices_forget();
+    stacks_forget_libraries();
     stacks_find_python();
     if (settings.stacks != STACKS_NONE) native_prepare();
     if (settings.attached) {

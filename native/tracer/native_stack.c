@@ -191,7 +191,30 @@ struct library {
     bool is_program;
     int number; // libraries before it
     char name[PATH_MAX];
+    char build_id[65];
 };
+
+// Notes follow each other: sizes of owner and contents, a type, owner, contents; each padded. Source: elf(5).
+static void read_build_id(const char *notes, size_t nbytes, char text[65]) {
+    enum { BUILD_ID = 3, HEADER = 12 };
+    while (nbytes >= HEADER) {
+        uint32_t header[3];
+        memcpy(header, notes, sizeof header);
+        size_t owner = ((size_t)header[0] + 3) & ~(size_t)3, contents = ((size_t)header[1] + 3) & ~(size_t)3;
+        if (owner > nbytes - HEADER || contents > nbytes - HEADER - owner) return;
+        const unsigned char *bytes = (const unsigned char *)notes + HEADER + owner;
+        if (header[2] == BUILD_ID && header[0] == 4 && !memcmp(notes + HEADER, "GNU", 4) && header[1] <= 32) {
+            for (uint32_t each = 0; each < header[1]; each++) {
+                *text++ = "0123456789abcdef"[bytes[each] >> 4];
+                *text++ = "0123456789abcdef"[bytes[each] & 15];
+            }
+            *text = '\0';
+            return;
+        }
+        notes += HEADER + owner + contents;
+        nbytes -= HEADER + owner + contents;
+    }
+}
 
 static int find_library(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
@@ -205,9 +228,14 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *data) {
     size_t length = strnlen(info->dlpi_name, sizeof library->name - 1);
     memcpy(library->name, info->dlpi_name, length);
     library->name[length] = '\0';
-    for (int each = 0; each < info->dlpi_phnum; each++)
-        if (info->dlpi_phdr[each].p_type == PT_DYNAMIC)
-            library->dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[each].p_vaddr);
+    for (int each = 0; each < info->dlpi_phnum; each++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[each];
+        const char *at = (const char *)(info->dlpi_addr + header->p_vaddr);
+        if (header->p_type == PT_DYNAMIC) library->dynamic = (const ElfW(Dyn) *)at;
+        if (header->p_type == PT_NOTE && !*library->build_id && is_inside(info, (uintptr_t)at) &&
+            is_inside(info, (uintptr_t)at + header->p_filesz - 1))
+            read_build_id(at, header->p_filesz, library->build_id);
+    }
     return 1;
 }
 
@@ -269,6 +297,7 @@ bool native_describe(uintptr_t address, struct native_place *place) {
     if (!address || !dl_iterate_phdr(find_library, &library)) return false;
     copy_path(&library, place->library, sizeof place->library);
     copy_text(find_symbol(&library), place->symbol, sizeof place->symbol);
+    copy_text(library.build_id, place->build_id, sizeof place->build_id);
     place->offset = library.place - library.bias;
     return true;
 }

@@ -21,6 +21,7 @@ int native_walk_by_libgcc(uintptr_t *addresses, int most);
 struct native_place {
     char library[1024]; // absolute path of the file, or what the loader calls it
     char symbol[512];   // as the library exports it, cut, not demangled; "" where it exports none there, or too many
+    char build_id[65];  // in hexadecimal, as in `readelf -n`; "" where the library has none
     uint64_t offset;    // of the call in the library: what addr2line and vram.trace.symbols take
 };
 

@@ -499,17 +499,37 @@ bool python_describe(const struct python_frame *frame, struct python_place *plac
 
 // ---- telling code objects apart ----
 
-// From a qualified name's length and the 8 bytes before the last part: the end of the class's name. A str that is not
+// A qualified name's length and the 8 bytes before the last part: the end of the class's name. A str that is not
 // ASCII has something else there, and is at least as long.
-static inline uint64_t stamp_qualified(const char *qualified, const char *name) {
-    int64_t length = (int64_t)load_word(qualified + TEXT_LENGTH), letters = 0;
+static inline uint64_t read_before(const char *qualified, const char *name) {
+    int64_t length = (int64_t)load_word(qualified + TEXT_LENGTH);
     int64_t before = length - (int64_t)load_word(name + TEXT_LENGTH) - 9;
     const char *first = qualified + python.layout.ascii_size;
     if (length >= 7) // and the zero after them
-        letters = (int64_t)load_word(first + (before > 0 ? before : 0));
-    else if (length >= 3)
-        letters = load_int(first);
-    return (uint64_t)(letters ^ length << 48) * 0x9fb21c651e98df25u;
+        return load_word(first + (before > 0 ? before : 0)) ^ (uint64_t)length << 48;
+    return length >= 3 ? (uint32_t)load_int(first) : 0;
+}
+
+// Python allocates in the same order when it compiles the same kind of text again: then all addresses are those of the
+// code before, and only contents differ. A name is interned, and so has its hash; a qualified one that is another text
+// may have none. Not inlined: the way of 3.12 and later stays short.
+static __attribute__((noinline)) uint64_t stamp_contents(const char *code, const char *file, uint64_t hash) {
+    const struct layout *layout = &python.layout;
+    const char *name = load_pointer(code + layout->name), *lines = load_pointer(code + layout->lines);
+    const char *qualified = layout->qualified ? load_pointer(code + layout->qualified) : name;
+    hash += (uintptr_t)qualified * 0x165667b19e3779f9u + (uintptr_t)lines * 0x27d4eb2f165667c5u;
+    uint64_t names = load_word(name + TEXT_HASH);
+    if (qualified && qualified != name) names ^= read_before(qualified, name);
+    hash ^= names * 0xa0761d6478bd642fu;
+    int width;
+    int64_t length, nlines = (int64_t)load_word(lines + BYTES_LENGTH);
+    uint64_t small = (uint32_t)load_int(code + layout->first_line) ^ (uint64_t)nlines << 24;
+    const char *letters = read_text(file, &width, &length);
+    if (letters && length * width >= 8) hash ^= load_word(letters + length * width - 8) * 0xe7037ed1a0b428dbu;
+    if (letters) small ^= (uint64_t)length << 48;
+    if (nlines >= 8) hash ^= load_word(lines + BYTES_DATA) * 0x589965cc75374cc3u;
+    hash += small * 0xd6e8feb86659fd93u;
+    return (hash ^ hash >> 32) * 0x9e3779b97f4a7c15u ^ hash >> 29;
 }
 
 // The factors are odd and unrelated; the products do not wait for one another.
@@ -520,23 +540,5 @@ uint64_t python_code_stamp(const void *object) {
     const char *file = load_pointer(code + layout->file);
     uint64_t hash = (uintptr_t)code * 0x9e3779b97f4a7c15u + (uintptr_t)file * 0xc2b2ae3d27d4eb4fu;
     uint32_t version = layout->version ? (uint32_t)load_int(code + layout->version) : 0;
-    if (__builtin_expect(version != 0, 1)) return (hash ^ hash >> 32) + version * 0xd6e8feb86659fd93u;
-
-    // Python allocates in the same order when it compiles the same kind of text again: then all addresses are those
-    // of the code before, and only contents differ. A name is interned, and so has its hash; a qualified one that is
-    // another text may have none.
-    const char *name = load_pointer(code + layout->name), *lines = load_pointer(code + layout->lines);
-    const char *qualified = layout->qualified ? load_pointer(code + layout->qualified) : name;
-    hash += (uintptr_t)qualified * 0x165667b19e3779f9u + (uintptr_t)lines * 0x27d4eb2f165667c5u;
-    hash ^= load_word(name + TEXT_HASH) * 0xa0761d6478bd642fu;
-    if (qualified && qualified != name) hash += stamp_qualified(qualified, name);
-    int width;
-    int64_t length, nlines = (int64_t)load_word(lines + BYTES_LENGTH);
-    uint64_t small = (uint32_t)load_int(code + layout->first_line) ^ (uint64_t)nlines << 24;
-    const char *letters = read_text(file, &width, &length);
-    if (letters && length * width >= 8) hash ^= load_word(letters + length * width - 8) * 0xe7037ed1a0b428dbu;
-    if (letters) small ^= (uint64_t)length << 48;
-    if (nlines >= 8) hash ^= load_word(lines + BYTES_DATA) * 0x589965cc75374cc3u;
-    hash += small * 0xd6e8feb86659fd93u;
-    return (hash ^ hash >> 32) * 0x9e3779b97f4a7c15u ^ hash >> 29;
+    return version ? (hash ^ hash >> 32) + version * 0xd6e8feb86659fd93u : stamp_contents(code, file, hash);
 }

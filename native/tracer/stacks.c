@@ -61,12 +61,39 @@ static uint64_t mix_text(uint64_t hash, const char *text) {
     return hash;
 }
 
+/* Libraries whose files are needed for names: which build it was is noted once in a section. Where there are more
+   than fit, the names are taken from whatever is in the file by then. */
+static _Atomic uint64_t libraries_noted[1024];
+
+void stacks_forget_libraries(void) {
+    for (size_t i = 0; i < sizeof libraries_noted / sizeof *libraries_noted; i++) atomic_store(&libraries_noted[i], 0);
+}
+
+static void note_library(const struct native_place *place, uint64_t key) {
+    enum { MOST = sizeof libraries_noted / sizeof *libraries_noted };
+    key |= 1;
+    for (uint64_t i = 0; i < MOST; i++) {
+        uint64_t there = 0;
+        if (atomic_compare_exchange_strong(&libraries_noted[(key + i) % MOST], &there, key)) break;
+        if (there == key || i == MOST - 1) return;
+    }
+    char text[sizeof place->library + sizeof place->build_id];
+    size_t length = strlen(place->library) + 1;
+    memcpy(text, place->library, length);
+    memcpy(text + length, place->build_id, strlen(place->build_id));
+    record_blob("library", text, length + strlen(place->build_id));
+}
+
 /* By what is there, not by the address: another library may be loaded where one was. */
 static uint32_t library_place_number(struct writer *writer, const struct native_place *place) {
-    uint64_t key = mix(mix_text(mix_text(0x6e6174697665u, place->library), place->symbol), place->offset);
+    uint64_t library = mix_text(mix_text(0x6e6174697665u, place->library), place->build_id);
+    uint64_t key = mix(mix_text(library, place->symbol), place->offset);
     uint32_t *number = table_value(&writer->place_numbers, key);
     if (!number) return 0;
-    if (!*number) *number = define_place(writer, 1, place->symbol, place->library, place->offset);
+    if (!*number) {
+        if (!*place->symbol) note_library(place, library);
+        *number = define_place(writer, 1, place->symbol, place->library, place->offset);
+    }
     return *number;
 }
 

@@ -99,3 +99,5 @@ static inline void commit(struct writer *writer, uint8_t type, uint8_t *end) {
 uint32_t stack_number(struct writer *writer);
 /* Looks for a Python again: it may have been loaded since. */
 void stacks_find_python(void);
+/* A new section begins: libraries have to be noted again. */
+void stacks_forget_libraries(void);

@@ -56,6 +56,9 @@ class ATrace:
     def blobs(self) -> Iterator[tuple[int, str, bytes]]:
         return iter(self._blobs)
 
+    def builds(self) -> dict[str, set[str]]:
+        return {}
+
     def events(self) -> Iterator[SimpleNamespace]:
         for start in range(0, len(self._events), 2):
             batch = self._events[start : start + 2]

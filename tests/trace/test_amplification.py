@@ -138,7 +138,7 @@ class TestLibraries:
         monkeypatch.setattr(naming, "_MOST_SYMBOLS", 1000 - left.symbols)  # enough for one reading
         detours = [f"{library.parent}/{'./' * times}{library.name}" for times in range(100)]
         frames = tuple(Frame("native", "", path, at) for path in detours)
-        view = naming.with_names(training(stacks=(CallStack(frames),)))
+        view = naming.with_names(training(stacks=(CallStack(frames),)), {})
         assert {frame.function for frame in view.stacks[0].frames} == {"shown"}
 
     def test_symbols_of_all_are_limited(self, library: Path) -> None:

@@ -365,6 +365,36 @@ def test_blobs(tmp_path: Path) -> None:
     assert found == {"torch": large, "jax": b"", "again": b"{}"}
 
 
+def test_blobs_of_several_threads_come_in_turn(tmp_path: Path) -> None:
+    """The recorder's own writer serves all threads, a part at a time."""
+    trace = TraceFile()
+    own = trace.section().writer()
+    for at, part in enumerate((b"one", b"two")):
+        own.raw(b"\x0b" + text("torch") + number(at) + number(2) + text(part))
+        own.blob("library", b"/lib/libsome.so\0" + b"ab" * at)
+    path = tmp_path / "t"
+    path.write_bytes(trace.bytes())
+    assert [content for _, name, content in open_trace([path]).blobs() if name == "torch"] == [b"onetwo"]
+
+
+def test_builds_of_libraries(tmp_path: Path) -> None:
+    trace = TraceFile()
+    own = trace.section().writer()
+    for content in (
+        b"/a.so\x0001ab",
+        b"/a.so\0",
+        b"/a.so\x0001ab",
+        b"/b\xff.so\0\xff",
+        b"no separator",
+        b"",
+        b"/long.so\0" + b"f" * 9000,
+    ):
+        own.blob("library", content)
+    path = tmp_path / "t"
+    path.write_bytes(trace.bytes())
+    assert open_trace([path]).builds() == {"/a.so": {"01ab", ""}, r"/b\xff.so": {"\ufffd"}}
+
+
 def test_events_pair_allocations_and_frees(tmp_path: Path) -> None:
     trace = TraceFile()
     section = trace.section()

@@ -37,6 +37,7 @@ class _NativePlace(ctypes.Structure):
     _fields_ = (
         ("library", ctypes.c_char * 1024),
         ("symbol", ctypes.c_char * 512),
+        ("build_id", ctypes.c_char * 65),
         ("offset", ctypes.c_uint64),
     )
 
@@ -119,6 +120,25 @@ def test_static_functions_are_named_by_the_file(walker: Walker, app: ctypes.PyDL
     command = ["addr2line", "-f", "-e", frame.library, hex(frame.offset)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert listed.stdout.splitlines()[0] == "hidden_function"
+
+
+def test_libraries_are_described_with_their_build_ids(
+    walker: Walker, app: ctypes.PyDLL, harness: Path
+) -> None:
+    """Of a small library, and of whatever this Python has called on the way."""
+    library = ctypes.CDLL(str(harness))
+    library.harness_native_describe.argtypes = (ctypes.c_size_t, ctypes.c_void_p)
+    compared = set()
+    for address in walker.addresses(app.app_pass):
+        place = _NativePlace()
+        assert library.harness_native_describe(address, ctypes.byref(place))
+        path = place.library.decode()
+        if path not in compared:
+            listed = subprocess.run(["readelf", "-n", path], capture_output=True, text=True).stdout
+            wanted = listed.partition("Build ID: ")[2].split()[:1]
+            assert [place.build_id.decode()] == (wanted or [""]), path
+            compared.add(path)
+    assert app._name in compared
 
 
 def test_frames_of_unusual_shapes(walker: Walker, app: ctypes.PyDLL) -> None:

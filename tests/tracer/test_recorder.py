@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 
 from tests.tracer.conftest import Traced
 from tests.tracer.records import read
+from vram.trace.naming import with_names
+from vram.trace.reader import open_trace
 from vram.trace.symbols import function_names
 
 MIB = 1 << 20
@@ -171,7 +175,9 @@ def callers(compile_library: Callable[..., Path]) -> list[Path]:
             return result;
         }
     """
-    return [compile_library(name, source.replace("NAME", name)) for name in ("one", "two")]
+    return [
+        compile_library(name, source.replace("NAME", name), "-Wl,--build-id=sha1") for name in ("one", "two")
+    ]
 
 
 def test_a_library_that_takes_the_place_of_another_has_its_own_names(
@@ -211,6 +217,29 @@ def test_a_library_that_was_built_again_has_its_new_names(traced: Traced, caller
     assert said.split() == ["True"]
     found = [record for record in traced.section().named("ALLOC") if record["kind"] == 0]
     assert [record.stack[1][0] for record in found] == ["allocate_one", "allocate_two"]
+    with open_trace(traced.parts()) as trace:
+        view = with_names(trace.view(), trace.builds())
+    # Both functions lie at this offset of the file: a name would be wrong for one of them.
+    hidden = {stack.frames[0] for stack in view.stacks if stack.frames and stack.frames[0].file == path}
+    assert {frame.function for frame in hidden} == {""}
+
+
+def test_a_library_that_was_built_again_later_gives_no_names(traced: Traced, callers: list[Path]) -> None:
+    one, two = map(str, callers)
+    traced.run(f"{UNLOADING}\nallocate({one!r}, 'allocate_one', 4096)", stacks="native")
+
+    def hidden() -> str:
+        with open_trace(traced.parts()) as trace:
+            assert trace.builds()[one] == {build}
+            view = with_names(trace.view(), trace.builds())
+        [frame] = {stack.frames[0] for stack in view.stacks if stack.frames and stack.frames[0].file == one}
+        return frame.function
+
+    notes = subprocess.run(["readelf", "-n", one], capture_output=True, text=True, check=True).stdout
+    build = notes.partition("Build ID: ")[2].split()[0]
+    assert hidden() == "hidden_one"
+    os.replace(two, one)
+    assert hidden() == ""
 
 
 def test_libraries_that_come_and_go_do_not_fill_the_trace(traced: Traced, callers: list[Path]) -> None:

@@ -21,4 +21,4 @@ def read_view(files: Sequence[str], *, names: bool = True) -> TraceView:
 
     with open_trace([Path(file) for file in files]) as trace:
         view = with_frameworks(trace.view(), trace)
-    return with_names(view) if names else view
+        return with_names(view, trace.builds()) if names else view

@@ -295,7 +295,7 @@ def missing(view: TraceView) -> list[str]:
     """What the trace does not have, a sentence each: gaps, early ends, damage, no stacks."""
     words = [*_early_ends(view), *_gap_sentences(view)]
     if view.processes and all(process.stacks == "none" for process in view.processes):
-        words.append("No stacks were recorded (--stacks none): places are unknown.")
+        words.append("No stacks were recorded (--no-stacks): places are unknown.")
     words += _unpaired(view)
     words += [_dotted(block.note) for block in view.frameworks if block.note and not block.reserved_nbytes]
     words += [_dotted(text) for text in view.damage]

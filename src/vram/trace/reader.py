@@ -24,6 +24,7 @@ _TIMES_FILE = 24
 """A record of six bytes makes a row of 64, and its place in two tables: so much memory for a file's size."""
 
 _MOST_BLOB_NBYTES = 1 << 30
+_MOST_LIBRARY_NBYTES, _MOST_LIBRARIES = 8192, 10_000
 _EVENTS_AT_ONCE = 65536
 
 EVENT_TYPES = ("", "alloc", "free", "failed", "map", "unmap", "retain", "trim")
@@ -136,13 +137,31 @@ class Trace:
 
     def blobs(self) -> Iterator[tuple[int, str, bytes]]:
         """Process, name and bytes of each account that a framework left; incomplete ones are left out."""
+        for blob in self._all_blobs():
+            if (content := self._bytes(blob.parts)) is not None:
+                yield blob.process, blob.name, content
+
+    def builds(self) -> dict[str, set[str]]:
+        """Build ids of libraries whose files have names that the trace lacks, by path; "" where one has none.
+
+        More than one: the file was built again while the program ran, or processes had different ones.
+        """
+        found: dict[str, set[str]] = {}
+        for blob in self._all_blobs():
+            if blob.name != "library" or sum(part.nbytes for part in blob.parts) > _MOST_LIBRARY_NBYTES:
+                continue
+            path, separator, build = (self._bytes(blob.parts) or b"").partition(b"\0")
+            if separator and len(found) < _MOST_LIBRARIES:
+                ids = found.setdefault(path.decode("utf-8", "backslashreplace"), set())
+                ids.add(build.decode("ascii", "replace"))
+        return found
+
+    def _all_blobs(self) -> list[_Blob]:
         if self._blobs is None:
             reader = self._pass(2)
             reader.run()
             self._blobs = _whole_blobs(reader)
-        for blob in self._blobs:
-            if (content := self._bytes(blob.parts)) is not None:
-                yield blob.process, blob.name, content
+        return self._blobs
 
     def _bytes(self, parts: Sequence[BlobRow]) -> bytes | None:
         if sum(part.nbytes for part in parts) > _MOST_BLOB_NBYTES:
@@ -167,13 +186,14 @@ class _Blob(NamedTuple):
 
 
 def _whole_blobs(reader: NativeReader) -> list[_Blob]:
-    """Those of which all parts are there, one after the other as their writer wrote them."""
+    """Those of which all parts are there, in the order in which their writer wrote them."""
     strings, processes = reader.strings(), _process_numbers(reader)
     found: list[_Blob] = []
-    begun: dict[tuple[int, int], list[BlobRow]] = {}
+    begun: dict[tuple[int, int, int], list[BlobRow]] = {}
     for row in reader.blobs():
-        parts = begun.setdefault((row.process, row.writer), [])
-        if parts and (row.name, row.parts) != (parts[0].name, parts[0].parts):
+        # Threads write their blobs one part at a time: another name may come between.
+        parts = begun.setdefault((row.process, row.writer, row.name), [])
+        if parts and row.parts != parts[0].parts:
             parts.clear()
         if row.part != len(parts):
             parts.clear()

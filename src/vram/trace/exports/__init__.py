@@ -28,7 +28,8 @@ def export(trace: Trace, form: str, path: str, *, force: bool = False) -> None:
             from vram.trace.frameworks import with_frameworks
             from vram.trace.naming import with_names
 
-            speedscope.write(with_names(with_frameworks(trace.view(), trace)), stream)
+            view = with_names(with_frameworks(trace.view(), trace), trace.builds())
+            speedscope.write(view, stream)
         elif form == "torch":
             from vram.trace.exports import torch_viewer
 

@@ -41,7 +41,7 @@ def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) ->
     import pyarrow.parquet as pq
 
     view = trace.view()
-    names = naming(view)
+    names = naming(view, trace.builds())
     schema = pa.schema(
         [
             ("time_ns", pa.int64()),

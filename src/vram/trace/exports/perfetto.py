@@ -7,10 +7,10 @@ that may overlap (``b`` and ``e``, paired by category and id), metadata (``M``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from vram.model.trace import KINDS_BY_NUMBER, TraceView
+from vram.model.trace import KINDS_BY_NUMBER, Frame, TraceView
 from vram.trace.exports.places import (
     BLOCK_KINDS,
     CONTEXT,
@@ -44,7 +44,7 @@ def write(trace: Trace, stream: BinaryIO) -> None:
     stream.write(
         b'{"displayTimeUnit":"ns","otherData":' + _encoded({"exporter": "vram"}) + b',"traceEvents":[\n'
     )
-    writer = _Writer(view)
+    writer = _Writer(view, naming(view, trace.builds()))
     first = True
     for piece in _pieces(writer.head(), *(writer.batch(batch) for batch in trace.events()), writer.tail()):
         stream.write(piece if first else b",\n" + piece)
@@ -81,9 +81,8 @@ class _Allocated(NamedTuple):
 class _Writer:
     """Turns events into JSON; keeps what is live, not what was."""
 
-    def __init__(self, view: TraceView) -> None:
-        self._view = view
-        self._naming = naming(view)
+    def __init__(self, view: TraceView, naming: Callable[[Frame], Frame] | None) -> None:
+        self._view, self._naming = view, naming
         self._pids = {process.index: process.pid for process in view.processes}
         self._sums: dict[tuple[int, int, str], int] = {}
         self._live: dict[int, _Allocated] = {}

@@ -152,7 +152,7 @@ class _History:
 
     def __init__(self, trace: Trace, split: _Segments, own: dict[int, TorchMemory]) -> None:
         view = trace.view()
-        self._naming, self._own = naming(view), own
+        self._naming, self._own = naming(view, trace.builds()), own
         self._began_us = view.processes[0].started_wall_ns // 1000 if view.processes else 0
         self._holding, self._outside = split.holding, split.outside
         self._frames: dict[int, Frames] = {}
