@@ -374,7 +374,7 @@ def test_leaks_inside_a_framework_are_not_added_to_the_drivers() -> None:
     ("changes", "text"),
     [
         ({"end": "cut"}, "Process 4711 was killed or still runs: its trace has no end."),
-        ({"end": "disk full"}, "Process 4711 stopped recording because the disk was full."),
+        ({"end": "disk full"}, "Process 4711 stopped recording because no space was left for its file."),
     ],
 )
 def test_a_trace_that_ends_early_says_why(changes: dict[str, object], text: str) -> None:

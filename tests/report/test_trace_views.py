@@ -129,7 +129,11 @@ def test_a_frameworks_blocks_stand_for_its_segments() -> None:
         ({"processes": (training_traces.process(end="cut"),)}, "the process was killed, or still runs"),
         (
             {"processes": (training_traces.process(end="disk full", end_errno=28),)},
-            "no space was left on the disk (errno 28)",
+            "no space was left for the file (No space left on device)",
+        ),
+        (
+            {"processes": (training_traces.process(end="disk full", end_errno=2**32 - 1),)},
+            "no space was left for the file.",
         ),
         ({"processes": (training_traces.process(stacks="none"),)}, "No stacks were recorded"),
         ({"damage": ("3 chunks are missing",)}, "3 chunks are missing."),

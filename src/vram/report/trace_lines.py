@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -316,8 +318,11 @@ def _unpaired(view: TraceView) -> Iterator[str]:
 def _early_ends(view: TraceView) -> Iterator[str]:
     for process in view.processes:
         if process.end in EARLY_ENDS:
-            errno = f" (errno {process.end_errno})" if process.end_errno else ""
-            yield f"pid {process.pid}: {EARLY_ENDS[process.end]}{errno}."
+            number = (
+                process.end_errno if process.end_errno in errno.errorcode else 0
+            )  # the file may say anything
+            error = f" ({os.strerror(number)})" if number else ""
+            yield f"pid {process.pid}: {EARLY_ENDS[process.end]}{error}."
 
 
 def _gap_sentences(view: TraceView) -> Iterator[str]:

@@ -37,13 +37,13 @@ PAGE_GAP_REASONS = GAP_REASONS | {"unknown": "the reason is unknown"}
 # Endings that are as they should be are not mentioned.
 EARLY_ENDS: dict[EndReason, str] = {
     "detached": "recording was stopped by `vram detach`",
-    "disk full": "recording stopped early: no space was left on the disk",
+    "disk full": "recording stopped early: no space was left for the file",
     "write error": "recording stopped early: the file could not be written",
     "no cupti": "recording stopped early: CUPTI could not be used",
     "cut": "the recording has no end: the process was killed, or still runs",
 }
 PAGE_EARLY_ENDS: dict[EndReason, str] = {
-    "disk full": "stopped recording because the disk was full",
+    "disk full": "stopped recording because no space was left for its file",
     "write error": "stopped recording because its file could not be written",
     "no cupti": "could not be recorded: CUPTI did not work there",
     "cut": "was killed or still runs: its trace has no end",
