@@ -18,6 +18,8 @@ from vram.trace.naming import with_names
 from vram.trace.reader import open_trace
 from vram.trace.symbols import function_names
 
+pytestmark = pytest.mark.native
+
 MIB = 1 << 20
 
 
