@@ -132,8 +132,7 @@ def run_tests(arguments: list[str]) -> int:
         "-q",
         "-p",
         "no:cacheprovider",
-        "-m",
-        "native",
+        *CHOICE,
         *arguments,
         *TESTS,
     ]
