@@ -111,6 +111,25 @@ class TestThePage:
 
         play(scene)
 
+    def test_a_narrow_page_tells_lines_of_one_place_apart(
+        self, work: Workplace, recorded: subprocess.Popen[str]
+    ) -> None:
+        page = SitesScreen(FollowedTrace(prefix=str(work.folder / "trace")), "train", every_s=0.1)
+
+        async def scene() -> None:
+            from textual.app import App
+
+            app: App[None] = App()
+            async with app.run_test(size=(80, 24)) as pilot:
+                await app.push_screen(page)
+                await until(pilot, lambda: len(lines(page)) >= 2)
+                assert [line.rpartition("← ")[2].split()[0] for line in lines(page)] == [
+                    "load_weights",
+                    "make_cache",
+                ]
+
+        play(scene)
+
     def test_nothing_yet_is_said(self, work: Workplace) -> None:
         page = SitesScreen(FollowedTrace(prefix=str(work.folder / "trace")), "train", every_s=0.1)
 

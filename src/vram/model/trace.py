@@ -292,6 +292,6 @@ class TraceView(Struct, frozen=True, kw_only=True):
     """What could not be read, in plain sentences."""
 
 
-def stack_of(view: TraceView, number: int) -> CallStack:
+def stack_of(view: TraceView | LiveTrace, number: int) -> CallStack:
     """The stack *number*; an empty one where the trace has none of that number."""
     return view.stacks[number] if 0 <= number < len(view.stacks) else CallStack()

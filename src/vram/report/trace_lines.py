@@ -144,7 +144,9 @@ def _with_caller(
         gap = "  " if function else ""
         if sum(map(cell_len, (function, gap, where, arrow, caller))) <= width:
             return Text.assemble((function, "bold"), gap, where, (arrow + caller, "dim"))
-    return None
+    alone = options.clean(f"← {short_calling_name}  {_short_position(calling)}")
+    # Else the lines of all callers would be the same.
+    return Text(alone) if wraps and cell_len(alone) <= width else None
 
 
 def _short_position(frame: Frame) -> str:

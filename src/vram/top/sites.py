@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -14,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vram.errors import VramError
-from vram.model.trace import BLOCKS, CallStack, LiveTrace, Site
+from vram.model.trace import BLOCKS, ON_HOST, CallStack, LiveTrace, Site, stack_of
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import label_text, place_text
 from vram.report.trace_places import NO_STACK, caller, place
@@ -29,7 +30,6 @@ _TREND = 40
 _MOST_LINES = 500
 _OUTPUT_LINES = 8
 _HEADING = f"{'LIVE':>10} {'SHARE':>6} {'COUNT':>9}  {'KIND':<14} PLACE"
-ON_HOST = ("pinned host", "registered host", "physical host")
 
 
 class SitesSource(Protocol):
@@ -183,16 +183,26 @@ class SitesScreen(Screen[None]):
         wanted = [site for site in now.sites if (site.kind in BLOCKS) == self._frameworks and site.nbytes > 0]
         self._rows = sorted(wanted, key=lambda site: -site.nbytes)[:_MOST_LINES]
         whole = sum(site.nbytes for site in wanted if site.kind not in ON_HOST) or 1
-        texts = [self._site_line(site, now.stacks, whole, options) for site in self._rows]
+        stacks = [stack_of(now, site.stack) for site in self._rows]
+        places = [place(stack) for stack in stacks]
+        times = Counter(places)
+        texts = [
+            self._site_line(site, stack, whole, options, wraps=times[at] > 1)
+            for site, stack, at in zip(self._rows, stacks, places, strict=True)
+        ]
         keys: list[Hashable] = [(site.process, site.kind, site.gpu, site.stack) for site in self._rows]
         self.query_one(ProcessTable).set_lines(keys, texts, [""] * len(texts))
 
-    def _site_line(self, site: Site, stacks: Sequence[CallStack], whole: int, options: RenderOptions) -> Text:
+    def _site_line(
+        self, site: Site, stack: CallStack, whole: int, options: RenderOptions, *, wraps: bool
+    ) -> Text:
+        """A place that *wraps* stands in several lines: there the caller says more."""
         share = "" if site.kind in ON_HOST else f"{100 * site.nbytes / whole:.0f} %"
         figures = f"{size(site.nbytes):>10} {share:>6} {site.count:>9,}  {site.kind:<14} "
-        stack = stacks[site.stack] if 0 <= site.stack < len(stacks) else CallStack()
         room = max(10, options.width - len(figures))
-        return Text(figures).append(label_text(place(stack), NO_STACK, room, options, caller(stack)))
+        return Text(figures).append(
+            label_text(place(stack), NO_STACK, room, options, caller(stack), wraps=wraps)
+        )
 
     def _show_stack(self) -> None:
         panel = self.query_one(DetailsPanel)
@@ -203,7 +213,7 @@ class SitesScreen(Screen[None]):
         stack = next(
             (row.stack for row in self._rows if (row.process, row.kind, row.gpu, row.stack) == key), -1
         )
-        frames = self.now.stacks[stack].frames if 0 <= stack < len(self.now.stacks) else ()
+        frames = stack_of(self.now, stack).frames
         lines = [place_text(frame, options.width, options) for frame in frames or (None,)]
         panel.show(lines, options.width, from_top=False)
 
