@@ -53,6 +53,12 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
+    def close(self) -> None:
+        """As if its window were closed."""
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+
     def end(self) -> int:
         """The exit code, once the program has ended."""
         end = time.monotonic() + LONG_S
@@ -73,12 +79,13 @@ def terminal(argv: list[str], environment: dict[str, str]) -> Iterator[Terminal]
         argv, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
     ) as process:
         os.close(slave)
+        screen = Terminal(process, master)
         try:
-            yield Terminal(process, master)
+            yield screen
         finally:
             if process.poll() is None:
                 process.kill()
-            os.close(master)
+            screen.close()
 
 
 TOP = [sys.executable, "-m", "vram", "top", "--every", "0.2"]
@@ -99,6 +106,14 @@ def test_it_shows_the_table_and_leaves_the_terminal_as_it_was(
             screen.process.send_signal(leave)
         assert screen.end() == 0
         assert screen.output.rindex(USUAL_SCREEN) > screen.output.rindex(ALTERNATE_SCREEN)
+
+
+def test_it_ends_when_its_terminal_is_closed(virtual_gpu: VirtualGpu) -> None:
+    """Also where no signal says so: the terminal does not control it here."""
+    with terminal(TOP, virtual_gpu.environment()) as screen:
+        screen.until(ALTERNATE_SCREEN, b"COMMAND")
+        screen.close()
+        assert screen.process.wait(LONG_S) == 0
 
 
 def test_nobody_is_left_behind(virtual_gpu: VirtualGpu) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import memory_size
@@ -163,9 +163,7 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
 
     log = f"{prepared.settings.output}.log"
     if args.force:
-        # Not emptied: who owns it, or has it open, would read what the command prints.
-        with suppress(FileNotFoundError):
-            os.unlink(log)
+        _remove(log)
     new = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | os.O_EXCL
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -176,9 +174,13 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
     def wait(argv: Sequence[str], environment: Mapping[str, str]) -> int:
         with signals_held() as mask:
             pid = start(argv, environment, mask, file_actions=files, setpgroup=0)
-            source = FollowedTrace(prefix=prepared.settings.output, run=prepared.run)
-            page = LiveRun(pid, source, " ".join(argv), log, ascii_only=not carries_unicode())
-            status = page.run_page()
+            try:
+                source = FollowedTrace(prefix=prepared.settings.output, run=prepared.run)
+                page = LiveRun(pid, source, " ".join(argv), log, ascii_only=not carries_unicode())
+                status = page.run_page()
+            except OSError as error:  # no descriptors, say: the command has been started, and is ours
+                say(f"the page cannot be shown: {error.strerror or error}")
+                status = None
             if status is not None:
                 return status
             say("the command goes on; Ctrl-C interrupts it")
@@ -187,6 +189,18 @@ def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
     launched = launch(prepared, os.environ, wait, force=args.force)
     say(f"what the command printed is in {shown_path(log)}")
     return launched
+
+
+def _remove(log: str) -> None:
+    """Not emptied: who owns it, or has it open, would read what the command prints."""
+    try:
+        os.unlink(log)
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # another user's, in a folder like /tmp
+        raise UsageError(
+            f"cannot replace {log}: {error.strerror}", hint="choose another file with -o"
+        ) from error
 
 
 # ---- at the end ----
@@ -234,7 +248,8 @@ def _judged(
         return ()
     growing = f"pid {launched.growing[0].pid} of it still runs" if launched.growing else ""
     if view is None:
-        return unjudged(checks, growing or "there is no trace")
+        there = "there is no trace" if launched.trace is None else "the trace cannot be read"
+        return unjudged(checks, growing or there)
     missing = growing or not_recorded(launched.messages)
     return judge(view, checks, missing)
 
