@@ -28,7 +28,7 @@ help: ## this list
 # ---- set-up: a stamp per purpose, so that only the first run waits ----
 
 groups-run =
-groups-test = test clients docs
+groups-test = test clients docs services
 groups-lint = lint test
 groups-docs = docs
 groups-bench = bench

@@ -22,6 +22,7 @@ from generators.pictures import FIRST_PID, TAKEN_AT, observe, same_everywhere
 from vram.diagnosis.engine import diagnose
 from vram.host.local import LocalHost
 from vram.ledger.build import build_ledger
+from vram.live_reader import LiveReading
 from vram.model.plan import Draft, Plan, Step, Target
 from vram.model.process import ProcessRef
 from vram.probes import bundle
@@ -29,7 +30,6 @@ from vram.report import plan as plan_text
 from vram.report import svg
 from vram.top.app import TopApp
 from vram.top.dialogs import Question
-from vram.top.reader import LiveReading
 from vram.units import GIB
 from vram.virtualgpu.demos import EXPORT, FORK, POOL, THREAD, Demo
 

@@ -18,9 +18,9 @@ import pytest
 from tests.recording.conftest import Workplace
 from tests.recording.terminal import Terminal
 from vram.host.local import LocalHost
+from vram.live_reader import ReaderClient, ReaderOptions
 from vram.top.app import TopApp
 from vram.top.panels import DetailsPanel, TextPanel
-from vram.top.reader import ReaderClient, ReaderOptions
 from vram.top.run_live import LiveRun, last_lines
 from vram.top.sites import FollowedTrace, SitesScreen
 from vram.top.table import ProcessTable

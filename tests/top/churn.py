@@ -9,8 +9,8 @@ from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.diagnosis.engine import diagnose
 from vram.host.local import LocalHost
 from vram.ledger.build import build_ledger
+from vram.live_reader import LiveReading
 from vram.top.app import TopApp
-from vram.top.reader import LiveReading
 from vram.units import GIB
 
 PROCESSES = 12

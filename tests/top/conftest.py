@@ -13,10 +13,10 @@ import pytest
 from textual.pilot import Pilot
 
 from vram.host.local import LocalHost
+from vram.live_reader import ReaderClient, ReaderOptions
 from vram.top.app import TopApp
 from vram.top.dialogs import Dialog, Question, Running
 from vram.top.panels import DetailsPanel, GpuPanel, TextPanel
-from vram.top.reader import ReaderClient, ReaderOptions
 from vram.top.table import ProcessTable, TableHeader
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram

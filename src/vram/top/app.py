@@ -21,6 +21,7 @@ from textual.widgets import Input
 
 from vram.errors import VramError
 from vram.host.ports import Host
+from vram.live_reader import LiveReading
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger, known_bytes
 from vram.report.layout import RenderOptions
@@ -33,7 +34,6 @@ from vram.top.dialogs import Notice, Question, Running, error_text
 from vram.top.help import KEYS, help_text
 from vram.top.history import History, trend
 from vram.top.panels import DetailsPanel, GpuPanel, KeyBar, TextPanel
-from vram.top.reader import LiveReading
 from vram.top.table import ProcessTable, TableHeader, formatted, trend_width
 from vram.top.terminal_app import TerminalApp
 from vram.top.view import SORTS, ViewLine, ViewState, key_of, lines

@@ -11,7 +11,7 @@ from vram.cli.terminal import carries_unicode, require_view
 from vram.errors import ExitCode
 
 if TYPE_CHECKING:
-    from vram.top.reader import ReaderClient
+    from vram.live_reader import ReaderClient
 
 NAME = "top"
 HELP = "live view of who holds GPU memory; trim, park, free or kill from it"
@@ -58,7 +58,7 @@ def _interval(text: str) -> float:
 def run(args: Namespace) -> int:
     require_view("vram top", "`vram ps` prints the table once, `vram watch` prints changes")
     proc_root, sys_root = roots()
-    from vram.top.reader import ReaderClient, ReaderOptions
+    from vram.live_reader import ReaderClient, ReaderOptions
 
     source = ReaderClient(
         ReaderOptions(

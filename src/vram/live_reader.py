@@ -1,4 +1,4 @@
-"""The process that reads the host for ``vram top``: started once, asked again and again.
+"""The process that reads the host for ``vram top`` and ``vram serve``: started once, asked again and again.
 
 A process of its own has one thread, so that it may fork; and a driver that hangs in it leaves the view alive.
 """
@@ -124,7 +124,7 @@ class ReaderClient:
     """Asks the reading process, for one reading at a time; starts it again where it has ended."""
 
     def __init__(self, options: ReaderOptions) -> None:
-        self._command = interpreter("vram.top.reader", msgspec.json.encode(options).decode())
+        self._command = interpreter("vram.live_reader", msgspec.json.encode(options).decode())
         self._decoder = msgspec.msgpack.Decoder(LiveReading)
         self._child: Child | None = None
         self._inbox = Inbox()
