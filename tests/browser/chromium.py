@@ -33,7 +33,7 @@ FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
     "--force-color-profile=srgb",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-pipe",
 )
 

@@ -1,0 +1,150 @@
+// The page of one machine: asks the service for the newest reading, and hands it to each section.
+
+import { button, byId, duration, element, setText, when } from "./elements.js";
+import { startAddress } from "./address.js";
+import { Poll, ask } from "./service.js";
+import { learn, words } from "./words.js";
+import { drawGpus, startGpus } from "./gpus.js";
+import { drawFindings, drawSince, startFindings } from "./findings.js";
+import { drawAges, drawProcesses, startProcesses } from "./processes.js";
+import { keepUp, setGpus, startChart } from "./chart.js";
+import { startMoment } from "./moment.js";
+import { startSearch } from "./search.js";
+import { startPolicies } from "./policies.js";
+
+const OLD_READINGS = 3, OLD_S = 15; // a reading is old when so many are missing, and not before so many seconds
+
+const seen = {
+  answer: null, // the last body
+  answeredAt: 0, // performance.now() of the last answer
+  readingAge: null, // seconds, then
+  goodAt: null, // unix seconds of the last good reading
+  agesBehind: 0, // by how much ages of processes in the body are behind, then
+  failure: null, // what the last question met
+  retryAt: 0,
+};
+
+const sinceAnswer = () => (performance.now() - seen.answeredAt) / 1000;
+const interval = () => Math.min(60, Math.max(0.2, seen.answer?.interval_s ?? 5));
+const header = (answer, name) => {
+  const value = Number.parseFloat(answer.headers.get(name));
+  return Number.isFinite(value) ? value : null;
+};
+
+function onAnswer(answer) {
+  seen.answeredAt = performance.now();
+  seen.failure = null;
+  seen.readingAge = header(answer, "Vram-Reading-Age");
+  seen.agesBehind = header(answer, "Vram-Ages-Behind") ?? 0;
+  const goodAt = seen.readingAge === null ? null : Date.now() / 1000 - seen.readingAge;
+  // The same reading is not a second older because an answer took longer.
+  if (goodAt === null || seen.goodAt === null || Math.abs(goodAt - seen.goodAt) > 1.5) seen.goodAt = goodAt;
+  if (answer.status === 304) {
+    drawAges();
+    drawSince();
+  }
+  else show(answer.body);
+  keepUp(answer.status !== 304);
+  drawStatus();
+}
+
+function onFailure(error, retryAt) {
+  seen.failure = error;
+  seen.retryAt = retryAt;
+  drawStatus();
+}
+
+function show(body) {
+  const began = performance.now();
+  seen.answer = body;
+  const reading = body.reading;
+  for (const section of ["gpus", "processes"]) byId(`${section}-section`).hidden = !reading;
+  if (!reading) return;
+  setText(byId("node"), reading.node);
+  document.title = `${byId("node").textContent} · vram`;
+  setText(byId("about"), reading.driver ? `driver ${reading.driver}` : "");
+  drawGpus(reading);
+  drawFindings(reading);
+  drawProcesses(reading, () => seen.agesBehind + sinceAnswer());
+  setGpus(reading.gpus);
+  document.documentElement.dataset.drawMs = (performance.now() - began).toFixed(1);
+  document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
+}
+
+// ---- is what is shown true now? ----
+
+// {tone, line, banner}: a line that is always there, and a banner where somebody should know.
+function health() {
+  const age = seen.readingAge === null ? null : seen.readingAge + sinceAnswer();
+  const from = age === null ? "" : `What is shown was read at ${when(seen.goodAt)}.`;
+  if (seen.failure) {
+    const again = Math.max(0, Math.ceil((seen.retryAt - performance.now()) / 1000));
+    const next = again > 0 ? `Trying again in ${again} s.` : "Trying again…";
+    const line = seen.failure.status === 0 ? "service unreachable" : "service has a problem";
+    return { tone: "bad", line, banner: [seen.failure.message, seen.failure.hint, from], next };
+  }
+  if (!seen.answer) return { tone: "plain", line: "asking the service…" };
+  const error = seen.answer.error;
+  if (age === null) return { tone: "warning", line: "no reading yet", banner: [error ?? "The service has started and has not read the GPUs yet."] };
+  const isOld = age > Math.max(OLD_S, OLD_READINGS * interval());
+  if (error) return { tone: "bad", line: `reading is ${duration(age)} old`, banner: [error, from] };
+  if (isOld) return { tone: "warning", line: `reading is ${duration(age)} old`, banner: ["The service answers, but has not read the GPUs for a while.", from] };
+  if (seen.answer.version !== words.version) return { tone: "plain", line: `read ${duration(age)} ago`, banner: ["vram was updated: reload this page."] };
+  return { tone: "good", line: `read ${duration(age)} ago` };
+}
+
+let toldTone = "";
+
+function drawStatus() {
+  const { tone, line, banner, next } = health();
+  const status = byId("status");
+  setText(status, line);
+  status.dataset.tone = tone;
+  document.documentElement.dataset.service = tone;
+  const box = byId("banner");
+  box.hidden = !banner;
+  if (banner) {
+    box.dataset.tone = tone;
+    const words = banner.filter(Boolean).join(" ");
+    if (box.firstChild?.textContent !== words) {
+      box.replaceChildren(element("span", null, words), element("span", { class: "next", "aria-hidden": "true" }),
+        ...(next ? [button("Try now", () => live.now())] : []));
+    }
+    setText(box.querySelector(".next"), next ?? "");
+  }
+  // Said once when it changes: an age that counts up would never let a screen reader finish.
+  if (tone !== toldTone && (toldTone || tone !== "good") && tone !== "plain") setText(byId("told"), tone === "good" ? "The figures are up to date." : line);
+  toldTone = tone;
+}
+
+const live = new Poll("/page/now.json", { every: interval, onAnswer, onFailure });
+
+async function start() {
+  startAddress();
+  // A link into the page and the state share the address: this one only moves the focus.
+  byId("skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    byId("main").focus();
+  });
+  for (let wait_s = 1; ; wait_s = Math.min(30, 2 * wait_s)) {
+    try {
+      learn((await ask("/page/words.json")).body);
+      break;
+    } catch (error) {
+      onFailure(error, performance.now() + 1000 * wait_s);
+      await new Promise((done) => setTimeout(done, 1000 * wait_s));
+    }
+  }
+  setText(byId("version"), `vram ${words.version}`);
+  startGpus();
+  startFindings();
+  startProcesses();
+  startChart();
+  startMoment();
+  startSearch();
+  startPolicies();
+  live.now();
+  setInterval(() => !document.hidden && drawStatus(), 1000);
+}
+
+start();
