@@ -17,7 +17,7 @@ export function drawFindings(given) {
   const nodes = ofGpu.slice(0, most).map((finding) => {
     const key = `${finding.code} ${finding.gpus} ${finding.pids} ${finding.pids.length ? "" : finding.title}`;
     keys.add(key);
-    const shown = JSON.stringify(finding);
+    const shown = JSON.stringify({ ...finding, since: null });
     let item = items.get(key);
     if (!item || item.shown !== shown) {
       const isOpen = item?.node.querySelector(".more")?.getAttribute("aria-expanded") === "true";

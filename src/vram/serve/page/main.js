@@ -2,7 +2,7 @@
 
 import { button, byId, duration, element, setText, when } from "./elements.js";
 import { startAddress } from "./address.js";
-import { Poll, ask } from "./service.js";
+import { Poll, ask, setClock } from "./service.js";
 import { learn, words } from "./words.js";
 import { drawGpus, startGpus } from "./gpus.js";
 import { drawFindings, drawSince, startFindings } from "./findings.js";
@@ -15,36 +15,40 @@ import { startPolicies } from "./policies.js";
 const OLD_READINGS = 3, OLD_S = 15; // a reading is old when so many are missing, and not before so many seconds
 
 const seen = {
-  answer: null, // the last body
-  answeredAt: 0, // performance.now() of the last answer
-  readingAge: null, // seconds, then
+  now: null, // the last answer about now
+  answeredAt: 0, // performance.now() then
   goodAt: null, // unix seconds of the last good reading
-  agesBehind: 0, // by how much ages of processes in the body are behind, then
+  reading: "", // name of the one that is shown
   failure: null, // what the last question met
   retryAt: 0,
 };
 
 const sinceAnswer = () => (performance.now() - seen.answeredAt) / 1000;
-const interval = () => Math.min(60, Math.max(0.2, seen.answer?.interval_s ?? 5));
-const header = (answer, name) => {
-  const value = Number.parseFloat(answer.headers.get(name));
-  return Number.isFinite(value) ? value : null;
-};
+const interval = () => Math.min(60, Math.max(0.2, seen.now?.interval_s ?? 5));
 
-function onAnswer(answer) {
+// The reading itself is asked for where it is another one than the page shows.
+async function question() {
+  const { body: now } = await ask("/page/now.json");
+  const reading = now.reading !== null && now.reading !== seen.reading ? await ask("/page/reading.json") : null;
+  return { now, reading };
+}
+
+function onAnswer({ now, reading }) {
+  seen.now = now;
   seen.answeredAt = performance.now();
   seen.failure = null;
-  seen.readingAge = header(answer, "Vram-Reading-Age");
-  seen.agesBehind = header(answer, "Vram-Ages-Behind") ?? 0;
-  const goodAt = seen.readingAge === null ? null : Date.now() / 1000 - seen.readingAge;
+  setClock(now.now);
+  const goodAt = now.good_age_s === null ? null : Date.now() / 1000 - now.good_age_s;
   // The same reading is not a second older because an answer took longer.
   if (goodAt === null || seen.goodAt === null || Math.abs(goodAt - seen.goodAt) > 1.5) seen.goodAt = goodAt;
-  if (answer.status === 304) {
+  if (reading) {
+    seen.reading = reading.headers.get("Vram-Reading");
+    show(reading.body);
+  } else {
     drawAges();
     drawSince();
   }
-  else show(answer.body);
-  keepUp(answer.status !== 304);
+  keepUp(Boolean(reading));
   drawStatus();
 }
 
@@ -54,28 +58,27 @@ function onFailure(error, retryAt) {
   drawStatus();
 }
 
-function show(body) {
+function show(reading) {
   const began = performance.now();
-  seen.answer = body;
-  const reading = body.reading;
-  for (const section of ["gpus", "processes"]) byId(`${section}-section`).hidden = !reading;
-  if (!reading) return;
+  for (const section of ["gpus", "processes"]) byId(`${section}-section`).hidden = false;
   setText(byId("node"), reading.node);
   document.title = `${byId("node").textContent} · vram`;
   setText(byId("about"), reading.driver ? `driver ${reading.driver}` : "");
   drawGpus(reading);
   drawFindings(reading);
-  drawProcesses(reading, () => seen.agesBehind + sinceAnswer());
+  drawProcesses(reading, () => seen.now.ages_behind_s + sinceAnswer());
   setGpus(reading.gpus);
-  document.documentElement.dataset.drawMs = (performance.now() - began).toFixed(1);
-  document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
+  const { dataset } = document.documentElement;
+  dataset.drawMs = (performance.now() - began).toFixed(1);
+  dataset.drawn = String(Number(dataset.drawn ?? 0) + 1);
 }
 
 // ---- is what is shown true now? ----
 
 // {tone, line, banner}: a line that is always there, and a banner where somebody should know.
 function health() {
-  const age = seen.readingAge === null ? null : seen.readingAge + sinceAnswer();
+  const { now } = seen;
+  const age = now === null || now.good_age_s === null ? null : now.good_age_s + sinceAnswer();
   const from = age === null ? "" : `What is shown was read at ${when(seen.goodAt)}.`;
   if (seen.failure) {
     const again = Math.max(0, Math.ceil((seen.retryAt - performance.now()) / 1000));
@@ -83,15 +86,17 @@ function health() {
     const line = seen.failure.status === 0 ? "service unreachable" : "service has a problem";
     return { tone: "bad", line, banner: [seen.failure.message, seen.failure.hint, from], next };
   }
-  if (!seen.answer) return { tone: "plain", line: "asking the service…" };
-  const error = seen.answer.error;
-  if (age === null) return { tone: "warning", line: "no reading yet", banner: [error ?? "The service has started and has not read the GPUs yet."] };
+  if (now === null) return { tone: "plain", line: "asking the service…" };
+  if (age === null) return { tone: "warning", line: "no reading yet", banner: [now.error && sentence(now.error) || "The service has started and has not read the GPUs yet."] };
+  const line = `read ${duration(age)} ago`;
+  if (now.error) return { tone: "bad", line, banner: [sentence(now.error), from] };
   const isOld = age > Math.max(OLD_S, OLD_READINGS * interval());
-  if (error) return { tone: "bad", line: `reading is ${duration(age)} old`, banner: [error, from] };
-  if (isOld) return { tone: "warning", line: `reading is ${duration(age)} old`, banner: ["The service answers, but has not read the GPUs for a while.", from] };
-  if (seen.answer.version !== words.version) return { tone: "plain", line: `read ${duration(age)} ago`, banner: ["vram was updated: reload this page."] };
-  return { tone: "good", line: `read ${duration(age)} ago` };
+  if (isOld) return { tone: "bad", line, banner: ["The GPUs are not read now: the driver or the machine does not answer.", from] };
+  if (now.version !== words.version) return { tone: "warning", line, banner: [`vram ${now.version} is running now: reload this page.`] };
+  return { tone: "good", line };
 }
+
+const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 
 let toldTone = "";
 
@@ -117,7 +122,7 @@ function drawStatus() {
   toldTone = tone;
 }
 
-const live = new Poll("/page/now.json", { every: interval, onAnswer, onFailure });
+const live = new Poll(question, { every: interval, onAnswer, onFailure });
 
 async function start() {
   startAddress();

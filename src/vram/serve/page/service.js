@@ -14,44 +14,39 @@ export class ServiceError extends Error {
 let clockAhead_s = 0; // of the service's clock, beside this machine's
 export const serviceNow = () => Date.now() / 1000 + clockAhead_s;
 
-function compareClocks(answer) {
-  const ahead_s = (Date.parse(answer.headers.get("Date")) - Date.now()) / 1000;
-  // The header has whole seconds, and answers take a while: small differences mean nothing.
-  if (Number.isFinite(ahead_s)) clockAhead_s = Math.abs(ahead_s) < 5 ? 0 : ahead_s;
+// Small differences mean nothing: answers take a while.
+export function setClock(now) {
+  clockAhead_s = Math.abs(now - Date.now() / 1000) < 2 ? 0 : now - Date.now() / 1000;
 }
 
-// One question. {status, body, headers}; with *etag*, status 304 and no body where nothing has changed.
-export async function ask(path, { etag = null, signal = null } = {}) {
+// One question, and its answer as {body, headers}.
+export async function ask(path, { signal = null } = {}) {
   let answer, body;
   const deadline = AbortSignal.timeout(ANSWER_MS);
   try {
     answer = await fetch(path, {
-      headers: etag ? { "If-None-Match": etag } : {},
       signal: signal ? AbortSignal.any([signal, deadline]) : deadline,
-      cache: "no-store",
       redirect: "error",
       credentials: "omit",
     });
-    compareClocks(answer);
-    body = answer.status === 304 ? null : await answer.json();
+    body = await answer.json();
   } catch (error) {
     if (signal?.aborted) throw error;
     if (answer) throw new ServiceError("The service sent an answer that is not JSON.", "", answer.status);
     throw new ServiceError("The service does not answer.", "", 0);
   }
-  if (answer.status !== 304 && !answer.ok) {
+  if (!answer.ok) {
     const hint = typeof body?.hint === "string" ? body.hint : "";
     throw new ServiceError(typeof body?.error === "string" ? body.error : `The service answers with error ${answer.status}.`, hint, answer.status);
   }
-  return { status: answer.status, body, headers: answer.headers };
+  return { body, headers: answer.headers };
 }
 
-// Ask *path* every *every()* seconds while the page is visible. *onAnswer(answer)* gets each answer, also 304;
+// Ask *question()* every *every()* seconds while the page is visible. *onAnswer(answer)* gets each answer,
 // *onFailure(error, retryAt)* each failure, with the time of performance.now() of the next try.
 export class Poll {
-  constructor(path, { every, onAnswer, onFailure }) {
-    Object.assign(this, { path, every, onAnswer, onFailure });
-    this.etag = null;
+  constructor(question, { every, onAnswer, onFailure }) {
+    Object.assign(this, { question, every, onAnswer, onFailure });
     this.failures = 0;
     this.timer = null;
     this.isAsking = false;
@@ -69,11 +64,10 @@ export class Poll {
     this.isAsking = true;
     let wait_s;
     try {
-      const answer = await ask(this.path, { etag: this.etag });
+      const answer = await this.question();
       this.failures = 0;
-      if (answer.status !== 304) this.etag = answer.headers.get("ETag");
-      wait_s = this.every();
       this.onAnswer(answer);
+      wait_s = this.every();
     } catch (error) {
       if (!(error instanceof ServiceError)) console.error(error);
       wait_s = Math.min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** this.failures++);

@@ -133,7 +133,7 @@ class PageReading(Struct, frozen=True, kw_only=True):
 
 
 def page_reading(
-    ledger: Ledger, findings: Sequence[Finding], since: Mapping[Finding, str] | None = None
+    ledger: Ledger, findings: Sequence[Finding], since: Mapping[Finding, str | None] | None = None
 ) -> PageReading:
     """What the page shows of *ledger*; *since* is when each of its findings was first seen."""
     shown = [finding for finding in findings if finding.severity != "info"]
