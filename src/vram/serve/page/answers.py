@@ -1,13 +1,12 @@
 """What is answered at ``/`` and below ``/page/``: the page's files, and what it shows of the last reading.
 
 A page asks for ``now.json`` at every interval: some hundred bytes, which say how old the last reading is and
-which one it is. Only where that is another one than it shows, it asks for ``reading.json``, which is put
-together once for each reading, and only when somebody looks.
+which one it is. Only where that is another one than it shows, it asks for ``reading.json``. Both are made only
+while somebody looks, and the reading once for each ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -16,11 +15,11 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 import vram
-from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.report.json import encode
+from vram.serve.clock import Moment
 from vram.serve.http import JSON_TYPE, HttpRequest, HttpResponse, json_response, refusal
-from vram.serve.page.view import page_reading, words
+from vram.serve.page.view import PageReading, page_reading, without_times, words
 
 if TYPE_CHECKING:
     from vram.serve.service import Service
@@ -51,15 +50,21 @@ class PageNow(Struct, frozen=True, kw_only=True):
     ages_behind_s: float
     reading_for_s: float
     error: str | None
+    history: bool
+    """Whether it is recorded and can be asked."""
+    policies: bool
 
 
 class _Kept(NamedTuple):
-    """A reading as it was sent: what it was made of, its name, and its body once somebody asked for it."""
+    """A reading as pages get it: what it was made of, its name and body, and since when its ages are behind."""
 
     ledger: Ledger
     shown_to_others: str
+    content: PageReading
     name: str
-    body: bytes | None = None
+    body: bytes
+    behind_s: float
+    made: Moment
 
 
 _kept: WeakKeyDictionary[Service, _Kept] = WeakKeyDictionary()
@@ -104,52 +109,63 @@ def _tagged(body: bytes, request: HttpRequest, *, content_type: str = JSON_TYPE)
 
 
 def _now(service: Service, request: HttpRequest) -> HttpResponse:
-    state = service.state
-    kept, good = _newest(service), state.good
-    good_age_s = service.age_of(good)
-    behind_s = (good.ages_behind_s + (good_age_s or 0.0)) if good else 0.0
+    from vram.serve.routes import ROUTES
+
+    state, now, kept = service.state, service.clock.now(), _newest(service)
     return json_response(
         PageNow(
             version=vram.__version__,
-            now=service.clock.now().wall,
+            now=now.wall,
             interval_s=service.config.interval_s,
             reading=kept.name if kept else None,
-            good_age_s=good_age_s,
-            ages_behind_s=behind_s,
+            good_age_s=service.age_of(state.good),
+            ages_behind_s=kept.behind_s + now.since(kept.made) if kept else 0.0,
             reading_for_s=service.source.waiting_s,
             error=state.last.error if state.last else None,
+            history=service.config.history.enabled and "/api/v1/history/series" in ROUTES,
+            policies="/api/v1/policies" in ROUTES,
         )
     )
 
 
 def _newest(service: Service) -> _Kept | None:
-    """The newest reading. It has another name when the ledger is another one, or its reader may see more."""
+    """The newest reading. It keeps its name while nothing but ages differs from the one before."""
     from vram.serve.routes import tcp_viewer
 
-    last = service.state.last
+    last, kept = service.state.last, _kept.get(service)
     if last is None or last.ledger is None:
         return None
-    shown, kept = tcp_viewer(service).others, _kept.get(service)
+    shown = tcp_viewer(service).others
     if kept is None or kept.ledger is not last.ledger or kept.shown_to_others != shown:
-        count = int(kept.name.rpartition("-")[2]) + 1 if kept else 1
-        # A service that was started again counts anew: its start is a part of the name.
-        kept = _Kept(last.ledger, shown, f"{service.state.started.wall:.3f}-{count}")
-        _kept[service] = kept
+        kept = _kept[service] = _made(service, last.ledger, shown, kept)
     return kept
 
 
-def _reading(service: Service, request: HttpRequest) -> HttpResponse:
+def _made(service: Service, ledger: Ledger, shown: str, before: _Kept | None) -> _Kept:
     from vram.serve.routes import ghost_report, visible
 
+    view = visible(service)
+    since = {each: ghost_report(service, each).since for each in view.findings}
+    reading = page_reading(view.ledger, view.findings, since)
+    content = without_times(reading)
+    if before is not None and before.content == content:
+        return before._replace(ledger=ledger, shown_to_others=shown)
+    # A service that was started again counts anew: its start is a part of the name.
+    number = int(before.name.rpartition("-")[2]) + 1 if before else 1
+    good = service.state.good
+    return _Kept(
+        ledger=ledger,
+        shown_to_others=shown,
+        content=content,
+        name=f"{service.state.started.wall:.3f}-{number}",
+        body=encode(reading, compact=True),
+        behind_s=(good.ages_behind_s + (service.age_of(good) or 0.0)) if good else 0.0,
+        made=service.clock.now(),
+    )
+
+
+def _reading(service: Service, request: HttpRequest) -> HttpResponse:
     kept = _newest(service)
     if kept is None:
         return refusal(503, "nothing was read yet", "/healthz says how long the reading has taken")
-    if kept.body is None:
-        view = visible(service)
-        since: Mapping[Finding, str | None] = {
-            each: ghost_report(service, each).since for each in view.findings
-        }
-        body = encode(page_reading(view.ledger, view.findings, since), compact=True)
-        kept = kept._replace(body=body)
-        _kept[service] = kept
-    return HttpResponse(body=kept.body or b"", headers=(("Vram-Reading", kept.name),))
+    return HttpResponse(body=kept.body, headers=(("Vram-Reading", kept.name),))

@@ -8,11 +8,11 @@ import { inOrder, kindOf, paint, sums } from "./words.js";
 const LEFT = 58, RIGHT = 10, TOP = 22, BOTTOM = 20;
 const AT_ONCE = 4; // questions to the service
 const UNCHANGED_S = 60; // while nothing changes, a picture of the last hour is this old at most
-const GAP = 4; // times the usual distance between two points
+const RETRY_S = 30;
 
 const lanes = new Map(); // by number of the GPU
 let gpus = []; // numbers
-let fetched = { key: "", at: -Infinity }, hasChanged = true, isNear = false, asking = null;
+let fetched = { key: "", at: -Infinity, notBefore: 0 }, hasChanged = true, isNear = false, isKept = false, interval_s = 5, asking = null;
 let pointer = null; // {at, gpu}: where the mouse or the keys are
 
 const range_s = () => RANGES[state.range][0];
@@ -32,9 +32,13 @@ export function setGpus(given) {
 }
 
 // Called at each answer about now: history is asked for when it may have something new.
-export function keepUp(changed) {
+export function keepUp(now, changed) {
   hasChanged ||= changed;
-  refresh();
+  interval_s = now.interval_s;
+  isKept = now.history;
+  for (const id of ["moment-form", "search-form"]) byId(id).hidden = !isKept;
+  if (!isKept) setEmpty("This service keeps no history: [history] enabled = false in serve.toml.");
+  else refresh();
 }
 
 // ---- what is asked for ----
@@ -45,36 +49,44 @@ function pointCount() {
 
 async function refresh() {
   const key = `${state.range} ${shownGpus()} ${pointCount()}`;
-  const age = performance.now() / 1000 - fetched.at;
+  const now = performance.now() / 1000;
   const step = Math.max(10, range_s() / pointCount());
-  const isDue = key !== fetched.key || age > Math.max(step, hasChanged ? 0 : UNCHANGED_S);
-  if (!isNear || !gpus.length || !isDue || document.hidden) return;
+  const isDue = key !== fetched.key || (now - fetched.at > Math.max(step, hasChanged ? 0 : UNCHANGED_S) && now > fetched.notBefore);
+  if (!isNear || !isKept || !gpus.length || !isDue || document.hidden) return;
   asking?.abort();
   asking = new AbortController();
   const { signal } = asking;
-  fetched = { key, at: performance.now() / 1000 };
+  fetched = { key, at: now, notBefore: 0 };
   hasChanged = false;
-  const to = serviceNow(), from = to - range_s(), points = pointCount();
+  const to = serviceNow(), from = to - range_s(), count = pointCount();
   const waiting = shownGpus();
   const failures = [];
   const worker = async () => {
     for (let gpu = waiting.shift(); gpu !== undefined; gpu = waiting.shift()) {
-      await fetchLane(gpu, { from, to, points, signal }).catch((error) => failures.push(error));
+      await fetchLane(gpu, { from, to, count, signal }).catch((error) => failures.push(error));
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
   if (signal.aborted) return;
-  if (failures.length) fetched.key = ""; // at the next answer again
+  if (failures.length) {
+    hasChanged = true;
+    // One that does not answer is asked when it answers again; one that refuses is left alone for a while.
+    fetched.notBefore = performance.now() / 1000 + (failures.every(({ status }) => status === 0) ? 0 : RETRY_S);
+  }
   byId("lanes").dataset.drawn = state.range;
   const [first] = failures;
   setEmpty(first ? [first.message, first.hint].filter(Boolean).join(" ") : "");
 }
 
-async function fetchLane(gpu, { from, to, points, signal }) {
-  const { body } = await ask(`/api/v1/history/series?gpu=${gpu}&from=${from.toFixed(0)}&to=${to.toFixed(0)}&points=${points}`, { signal });
+async function fetchLane(gpu, { from, to, count, signal }) {
+  const { body } = await ask(`/api/v1/history/series?gpu=${gpu}&from=${from.toFixed(0)}&to=${to.toFixed(0)}&points=${count}`, { signal });
   const lane = lanes.get(gpu) ?? makeLane(gpu);
-  lane.points = (Array.isArray(body.points) ? body.points : []).map((point) => ({ ...point, at: moment(point.at) })).filter(({ at }) => at !== null);
-  [lane.from, lane.to] = [from, to];
+  const points = (Array.isArray(body.points) ? body.points : []).map((point) => ({ ...point, at: moment(point.at) })).filter(({ at }) => at !== null);
+  const last = moment(body.recorded?.last) ?? to;
+  // The recording is up to date, or it ended then.
+  const end = to - last < 3 * interval_s + 10 ? to : last;
+  points.forEach((point, at) => { point.until = Math.max(point.at, points[at + 1]?.at ?? end); });
+  Object.assign(lane, { from, to, points });
   arrangeLanes();
   drawLane(lane);
 }
@@ -135,8 +147,8 @@ function drawLane(lane) {
   }
   for (const stretch of stretches(lane)) drawStretch(picture, lane, stretch);
   for (const [start, end] of gaps(lane)) drawGap(picture, lane, start, end);
-  const last = lane.points[lane.points.length - 1];
-  const now = last ? `${bytes(sums(last.kinds).used)} used` : "nothing recorded";
+  const last = pointAt(lane, lane.to);
+  const now = last ? `${bytes(sums(last.kinds).used)} used` : "not recorded now";
   picture.append(drawing("text", { x: LEFT, y: 14, class: "lane-name" }, `GPU ${lane.gpu}`), drawing("text", { x: width - RIGHT, y: 14, class: "end" }, now));
   picture.append(drawing("line", { class: "chosen", y1: TOP, y2: height - BOTTOM, visibility: "hidden" }), drawing("line", { class: "pointer", y1: TOP, y2: height - BOTTOM, visibility: "hidden" }));
   lane.node.replaceChildren(picture);
@@ -144,9 +156,9 @@ function drawLane(lane) {
 }
 
 function laneWords(lane) {
-  const used = lane.points.map((point) => sums(point.kinds).used);
+  const used = lane.points.filter(isKnown).map((point) => sums(point.kinds).used);
   if (!used.length) return `GPU ${lane.gpu}: nothing recorded`;
-  return `GPU ${lane.gpu}, ${RANGES[state.range][2]}: at most ${bytes(Math.max(...used))} used, now ${bytes(used[used.length - 1])}`;
+  return `GPU ${lane.gpu}, ${RANGES[state.range][2]}: at most ${bytes(Math.max(...used))} used, ${bytes(used[used.length - 1])} at last`;
 }
 
 // Light lines over a colour, as the bars have them.
@@ -160,20 +172,15 @@ function patterns(gpu) {
   return found;
 }
 
-// The usual distance between two points.
-function usualStep(lane) {
-  const steps = lane.points.slice(1).map((point, at) => point.at - lane.points[at].at).sort((a, b) => a - b);
-  return steps.length ? steps[steps.length >> 1] : 0;
-}
+const isKnown = (point) => point.total_bytes !== null && point.total_bytes !== undefined;
 
-const longest = (lane) => Math.max(GAP * usualStep(lane), 30);
-
-// Points without a gap between them.
+// Points without a gap between them. A point holds until the next one; one without figures says that from then
+// on nothing was recorded.
 function stretches(lane) {
   const found = [];
-  for (const point of lane.points) {
+  for (const point of lane.points.filter(isKnown)) {
     const current = found[found.length - 1];
-    if (current && point.at - current[current.length - 1].at <= longest(lane)) current.push(point);
+    if (current && current[current.length - 1].until === point.at) current.push(point);
     else found.push([point]);
   }
   return found;
@@ -183,19 +190,11 @@ function gaps(lane) {
   const found = [];
   let before = lane.from;
   for (const stretch of stretches(lane)) {
-    if (stretch[0].at - before > longest(lane)) found.push([before, stretch[0].at]);
-    before = endOf(lane, stretch);
+    if (stretch[0].at > before) found.push([before, stretch[0].at]);
+    before = stretch[stretch.length - 1].until;
   }
-  if (lane.to - before > longest(lane)) found.push([before, lane.to]);
+  if (lane.to > before) found.push([before, lane.to]);
   return found;
-}
-
-// A point holds until the next one; the last until now, unless that is long ago.
-function endOf(lane, stretch) {
-  const last = stretch[stretch.length - 1].at;
-  const next = lane.points[lane.points.indexOf(stretch[stretch.length - 1]) + 1];
-  const until = next ? Math.min(next.at, last + Math.max(usualStep(lane), 1)) : Math.min(lane.to, last + longest(lane));
-  return Math.max(last, until);
 }
 
 function drawStretch(picture, lane, stretch) {
@@ -203,7 +202,7 @@ function drawStretch(picture, lane, stretch) {
   const kinds = [...new Set(stretch.flatMap((point) => Object.keys(point.kinds || {})))].filter((kind) => !["free", "unreported", "unassigned"].includes(kind));
   kinds.sort((a, b) => kindOf(b).order - kindOf(a).order); // trouble on top
   const lefts = stretch.map((point) => Math.max(LEFT, x(point.at)));
-  const rights = [...lefts.slice(1), Math.max(LEFT, x(endOf(lane, stretch)))];
+  const rights = [...lefts.slice(1), Math.max(LEFT, x(stretch[stretch.length - 1].until))];
   let below = stretch.map(() => 0);
   for (const kind of kinds) {
     const above = below.map((nbytes, at) => nbytes + (stretch[at].kinds[kind] || 0));
@@ -239,14 +238,7 @@ const tickName = (tick, lane) => (lane.to - lane.from > 2 * 86400 ? dayOf(tick) 
 
 // ---- the pointer ----
 
-function pointAt(lane, at) {
-  let found = null;
-  for (const point of lane.points) {
-    if (point.at > at) break;
-    found = point;
-  }
-  return found && at - found.at <= longest(lane) ? found : null;
-}
+const pointAt = (lane, at) => lane.points.findLast((point) => isKnown(point) && point.at <= at && at <= point.until) ?? null;
 
 function drawPointer() {
   const chosenAt = state.at === "" ? null : Number(state.at);

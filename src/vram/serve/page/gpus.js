@@ -18,7 +18,7 @@ export function drawGpus(reading) {
   arrange(byId("gpus"), nodes);
   byId("gpus").dataset.many = String(shown.length > 4);
   byId("gpus-empty").hidden = shown.length > 0;
-  setText(byId("gpus-empty"), "No GPU was found on this machine.");
+  setText(byId("gpus-empty"), reading.no_driver ? `No GPU can be read: ${reading.no_driver}.` : "No GPU was found on this machine.");
   drawSum();
   drawLegend();
   arrange(byId("gaps"), reading.gaps.map((gap) => element("li", null, gap)));

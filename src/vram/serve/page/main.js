@@ -19,6 +19,7 @@ const seen = {
   answeredAt: 0, // performance.now() then
   goodAt: null, // unix seconds of the last good reading
   reading: "", // name of the one that is shown
+  noDriver: null, // why it has no GPU
   failure: null, // what the last question met
   retryAt: 0,
 };
@@ -48,7 +49,8 @@ function onAnswer({ now, reading }) {
     drawAges();
     drawSince();
   }
-  keepUp(Boolean(reading));
+  keepUp(now, Boolean(reading));
+  if (now.policies) startPolicies();
   drawStatus();
 }
 
@@ -64,6 +66,7 @@ function show(reading) {
   setText(byId("node"), reading.node);
   document.title = `${byId("node").textContent} · vram`;
   setText(byId("about"), reading.driver ? `driver ${reading.driver}` : "");
+  seen.noDriver = reading.no_driver;
   drawGpus(reading);
   drawFindings(reading);
   drawProcesses(reading, () => seen.now.ages_behind_s + sinceAnswer());
@@ -92,6 +95,7 @@ function health() {
   if (now.error) return { tone: "bad", line, banner: [sentence(now.error), from] };
   const isOld = age > Math.max(OLD_S, OLD_READINGS * interval());
   if (isOld) return { tone: "bad", line, banner: ["The GPUs are not read now: the driver or the machine does not answer.", from] };
+  if (seen.noDriver) return { tone: "bad", line, banner: [sentence(seen.noDriver)] };
   if (now.version !== words.version) return { tone: "warning", line, banner: [`vram ${now.version} is running now: reload this page.`] };
   return { tone: "good", line };
 }
@@ -147,7 +151,6 @@ async function start() {
   startChart();
   startMoment();
   startSearch();
-  startPolicies();
   live.now();
   setInterval(() => !document.hidden && drawStatus(), 1000);
 }

@@ -1,6 +1,6 @@
 // Who held a GPU at a moment of the past.
 
-import { button, byId, bytes, cut, element, exact, moment, setText, when, whenInFull } from "./elements.js";
+import { byId, bytes, cut, element, exact, moment, setText, when, whenInFull } from "./elements.js";
 import { address, change, draws, state } from "./address.js";
 import { ask, serviceNow } from "./service.js";
 import { swatch } from "./words.js";
@@ -20,7 +20,8 @@ async function drawMoment() {
   const { signal } = asking;
   try {
     const { body } = await ask(`/api/v1/history/holders?gpu=${state.on}&at=${state.at}`, { signal });
-    show(Array.isArray(body.holders) ? body.holders : [], at);
+    show(Array.isArray(body.holders) ? body.holders : []);
+    setText(byId("moment-notes"), (Array.isArray(body.notes) ? body.notes : []).join(" "));
   } catch (error) {
     if (signal.aborted) return;
     empty([error.message, error.hint].filter(Boolean).join(" "));
@@ -34,28 +35,32 @@ function empty(text) {
   setText(byId("moment-empty"), text);
 }
 
-function show(holders, at) {
+function show(holders) {
   holders.sort((a, b) => (b.nbytes ?? 0) - (a.nbytes ?? 0));
-  fillTable(byId("holders"), ["Size", "Kind", "PID", "User", "Held from", "Until", "Command"], holders.slice(0, 500).map((row) => heldRow(row, { at })));
+  fillTable(byId("holders"), ["Size", "Kind", "PID", "User", "Held from", "Until", "Command"], holders.slice(0, 500).map((row) => heldRow(row)));
   empty(holders.length ? "" : "Nobody is recorded as holding memory of this GPU then.");
 }
 
 // A row of the tables of history. *links*: its times lead to that moment.
-export function heldRow(row, { at = null, links = false } = {}) {
+export function heldRow(row, { links = false } = {}) {
   const since = moment(row.since), until = moment(row.until);
-  const time = (value) => {
-    if (value === null) return "";
+  const time = (value, sign, title) => {
     const linked = links && row.gpu !== undefined && row.gpu !== null;
-    return linked ? element("a", { href: address({ at: String(Math.round(value)), on: String(row.gpu) }) }, when(value)) : when(value);
+    const made = linked ? element("a", { href: address({ at: String(Math.round(value)), on: String(row.gpu) }) }, when(value)) : element("span", null, when(value));
+    if (sign) made.prepend(sign);
+    if (sign) made.title = title;
+    return made;
   };
+  const from = since === null ? "-" : time(since, row.since_seen === false && "≤ ", "It was there already when this was recorded.");
+  const to = until === null ? "still held" : time(until, row.until_seen === false && "≥ ", "Recording stopped then.");
   const pid = row.pid ?? (row.dead_pid === undefined || row.dead_pid === null ? "-" : `${row.dead_pid} (dead)`);
   return element("tr", null,
     element("td", { class: "number", title: exact(row.nbytes ?? row.most_bytes) }, bytes(row.nbytes ?? row.most_bytes)),
     element("td", null, swatch(row.kind ?? ""), ` ${row.kind ?? ""}`),
     element("td", { class: "number" }, pid),
     element("td", { class: "wide" }, cut(row.user ?? "-", 40)),
-    element("td", { class: "time" }, time(since)),
-    element("td", { class: "time" }, until === null ? "still held" : time(until)),
+    element("td", { class: "time" }, from),
+    element("td", { class: "time" }, to),
     element("td", { class: "command-column" }, element("span", { class: "command" }, cut(row.command ?? "-", 400))));
 }
 

@@ -5,7 +5,7 @@ import { Poll, ask } from "./service.js";
 
 const EVERY_S = 15;
 const MOST_DECISIONS = 50;
-let shown = "";
+let shown = "", poll = null;
 
 const MODES = { act: ["acts", "good"], "dry-run": ["dry run", "plain"] };
 const VERDICTS = { act: ["acted", "good"], "dry-run": ["dry run", "plain"], capped: ["held back by the cap", "warning"], refused: ["refused", "warning"] };
@@ -49,13 +49,14 @@ function table(id, headings, rows) {
 }
 
 export function startPolicies() {
-  const poll = new Poll(() => ask("/api/v1/policies"), {
+  if (poll) return;
+  poll = new Poll(() => ask("/api/v1/policies"), {
     every: () => EVERY_S,
     onAnswer: draw,
     onFailure: (error) => {
       if (error.status === 0 || shown) return; // the page says elsewhere that the service is gone
       byId("policies-empty").hidden = false;
-      setText(byId("policies-empty"), error.status === 404 ? "This service has no policies." : error.message);
+      setText(byId("policies-empty"), error.message);
     },
   });
   poll.now();

@@ -24,7 +24,7 @@ async function search() {
   setText(byId("search-sum"), "searching…");
   try {
     const { body } = await ask(`/api/v1/history/${state.what === "ghosts" ? "ghosts" : "search"}?${question}`, { signal });
-    show(state.what === "ghosts" ? body.ghosts : body.rows);
+    show(state.what === "ghosts" ? body.ghosts : body.rows, "", body.more === true);
   } catch (error) {
     if (signal.aborted) return;
     show(null, [error.message, error.hint].filter(Boolean).join(" "));
@@ -37,7 +37,7 @@ function matches(row) {
   return (state.on_gpu === "" || String(row.gpu) === state.on_gpu) && (state.what !== "ghosts" || typed.every((word) => text.includes(word)));
 }
 
-function show(rows, problem = "") {
+function show(rows, problem = "", more = false) {
   const found = (rows ?? []).filter(matches);
   const headings = ["GPU", "Size", "Kind", "PID", "User", "Held from", "Until", "Command"];
   fillTable(byId("found"), headings, found.slice(0, MOST).map((row) => {
@@ -48,7 +48,7 @@ function show(rows, problem = "") {
   const within = state.within === "all" ? "everything that is kept" : RANGES[state.within][2];
   byId("search-empty").hidden = rows !== null && found.length > 0 || (rows === null && !problem);
   setText(byId("search-empty"), problem || `Nothing was found in ${within}.`);
-  setText(byId("search-sum"), rows === null ? "" : `${counted(found.length, "result")} in ${within}${found.length >= MOST ? "; there may be more" : ""}`);
+  setText(byId("search-sum"), rows === null ? "" : `${counted(found.length, "result")} in ${within}${more ? "; there are more" : ""}`);
 }
 
 export function startSearch() {

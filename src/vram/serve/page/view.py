@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.diagnosis.leftover import CODES as GHOST_CODES
 from vram.model.finding import Finding, Harm
@@ -117,7 +118,10 @@ class PageWorker(Struct, frozen=True, kw_only=True):
 
 
 class PageReading(Struct, frozen=True, kw_only=True):
-    """One reading of a host. ``user`` is whom the commands of the findings are for."""
+    """One reading of a host. ``user`` is whom the commands of the findings are for.
+
+    ``no_driver`` says why there is no GPU, where no driver answers.
+    """
 
     schema: Literal[1] = 1
     taken_at: str
@@ -130,6 +134,7 @@ class PageReading(Struct, frozen=True, kw_only=True):
     findings: tuple[PageFinding, ...]
     left_out: int
     gaps: tuple[str, ...]
+    no_driver: str | None = None
 
 
 def page_reading(
@@ -150,7 +155,26 @@ def page_reading(
         findings=tuple(_finding(each, (since or {}).get(each)) for each in ghosts_first[:MOST_FINDINGS]),
         left_out=max(0, len(shown) - MOST_FINDINGS),
         gaps=tuple(unseen(ledger)),
+        no_driver=_no_driver(ledger),
     )
+
+
+def without_times(reading: PageReading) -> PageReading:
+    """*reading* without what differs in every reading of a machine on which nothing happens."""
+    return replace(
+        reading,
+        taken_at="",
+        processes=tuple(replace(row, age_s=None) for row in reading.processes),
+        workers=tuple(replace(worker, age_s=None) for worker in reading.workers),
+        findings=tuple(replace(finding, since=None) for finding in reading.findings),
+    )
+
+
+def _no_driver(ledger: Ledger) -> str | None:
+    if ledger.gpus:
+        return None
+    silent = [each for each in ledger.probes if each.name == "nvml" and each.status != "ok"]
+    return next((each.message or "no NVIDIA driver answers" for each in silent), None)
 
 
 def _gpu(bar: GpuBar) -> PageGpu:
