@@ -10,6 +10,7 @@ VramError
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
 ├── BadTrace            a trace file cannot be read                exit 5
 ├── BadInput            another input is damaged or cut short      exit 5
+├── HistoryUnavailable  the history cannot be written or read now  exit 3
 ├── NothingFound        what was searched for is not in the input   exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
 ├── LeakDetected        a scope gained device memory and kept it
@@ -155,6 +156,10 @@ class BadInput(VramError):
     """An input is damaged, or ends where it may not."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class HistoryUnavailable(VramError):
+    """The history cannot be written or read now: no room, a file of others, or another process has it."""
 
 
 class NothingFound(VramError):
