@@ -1,10 +1,12 @@
-"""A node of many GPUs as a week of readings would show it: jobs that come, grow, idle, end, and leave ghosts."""
+"""A node of many GPUs as a week of readings shows it: jobs that come, grow, idle, end and leave ghosts."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from vram.model.gpu import GpuFacts
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
@@ -32,7 +34,7 @@ class _Job:
             started_at=tick * 1000 + pid % 1000,
             user=USERS[self.uid],
             uid=1000 + self.uid,
-            command=f"python train.py --config configs/{choice.randrange(40)}.yaml --seed {choice.randrange(100)}",
+            command=f"python train.py --config c/{choice.randrange(40)}.yaml --seed {choice.randrange(100)}",
             alive=True,
             state=choice.choice("SSSR"),
         )
@@ -42,7 +44,7 @@ class _Job:
 
 
 class SimulatedNode:
-    """Readings of *gpus* GPUs every *interval_s* seconds; *short* processes come and go each minute besides."""
+    """Readings of *gpus* GPUs every *interval_s* seconds; *short* processes come and go each minute."""
 
     def __init__(self, gpus: int = 16, interval_s: float = 10.0, short: int = 2, seed: int = 1) -> None:
         self._choice = random.Random(seed)
@@ -52,7 +54,9 @@ class SimulatedNode:
         self._pid = 1000
         self._host = HostFacts(name="node", kernel="6.18", user="root", uid=0, initial_pid_namespace=True)
 
-    def readings(self, seconds: float, start: float = 1_790_000_000.0) -> Iterator[tuple[Ledger, SimulatedMoment]]:
+    def readings(
+        self, seconds: float, start: float = 1_790_000_000.0
+    ) -> Iterator[tuple[Ledger, SimulatedMoment]]:
         for tick in range(int(seconds / self.interval_s)):
             after = tick * self.interval_s
             yield self.ledger(tick), SimulatedMoment(start + after, 5000.0 + after)
@@ -61,18 +65,23 @@ class SimulatedNode:
         """What the next reading shows."""
         self._come_and_go(tick)
         entries: list[list[Entry]] = [
-            [Entry(kind="reserved", nbytes=615 * MIB), Entry(kind="overhead", nbytes=9 * MIB)] for _ in range(self._gpus)
+            [Entry(kind="reserved", nbytes=615 * MIB), Entry(kind="overhead", nbytes=9 * MIB)]
+            for _ in range(self._gpus)
         ]
         for job in self._jobs:
             if job.grows:
                 job.nbytes += self._choice.randrange(-64, 65) * 2 * MIB
                 job.nbytes = max(GIB, job.nbytes)
             for gpu in job.gpus:
-                entries[gpu].append(Entry(kind="process", nbytes=job.nbytes // len(job.gpus), holder=job.holder))
+                entries[gpu].append(
+                    Entry(kind="process", nbytes=job.nbytes // len(job.gpus), holder=job.holder)
+                )
         for gpu, dead_pid, holder, _ in self._ghosts:
             entries[gpu].append(Entry(kind="orphaned", nbytes=2 * GIB, holder=holder, charged_pid=dead_pid))
         return Ledger(
-            taken_at="", host=self._host, gpus=tuple(_gpu(at, theirs, tick) for at, theirs in enumerate(entries))
+            taken_at="",
+            host=self._host,
+            gpus=tuple(_gpu(at, theirs, tick) for at, theirs in enumerate(entries)),
         )
 
     def _come_and_go(self, tick: int) -> None:
@@ -81,7 +90,8 @@ class SimulatedNode:
         for job in ended:
             if len(job.gpus) > 1 and self._choice.random() < 0.02:
                 until = tick + self._choice.randrange(6, 3000)
-                self._ghosts.append((job.gpus[0], job.holder.pid, job.holder, until))
+                holder = replace(job.holder, pid=job.holder.pid + 1, command=f"{job.holder.command} (worker)")
+                self._ghosts.append((job.gpus[0], job.holder.pid, holder, until))
         self._ghosts = [ghost for ghost in self._ghosts if ghost[3] > tick]
         while len(self._jobs) < self._gpus * 3:
             several = self._choice.random() < 0.2

@@ -1,8 +1,8 @@
 """The history's file: where it lies, who may open it, and what happens to one that is not ours or damaged.
 
-It is written only in a folder that nobody but its user can change, by one process at a time. What lies there and
-is no history is moved aside, never deleted. It is read from folders that others cannot write to: whoever can
-write beside a database decides what its reader sees.
+It is written only in a folder that nobody but its user can change, by one process at a time. What lies
+there and is no history is moved aside, never deleted. It is read from folders that others cannot write to:
+whoever can write beside a database decides what its reader sees.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def require_known_version(found: int, path: str) -> None:
     """Raise BadInput where the file was written by a newer vram; it is left as it is."""
     if found > schema.VERSION:
         raise BadInput(
-            f"{path} was written by a newer vram (version {found} of its tables; this one knows {schema.VERSION})",
+            f"{path} was written by a newer vram (version {found}; this one knows {schema.VERSION})",
             hint="install that version, or give the service another [history] path",
         )
 

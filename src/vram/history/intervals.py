@@ -34,6 +34,7 @@ def overlapping(
         )
         for span in spans:
             yield from connection.execute(
-                f"SELECT {columns} FROM hold WHERE gpu = ? AND span = ? AND since > ? AND since <= ? AND until > ?",
+                f"SELECT {columns} FROM hold WHERE gpu = ? AND span = ? AND since > ? AND since <= ?"
+                " AND until > ?",
                 (gpu, span, first - (1 << span), last, first),
             )

@@ -19,6 +19,7 @@ from vram.errors import HistoryUnavailable, NothingFound, UsageError
 from vram.history import schema
 from vram.history.intervals import overlapping
 from vram.history.schema import KINDS_BY_NUMBER, SAMPLED
+from vram.history.things import plain
 from vram.history.timeline import Times
 from vram.model.history import (
     GhostsReport,
@@ -103,8 +104,8 @@ class Questions:
         topics = ", ".join(map(str, schema.LEFTOVER_TOPICS))
         found = []
         for row in self._connection.execute(
-            f"SELECT {_COLUMNS} FROM hold WHERE topic IN ({topics}) AND since <= ? AND (until IS NULL OR until > ?)"
-            " ORDER BY since DESC",
+            f"SELECT {_COLUMNS} FROM hold WHERE topic IN ({topics}) AND since <= ?"
+            " AND (until IS NULL OR until > ?) ORDER BY since DESC",
             (last, first),
         ):
             lasted = (row[5] or self._times.last + 1) - row[4]
@@ -122,16 +123,13 @@ class Questions:
         *,
         gpu: str | None = None,
         limit: int = 100,
-        uids: frozenset[int] | None = None,
+        fields: Sequence[str] = ("user", "command", "workload"),
     ) -> SearchReport:
-        """What processes held whose command, user, workload or pid has *text*; the newest first.
-
-        *uids*: commands and workloads are searched only of these users' processes; None: of everybody's.
-        """
+        """What processes held that have *text* in one of *fields*, or that pid; the newest first."""
         first, last = self._range(start, end)
         gpus = set(self._gpu_ids(gpu))
         rows: list[Any] = []
-        for program in self._matching(text, uids):
+        for program in self._matching(text, fields):
             rows += self._of_program(program, first, last, gpus, limit + 1)
         if text.isascii() and text.isdecimal() and len(text) < 10:
             rows += self._of_pid(int(text), first, last, gpus)
@@ -183,6 +181,14 @@ class Questions:
             recorded=self._recorded(),
         )
 
+    def only_gpu(self) -> str:
+        """The one GPU that was recorded; raises UsageError where there are several."""
+        known = sorted({index for index, _, _ in self._gpus.values()})
+        if len(known) > 1:
+            raise UsageError("which GPU?", hint=f"--gpu chooses one of {', '.join(map(str, known[:64]))}")
+        self._require_readings()
+        return str(known[0]) if known else "0"
+
     # ---- times ----
 
     def _require_readings(self) -> None:
@@ -224,7 +230,7 @@ class Questions:
         if len(found) > 1:
             first = rfc3339(times.wall(found[0]))
             notes.append(
-                f"the clock was set back: this time came {len(found)} times; this is the last, {first} the first"
+                f"the clock was set back: this came {len(found)} times, first at {first}; this is the last"
             )
         moment = found[-1]
         if times.is_pause(moment) and moment > times.first:
@@ -236,7 +242,8 @@ class Questions:
         before = rfc3339(self._times.wall(moment - 1))
         if moment == self._times.last:
             return f"nothing was recorded after {before}: this was held then"
-        return f"nothing was recorded between {before} and {rfc3339(self._times.wall(moment + 1))}: this was held before"
+        after = rfc3339(self._times.wall(moment + 1))
+        return f"nothing was recorded between {before} and {after}: this was held before"
 
     # ---- GPUs ----
 
@@ -310,14 +317,14 @@ class Questions:
         uid, user, command, workload = self._programs[number]
         return uid, user, command, _workload(workload)
 
-    def _matching(self, text: str, uids: frozenset[int] | None) -> list[int]:
-        """Programs with *text* in them, the newest first."""
-        pattern = "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        hidden = "command LIKE :text ESCAPE '\\' OR workload LIKE :text ESCAPE '\\'"
-        if uids is not None:
-            hidden = f"({hidden}) AND uid IN ({', '.join(str(int(uid)) for uid in uids) or 'NULL'})"
+    def _matching(self, text: str, fields: Sequence[str]) -> list[int]:
+        """Programs with *text* in one of *fields*, the newest first."""
+        pattern = (
+            "%" + (plain(text) or "").replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        )
+        conditions = " OR ".join(f"{field} LIKE :text ESCAPE '\\'" for field in fields) or "0"
         rows = self._connection.execute(
-            f"SELECT id FROM program WHERE user LIKE :text ESCAPE '\\' OR {hidden} ORDER BY id DESC LIMIT :most",
+            f"SELECT id FROM program WHERE {conditions} ORDER BY id DESC LIMIT :most",
             {"text": pattern, "most": _MOST_PROGRAMS},
         )
         return [row[0] for row in rows]
@@ -359,7 +366,7 @@ class Questions:
         }
 
     def _samples(self, gpu: int, first: int, last: int, buckets: int) -> dict[int, tuple[Any, ...]]:
-        """The state at *first*, and of each bucket the highest and the last state; where it is unknown, always."""
+        """The state at *first*, and of each bucket the highest and the last; where it is unknown, always."""
         rows: list[Any] = self._connection.execute(
             f"SELECT {_SAMPLE} FROM sample WHERE gpu = ? AND moment <= ? ORDER BY moment DESC LIMIT 1",
             (gpu, first),

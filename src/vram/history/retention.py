@@ -1,8 +1,8 @@
 """Keeps the history within its age and its size, a little at a time.
 
-Detail goes first: what is older than a week, and under pressure older than an hour, keeps the peak and the last
-value of every ten minutes. Then, only where the file is full, short processes go, the oldest first; then the
-oldest of everything. Ghosts and what is still held are kept as long as there is room for anything.
+Detail goes first: what is older than a week, and under pressure older than an hour, keeps the peak and the
+last value of every ten minutes. Then, only where the file is full, short processes go, the oldest first;
+then the oldest of everything. Ghosts and what is still held are kept as long as there is room for anything.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ DETAIL_S = 7 * 86400.0
 _PRESSED_DETAIL_S = 3600.0
 _BUCKET_S = 600.0
 _STEADY_MS = 3600 * 1000
-"""The age of what is older than this boot is known by the wall clock only: it must have been right for so long."""
+"""What is older than this boot has its age from the wall clock, which must not have been set for so long."""
 _SHORT_SPAN = 4  # fewer than 16 readings
 _SOFT = 0.9  # of the pages that the file may have
 _BUDGET_S = 0.008
-_ROWS = 300
+_ROWS = 100
 _ROUTINE_S = 60.0
 _USED = " + ".join(f"coalesce({kind}, 0)" for kind in schema.SAMPLED)
 
@@ -166,7 +166,7 @@ class Retention:
                 found += self._connection.execute(
                     "SELECT since, id, program FROM hold WHERE gpu = ? AND span = ? AND topic = ?"
                     " ORDER BY since LIMIT ?",
-                    (gpu, span, schema.PROCESS, _ROWS // 3),
+                    (gpu, span, schema.PROCESS, _ROWS // 4),
                 ).fetchall()
         oldest = sorted(found, key=lambda row: row[0])[:_ROWS]
         self._delete_holds([(number, program) for _, number, program in oldest], programs)
@@ -240,7 +240,7 @@ class Retention:
         ).fetchone()
         if began is None or moment.boot * 1000 - began[0] < _STEADY_MS:
             return 0
-        return min(first - 1, Times(self._connection).before(moment.wall - seconds))
+        return min(int(first) - 1, Times(self._connection).before(moment.wall - seconds))
 
     def _progress(self, name: str) -> int:
         row = self._connection.execute("SELECT value FROM progress WHERE name = ?", (name,)).fetchone()
@@ -263,7 +263,7 @@ def _last_up_to(connection: sqlite3.Connection, first: int, boot_ms: int) -> int
             found, low = row[0], row[0] + 1
         else:
             high = middle - 1
-    return found
+    return int(found)
 
 
 def _superfluous(rows: list[tuple[int, int | None]], bucket: int) -> list[int]:

@@ -1,10 +1,11 @@
 """The tables of the history, and how an older file becomes one of this version.
 
-A *moment* is one reading; everything else refers to moments by number. An *era* is a time in which the wall clock
-was not set: its offset turns a moment's boot time into a time of day. A *hold* is memory that somebody held, from
-``since`` to before ``until``; a *step* is a change of its size. Its process was idle for ``idle_ms`` in all, and is
-again since the moment ``idle_from``. A *sample* is one GPU's memory by kind, valid until the next one. ``usage`` has
-byte-seconds by user and hour, which stay exact when the detail is gone.
+A *moment* is one reading; everything else refers to moments by number. An *era* is a time in which the wall
+clock was not set: its offset turns a moment's boot time into a time of day. A *hold* is memory that
+somebody held, from ``since`` to before ``until``; a *step* is a change of its size. Its process was idle
+for ``idle_ms`` in all, and is again since the moment ``idle_from``. A *sample* is one GPU's memory by kind,
+valid until the next one. ``usage`` has byte-seconds by user and hour, which stay exact when the detail is
+gone.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ CREATE TABLE step (
   PRIMARY KEY (hold, moment)) WITHOUT ROWID;
 CREATE TABLE sample (
   gpu INTEGER NOT NULL, moment INTEGER NOT NULL, total INTEGER, leftover INTEGER,
-  reserved INTEGER, unassigned INTEGER, unreported INTEGER, overhead INTEGER, process INTEGER, context INTEGER,
-  live INTEGER, cached INTEGER, fragmented INTEGER, orphaned INTEGER, exported INTEGER, unattributed INTEGER,
-  hidden INTEGER, guest INTEGER, windows INTEGER,
+  reserved INTEGER, unassigned INTEGER, unreported INTEGER, overhead INTEGER, process INTEGER,
+  context INTEGER, live INTEGER, cached INTEGER, fragmented INTEGER, orphaned INTEGER, exported INTEGER,
+  unattributed INTEGER, hidden INTEGER, guest INTEGER, windows INTEGER,
   PRIMARY KEY (gpu, moment)) WITHOUT ROWID;
 CREATE TABLE usage (
   hour INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT,
@@ -102,7 +103,7 @@ def is_ours(connection: sqlite3.Connection) -> bool:
     if marked == APPLICATION_ID:
         return True
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    return marked == 0 and tables == 0
+    return bool(marked == 0 and tables == 0)
 
 
 def has_only_tables(connection: sqlite3.Connection) -> bool:

@@ -1,9 +1,9 @@
 """Writes the history: what came, went and changed its size since the last reading, and who was idle.
 
-Everything is written at once, into a transaction that is committed once a minute: a reading costs no disk access,
-and a service that is killed loses that minute at most. Questions asked through the same connection see all of it.
-After any error the transaction is rolled back, everything known is forgotten, and the next reading begins as a
-service that starts again does: with what the file says.
+Everything is written at once, into a transaction that is committed once a minute: a reading costs no disk
+access, and a service that is killed loses that minute at most. Questions asked through the same connection
+see all of it. After any error the transaction is rolled back, everything known is forgotten, and the next
+reading begins as a service that starts again does: with what the file says.
 """
 
 from __future__ import annotations
@@ -88,6 +88,10 @@ class HistoryStore:
         return self._file.connection if self._file else None
 
     @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    @property
     def nbytes(self) -> int:
         return self._file.nbytes if self._file else 0
 
@@ -112,7 +116,7 @@ class HistoryStore:
             raise self._failed(error) from error
 
     def record(self, ledger: Ledger, moment: Moment) -> None:
-        """Remember what *ledger* says of *moment*. Raises HistoryUnavailable where it cannot be written now."""
+        """Remember what *ledger* says of *moment*. Raises HistoryUnavailable where that cannot be written."""
         if self._file is None:
             if moment.boot < self._retry_at:
                 return
@@ -277,8 +281,8 @@ class HistoryStore:
     def _open_hold(self, thing: Thing, at: int, flags: int) -> _Hold:
         holder = thing.holder
         made = self._execute(
-            "INSERT INTO hold (gpu, topic, kind, since, span, flags, pid, started_at, program, dead_pid, code, others,"
-            " nbytes, most_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO hold (gpu, topic, kind, since, span, flags, pid, started_at, program, dead_pid,"
+            " code, others, nbytes, most_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 self._gpus[thing.gpu],
                 thing.topic,
@@ -410,8 +414,8 @@ class HistoryStore:
         for (hour, uid), sums in self._usage.items():
             self._execute(
                 "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (hour, uid) DO UPDATE SET"
-                " held = held + excluded.held, idle = idle + excluded.idle, leftover = leftover + excluded.leftover,"
-                " user = excluded.user",
+                " held = held + excluded.held, idle = idle + excluded.idle,"
+                " leftover = leftover + excluded.leftover, user = excluded.user",
                 (hour, uid, self._users.get(uid), *sums),
             )
         self._usage, self._users = {}, {}
@@ -500,8 +504,8 @@ class HistoryStore:
         assert self._file is not None
         self._recording.pause()
         rows = self._file.connection.execute(
-            "SELECT hold.id, gpu, topic, kind, since, pid, started_at, dead_pid, code, others, nbytes, most_bytes,"
-            " uid, user, (SELECT boot_ms FROM moment WHERE id = idle_from),"
+            "SELECT hold.id, gpu, topic, kind, since, pid, started_at, dead_pid, code, others, nbytes,"
+            " most_bytes, uid, user, (SELECT boot_ms FROM moment WHERE id = idle_from),"
             " (SELECT step.nbytes FROM step WHERE hold = hold.id ORDER BY moment DESC LIMIT 1),"
             " EXISTS (SELECT 1 FROM step WHERE hold = hold.id)"
             " FROM hold LEFT JOIN program ON program.id = hold.program WHERE until IS NULL"

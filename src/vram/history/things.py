@@ -1,7 +1,7 @@
 """What of a ledger is worth remembering: everything that somebody holds, and each GPU's memory by kind.
 
-A *thing* is what two readings can both contain (an Item of ``vram watch``), with a key that can be built again
-from the file, so that a service that starts again goes on where the last one stopped.
+A *thing* is what two readings can both contain (an Item of ``vram watch``), with a key that can be built
+again from the file, so that a service that starts again goes on where the last one stopped.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _instances(gpu: GpuLedger) -> Iterator[GpuLedger]:
 
 
 def things(ledger: Ledger, keys: dict[int, Key], idle: set[int]) -> Iterator[Thing]:
-    """Everything that is held on the GPUs of a divided *ledger*, whose names are in *keys* by their places."""
+    """Everything that is held on the GPUs of a divided *ledger*; *keys* are their names by place."""
     for place, gpu in enumerate(ledger.gpus):
         if gpu.instances and gpu.mig is None:
             continue  # its instances have everything that processes hold

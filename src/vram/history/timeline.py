@@ -1,8 +1,9 @@
 """Moments: when readings were taken, by a clock that never jumps, and what the wall clock said then.
 
-A moment has a number, an era and the time since boot. While nobody sets the wall clock, an era's offset turns that
-into a time of day; setting the clock, or a boot, begins another era. Ages inside one boot come from boot time
-alone. Where the recording stopped, a moment is marked as a pause: nothing is known from it until the next one.
+A moment has a number, an era and the time since boot. While nobody sets the wall clock, an era's offset
+turns that into a time of day; setting the clock, or a boot, begins another era. Ages inside one boot come
+from boot time alone. Where the recording stopped, a moment is marked as a pause: nothing is known from it
+until the next one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Era(NamedTuple):
 
 
 class Recording:
-    """Writes moments. ``last`` is the newest, ``boot_s`` and ``boot_id`` when that was; zero: there is none yet."""
+    """Writes moments. ``last`` is the newest one, zero where there is none yet."""
 
     def __init__(self, connection: sqlite3.Connection, gap_s: float) -> None:
         self._connection = connection
@@ -129,7 +130,7 @@ class Times:
         return max(0.0, self.wall(until) - self.wall(since))
 
     def at(self, wall: float) -> list[int]:
-        """The moments that were the last ones at *wall*: none before the first; several where the clock went back."""
+        """The last moments at *wall*: none before the first; several where the clock was set back."""
         found = []
         wall_ms = int(wall * 1000)
         eras = list(self._eras.values())

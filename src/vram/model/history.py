@@ -17,10 +17,10 @@ from vram.model.process import Workload
 class Held(Struct, frozen=True, kw_only=True):
     """Memory that one process held on one GPU, from ``since`` to ``until`` (null: it still does).
 
-    ``nbytes`` is its size at the time of the question, or the last one; ``most_bytes`` the largest. It was there
-    for ``held_s`` seconds, ``idle_s`` of them idle. ``since_seen`` false: it was there before the recording began
-    or went on; ``until_seen`` false: it ended while nothing was recorded. ``dead_pid`` is the process whose memory
-    a ghost is, and ``code`` the finding.
+    ``nbytes`` is its size at the time of the question, or the last one; ``most_bytes`` the largest. It was
+    there for ``held_s`` seconds, ``idle_s`` of them idle. ``since_seen`` false: it was there before the
+    recording began or went on; ``until_seen`` false: it ended while nothing was recorded. ``dead_pid`` is
+    the process whose memory a ghost is, and ``code`` the finding.
     """
 
     gpu: int
@@ -94,9 +94,9 @@ class SearchReport(Struct, frozen=True, kw_only=True):
 class UserWaste(Struct, frozen=True, kw_only=True):
     """One user's memory over time, in byte-seconds: 1 GiB for an hour is 3,865,470,566,400.
 
-    ``idle_byte_s``: of processes that slept while their GPUs did no work, or were stopped, for a minute or longer.
-    ``leftover_byte_s``: of dead processes, held by living ones of this user. ``longest`` are the processes that
-    wasted most, the worst first.
+    ``idle_byte_s``: of processes that slept while their GPUs did no work, or were stopped, for a minute or
+    longer. ``leftover_byte_s``: of dead processes, held by living ones of this user. ``longest`` are the
+    processes that wasted most, the worst first.
     """
 
     uid: int | None
@@ -119,8 +119,8 @@ class WasteReport(Struct, frozen=True, kw_only=True):
 class SeriesPoint(Struct, frozen=True, kw_only=True):
     """One GPU at one moment. Of several readings, the one with the least free memory stands for all.
 
-    ``kinds`` sum to ``total_bytes``. ``leftover_bytes`` are those that nobody works with any more. ``total_bytes``
-    null: the GPU did not answer, or nothing was recorded until the next point.
+    ``kinds`` sum to ``total_bytes``. ``leftover_bytes`` are those that nobody works with any more.
+    ``total_bytes`` null: the GPU did not answer, or nothing was recorded until the next point.
     """
 
     at: str
@@ -137,3 +137,6 @@ class SeriesReport(Struct, frozen=True, kw_only=True):
     points: tuple[SeriesPoint, ...]
     recorded: Recorded
     notes: tuple[str, ...] = ()
+
+
+HistoryReport = HoldersReport | GhostsReport | SearchReport | WasteReport | SeriesReport
