@@ -255,6 +255,91 @@ def test_folded_workers_are_named_in_the_row_that_they_belong_to(machine: Machin
         assert column(page, 2) == [str(program.pids["parent"])]
 
 
+# ---- history ----
+
+
+def test_a_click_on_a_moment_shows_who_held_what_then(machine: Machine, opened: OpenPage) -> None:
+    with machine.demo("contexts.reset", "2GiB") as program:
+        pid = program.pids["self"]
+        _recorded(machine, pid)
+        page = opened(machine, "#range=15m")
+        page.until("document.querySelectorAll('#lanes .lane svg').length === 2")
+        left, top, width, height = place(page, ".lane[data-gpu='0'] svg")
+        page.mouse("mouseMoved", left + width - 11, top + height / 2)
+        page.until("document.getElementById('readout').innerText.includes('process 2.5 GiB')")
+        page.click(left + width - 11, top + height / 2)
+        page.until("document.getElementById('moment').dataset.shown")
+        holders = text(page, "#holders")
+        assert str(pid) in holders
+        assert "python contexts.py reset 2GiB" in holders
+        assert "still held" in holders
+        assert state(page)["on"] == "0"
+        again = opened(machine, page.run("location.hash"))
+        again.until("document.getElementById('moment').dataset.shown")
+        assert str(pid) in text(again, "#holders")
+        page.run("document.getElementById('moment-close').click()")
+        assert not shown(page, "#moment")
+
+
+def test_the_chart_is_used_with_keys(machine: Machine, opened: OpenPage) -> None:
+    with machine.demo("contexts.reset", "1GiB") as program:
+        _recorded(machine, program.pids["self"])
+        page = opened(machine, "#range=15m")
+        page.until("document.querySelectorAll('#lanes .lane svg').length === 2")
+        page.run("document.getElementById('lanes').focus()")
+        page.press("End", code=35)
+        page.until("document.getElementById('readout').innerText.includes('process 1.5 GiB')")
+        page.press("ArrowDown", code=40)
+        page.until("document.getElementById('readout').innerText.startsWith('GPU 1 at')")
+        page.press("ArrowUp", code=38)
+        page.press("Enter", code=ENTER)
+        page.until("document.getElementById('moment').dataset.shown")
+        assert str(program.pids["self"]) in text(page, "#holders")
+
+
+def test_a_search_finds_who_is_gone_and_leads_to_the_moment(machine: Machine, opened: OpenPage) -> None:
+    with machine.demo("contexts.reset", "3GiB", "needle <b>in</b> history") as program:
+        pid = program.pids["self"]
+        _recorded(machine, pid)
+    machine.service.until(lambda: _search(machine, pid)[0]["until"])
+    page = opened(machine)
+    fill(page, "#search", "needle <b>in")
+    page.press("Enter", code=ENTER, text="\r")
+    page.until("document.querySelector('#found tbody tr')")
+    assert state(page) == {"q": "needle <b>in"}
+    found = text(page, "#found")
+    assert str(pid) in found
+    assert "needle <b>in</b> history" in found
+    click(page, "#found tbody a")
+    page.until("document.getElementById('moment').dataset.shown")
+    assert str(pid) in text(page, "#holders")
+    fill(page, "#search", "nothing of this name")
+    page.press("Enter", code=ENTER, text="\r")
+    page.until("document.getElementById('search-empty').innerText.startsWith('Nothing was found')")
+
+
+def test_past_ghosts_are_found(machine: Machine, opened: OpenPage) -> None:
+    with machine.ghost() as program:
+        machine.service.until(lambda: machine.service.get("/api/v1/history/ghosts")["ghosts"])
+        machine.service.readings(3)
+    page = opened(machine)
+    choose(page, "#search-what", "ghosts")
+    fill(page, "#search", str(program.pids["child"]))
+    page.press("Enter", code=ENTER, text="\r")
+    page.until("document.querySelector('#found tbody tr')")
+    assert "orphaned" in text(page, "#found")
+    assert state(page)["what"] == "ghosts"
+
+
+def _search(machine: Machine, pid: int) -> list[dict[str, Any]]:
+    return list(machine.service.get(f"/api/v1/history/search?q={pid}")["rows"])
+
+
+def _recorded(machine: Machine, pid: int) -> None:
+    machine.service.until(lambda: _search(machine, pid))
+    machine.service.readings(4)  # some pixels of the chart
+
+
 # ---- everybody can read it ----
 
 

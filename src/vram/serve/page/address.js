@@ -16,6 +16,7 @@ export const DEFAULTS = {
 };
 
 export const RANGES = {
+  "15m": [900, "15 min", "the last 15 minutes"],
   "1h": [3600, "1 h", "the last hour"],
   "6h": [6 * 3600, "6 h", "the last 6 hours"],
   "24h": [24 * 3600, "24 h", "the last 24 hours"],

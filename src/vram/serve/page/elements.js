@@ -2,6 +2,8 @@
 // ever becomes text of an element, with every character that does not print spelled out: nothing here or
 // elsewhere in the page makes HTML from a string.
 
+import { serviceNow } from "./service.js";
+
 export const byId = (id) => document.getElementById(id);
 
 // As inert() of vram.report.escape: controls, bidirectional overrides, zero-width characters, line separators
@@ -125,7 +127,7 @@ export const dayOf = (seconds) => DAY.format(seconds * 1000);
 // Today without the day, else with it.
 export function when(seconds) {
   if (seconds === null) return "-";
-  const then = new Date(seconds * 1000), now = new Date();
+  const then = new Date(seconds * 1000), now = new Date(serviceNow() * 1000);
   const day = then.getFullYear() !== now.getFullYear() ? LONG_DAY : then.toDateString() === now.toDateString() ? null : DAY;
   return day ? `${day.format(then)}, ${CLOCK.format(then)}` : CLOCK.format(then);
 }

@@ -2,7 +2,7 @@
 
 import { button, byId, duration, element, setText, when } from "./elements.js";
 import { startAddress } from "./address.js";
-import { Poll, ask, setClock } from "./service.js";
+import { Poll, ask, serviceNow, setClock } from "./service.js";
 import { learn, words } from "./words.js";
 import { drawGpus, startGpus } from "./gpus.js";
 import { drawFindings, drawSince, startFindings } from "./findings.js";
@@ -39,7 +39,7 @@ function onAnswer({ now, reading }) {
   seen.answeredAt = performance.now();
   seen.failure = null;
   setClock(now.now);
-  const goodAt = now.good_age_s === null ? null : Date.now() / 1000 - now.good_age_s;
+  const goodAt = now.good_age_s === null ? null : serviceNow() - now.good_age_s;
   // The same reading is not a second older because an answer took longer.
   if (goodAt === null || seen.goodAt === null || Math.abs(goodAt - seen.goodAt) > 1.5) seen.goodAt = goodAt;
   if (reading) {

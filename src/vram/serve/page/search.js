@@ -17,8 +17,8 @@ async function search() {
   if (!state.q && !state.what) return show(null);
   asking = new AbortController();
   const { signal } = asking;
-  const from = state.within === "all" ? 0 : Math.floor(serviceNow() - RANGES[state.within][0]);
-  const question = new URLSearchParams({ from: String(from), to: String(Math.ceil(serviceNow())), limit: String(MOST) });
+  const question = new URLSearchParams({ limit: String(MOST) });
+  if (state.within !== "all") question.set("from", String(Math.floor(serviceNow() - RANGES[state.within][0])));
   if (state.q) question.set("q", state.q);
   if (state.on_gpu !== "") question.set("gpu", state.on_gpu);
   setText(byId("search-sum"), "searching…");
