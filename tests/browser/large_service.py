@@ -2,14 +2,18 @@
 
     python -m tests.browser.large_service FOLDER
 
-Each reading differs from the one before: every third process has grown. It listens on a free port of 127.0.0.1.
+Each reading differs from the one before: every third process has grown. Its port is a free one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vram.diagnosis.engine import diagnose
@@ -45,9 +49,7 @@ class MadeUpSource:
     def _answer(self) -> None:
         self._round += 1
         ledger = large_ledger(self._round)
-        reading = LiveReading(
-            taken_at=ledger.taken_at, took_s=0.0, ledger=ledger, findings=diagnose(ledger)
-        )
+        reading = LiveReading(taken_at=ledger.taken_at, took_s=0.0, ledger=ledger, findings=diagnose(ledger))
         self._on_reading(reading)
 
     def abandon(self) -> None:
@@ -91,6 +93,24 @@ def _entry(index: int, place: int, number: int) -> Entry:
     if place < 2:
         return Entry(kind="orphaned", nbytes=nbytes, holder=holder, charged_pid=900 + index)
     return Entry(kind="process", nbytes=nbytes, holder=holder)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """Its address, while it runs in a process of its own."""
+    path = folder / "log"
+    with open(path, "wb") as log:
+        service = subprocess.Popen([sys.executable, "-m", __name__, folder], stderr=log)
+    try:
+        end = time.monotonic() + 60
+        while not (found := re.search(r"listening on (http://\S+)", path.read_text())):
+            assert service.poll() is None, path.read_text()
+            assert time.monotonic() < end, path.read_text()
+            time.sleep(0.02)
+        yield found[1]
+    finally:
+        service.kill()
+        service.wait()
 
 
 def main(folder: str) -> None:

@@ -16,7 +16,7 @@ from vram.model.ledger import Ledger
 from vram.report import json, process_rows
 from vram.serve.clock import rfc3339
 from vram.serve.history_part import HISTORY_ROUTES
-from vram.serve.http import HttpRequest, HttpResponse, json_response, refusal
+from vram.serve.http import HttpRequest, HttpResponse, json_response
 from vram.serve.metrics import exposition
 from vram.serve.part import Health
 from vram.serve.state import NumberedChange, Reading

@@ -1,7 +1,7 @@
 """What is answered at ``/`` and below ``/page/``: the page's files, and what it shows of the last reading.
 
 A page asks for ``now.json`` at every interval: some hundred bytes, which say how old the last reading is and
-which one it is. Only where that is another one than it shows, it asks for ``reading.json``. Both are made only
+which one it is. Only where that is another one than it shows, it asks for ``reading.json``. Both are made
 while somebody looks, and the reading once for each ledger.
 """
 
@@ -56,7 +56,7 @@ class PageNow(Struct, frozen=True, kw_only=True):
 
 
 class _Kept(NamedTuple):
-    """A reading as pages get it: what it was made of, its name and body, and since when its ages are behind."""
+    """A reading as pages get it: what it was made of, its name and body, and how far its ages were behind."""
 
     ledger: Ledger
     shown_to_others: str

@@ -164,7 +164,7 @@ function laneWords(lane) {
 // Light lines over a colour, as the bars have them.
 function patterns(gpu) {
   const found = drawing("defs");
-  for (const [name, turn] of [["stripes", 45], ["back-stripes", -45]]) {
+  for (const [name, turn] of [["stripes", -45], ["back-stripes", 45]]) {
     const pattern = drawing("pattern", { id: `${name}-${gpu}`, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: `rotate(${turn})` });
     pattern.append(drawing("rect", { width: 2, height: 6, class: "stripe" }));
     found.append(pattern);

@@ -57,19 +57,20 @@ function makeFinding(finding, isOpen) {
     element("b", null, `${where}${finding.title}`), element("span", { class: "code" }, finding.code),
     since === null ? null : element("span", { class: "note since", title: finding.since }));
   const node = element("li", { class: finding.ghost ? "finding ghost" : "finding", "data-code": finding.code }, head);
+  const remedy = element("p", { class: "remedy" });
   if (finding.command) {
-    node.append(element("p", { class: "remedy" }, element("span", { class: "lead" }, `${finding.lead}:`), commandLine(finding.command),
-      finding.harm && finding.harm !== "none" ? element("span", { class: "note" }, words.harms[finding.harm] ?? finding.harm) : null));
+    remedy.append(element("span", { class: "lead" }, `${finding.lead}:`), commandLine(finding.command));
+    if (finding.harm && finding.harm !== "none") remedy.append(element("span", { class: "note" }, words.harms[finding.harm] ?? finding.harm));
   } else if (finding.advice) {
-    node.append(element("p", { class: "remedy" }, finding.advice));
+    remedy.append(element("span", null, finding.advice));
   }
   const known = element("div", { class: "known", id: `known-${++made}`, hidden: !isOpen }, ...evidence(finding));
   const more = button("Evidence", () => {
     known.hidden = !known.hidden;
     more.setAttribute("aria-expanded", String(!known.hidden));
   }, { class: "more", "aria-expanded": String(Boolean(isOpen)), "aria-controls": known.id });
-  head.append(more);
-  node.append(known);
+  remedy.append(more);
+  node.append(remedy, known);
   return node;
 }
 

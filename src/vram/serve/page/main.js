@@ -16,6 +16,7 @@ const OLD_READINGS = 3, OLD_S = 15; // a reading is old when so many are missing
 
 const seen = {
   now: null, // the last answer about now
+  hasClock: false, // whether the service's time is known
   answeredAt: 0, // performance.now() then
   goodAt: null, // unix seconds of the last good reading
   reading: "", // name of the one that is shown
@@ -39,6 +40,7 @@ function onAnswer({ now, reading }) {
   seen.answeredAt = performance.now();
   seen.failure = null;
   setClock(now.now);
+  if (!seen.hasClock) startPast();
   const goodAt = now.good_age_s === null ? null : serviceNow() - now.good_age_s;
   // The same reading is not a second older because an answer took longer.
   if (goodAt === null || seen.goodAt === null || Math.abs(goodAt - seen.goodAt) > 1.5) seen.goodAt = goodAt;
@@ -52,6 +54,13 @@ function onAnswer({ now, reading }) {
   keepUp(now, Boolean(reading));
   if (now.policies) startPolicies();
   drawStatus();
+}
+
+// What a link asks of the past is asked when it is known what time it is.
+function startPast() {
+  seen.hasClock = true;
+  startMoment();
+  startSearch();
 }
 
 function onFailure(error, retryAt) {
@@ -74,6 +83,7 @@ function show(reading) {
   const { dataset } = document.documentElement;
   dataset.drawMs = (performance.now() - began).toFixed(1);
   dataset.drawn = String(Number(dataset.drawn ?? 0) + 1);
+  if (dataset.drawn === "1") performance.mark("vram-drawn");
 }
 
 // ---- is what is shown true now? ----
@@ -149,8 +159,6 @@ async function start() {
   startFindings();
   startProcesses();
   startChart();
-  startMoment();
-  startSearch();
   live.now();
   setInterval(() => !document.hidden && drawStatus(), 1000);
 }

@@ -79,7 +79,7 @@ def words(version: str) -> Words:
 
 
 class PageGpu(Struct, frozen=True, kw_only=True):
-    """A bar: one GPU, or one MIG instance of it. ``complaint`` stands in its place where it cannot be read."""
+    """A bar: one GPU, or one MIG instance of it. ``complaint`` stands there where it cannot be read."""
 
     gpu: int
     label: str
