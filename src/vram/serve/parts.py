@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from vram.serve.http_part import HttpPart
 from vram.serve.part import ServicePart
+from vram.serve.policy_part import PolicyPart
+from vram.serve.socket_part import SocketPart
 from vram.serve.textfile import TextfilePart
 
 if TYPE_CHECKING:
@@ -15,5 +17,7 @@ if TYPE_CHECKING:
 # What others ask is started last: nobody meets half a service.
 PARTS: tuple[Callable[[Service], ServicePart], ...] = (
     TextfilePart,
+    PolicyPart,
+    SocketPart,
     HttpPart,
 )

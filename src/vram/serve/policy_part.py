@@ -30,16 +30,15 @@ from vram.serve import policy_memory
 from vram.serve.notices import notice
 from vram.serve.part import PartHealth, ServicePart
 from vram.serve.peers import Peer, identify_own, opted_in, owner_of
-from vram.serve.socket import start_worker
+from vram.serve.waiting import WaitingList
 from vram.serve.worker import WorkerAnswer, WorkerRequest
-from vram.serve.worker_process import RunAs, failed, own_rights
+from vram.serve.worker_process import RunAs, failed, own_rights, start_worker
 from vram.units import duration
 
 if TYPE_CHECKING:
     from vram.serve.config import ServeConfig
     from vram.serve.service import Service
     from vram.serve.state import Reading
-    from vram.serve.waiting import WaitingList
 
 MOST_DECISIONS = 200
 _LOCK = "policy-action.lock"
@@ -66,9 +65,9 @@ class PolicyPart(ServicePart):
 
     name = "policies"
 
-    def __init__(self, service: Service, waiting: WaitingList) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._waiting = waiting
+        self.waiting = WaitingList()
         self.decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
         self.engine = PolicyEngine(())
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +123,7 @@ class PolicyPart(ServicePart):
             moment=reading.moment,
             good=reading.error is None,
             longest_pause_s=3 * self._service.config.interval_s + 2 * self._service.most_reading_s,
-            waiters=self._waiting.waiters,
+            waiters=self.waiting.waiters,
             allowed=self._allowed(ledger),
         )
 

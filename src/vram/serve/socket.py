@@ -14,20 +14,27 @@ import socket
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, UnsetType
 
 from vram import untrusted
 from vram.errors import ExitCode, NotPermitted, UsageError, VramError
 from vram.report.escape import json_inert
 from vram.serve.peers import Peer, peer_of, require_may_act
-from vram.serve.worker import PlanWords, WorkerAnswer, WorkerError, WorkerRequest, require_sound
-from vram.serve.worker_process import RunAs, WorkerProcess, own_rights
+from vram.serve.protocol import (
+    LARGEST_REQUEST,
+    SCHEMA,
+    RequestedThing,
+    SocketAnswer,
+    SocketRequest,
+    WorkerError,
+    require_sound,
+)
+from vram.serve.worker import WorkerAnswer, WorkerRequest
+from vram.serve.worker_process import own_rights, start_worker
 
-SCHEMA = 1
-LARGEST_REQUEST = 64 << 10
 REQUEST_S = 10.0
 SEND_S = 10.0
 MOST_CONNECTIONS, MOST_OF_ONE_USER = 256, 16
@@ -35,32 +42,6 @@ REQUESTS_PER_MINUTE = 120
 MOST_WORKERS = 4
 PLAN_S, RUN_S = 60.0, 900.0
 _MOST_ITEMS = 4096
-
-What = Literal["status", "why", "plan", "run", "wait", "allow-park", "decisions"]
-
-
-class SocketRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request. ``words`` and ``digest`` are for plan and run, ``nbytes`` and ``gpus`` for wait, and
-    ``pid`` for allow-park."""
-
-    schema: int
-    do: What
-    words: PlanWords = PlanWords()
-    digest: str | None = None
-    grace_s: float = 10.0
-    nbytes: int = 0
-    gpus: tuple[int, ...] = ()
-    pid: int = 0
-    revoke: bool = False
-
-
-class SocketAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of an answer. ``event`` says what a line before the last one is: an outcome, or "room"."""
-
-    is_last: bool = False
-    event: str | None = None
-    data: Raw | None = None
-    error: WorkerError | None = None
 
 
 class RequestBudget:
@@ -150,7 +131,10 @@ class SocketServer:
     """Accepts connections on a listening socket, and answers each by the handler of what it asks for."""
 
     def __init__(
-        self, listening: socket.socket, handlers: dict[What, Handler], on_error: Callable[[str], None]
+        self,
+        listening: socket.socket,
+        handlers: dict[RequestedThing, Handler],
+        on_error: Callable[[str], None],
     ) -> None:
         self._socket = listening
         self._handlers = handlers
@@ -299,20 +283,7 @@ class ActionRunner:
             await worker.has_ended.wait()
 
 
-def start_worker(
-    order: WorkerRequest, run_as: RunAs, limit_s: float, lock: int | None = None
-) -> WorkerProcess:
-    """Start a worker; raises NotPermitted where that user cannot run one."""
-    try:
-        return WorkerProcess(order, run_as, limit_s, lock)
-    except OSError as error:
-        raise NotPermitted(
-            f"no worker can be started as uid {run_as.uid}: {error.strerror or error}",
-            hint="that user must be able to run this Python; a package installs it where everybody can",
-        ) from error
-
-
 def _as_socket_answer(answer: WorkerAnswer) -> SocketAnswer:
-    if answer.outcome is not None:
+    if not isinstance(answer.outcome, UnsetType):
         return SocketAnswer(event="outcome", data=answer.outcome, is_last=answer.is_last)
     return SocketAnswer(is_last=answer.is_last, data=answer.report, error=answer.error)

@@ -14,31 +14,18 @@ from contextlib import suppress
 from typing import Any, Literal, NoReturn
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from vram import untrusted
 from vram.errors import CannotPark, ExitCode, UsageError, VramError, WorldChanged
 from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, StepKind
 from vram.policy.config import NotifyConfig
+from vram.serve.protocol import PlanWords, WorkerError, require_sound
 
 LARGEST_REQUEST = 256 << 10
 LARGEST_ANSWER = 16 << 20
-_MOST_NAMED = 256
 
 WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
-
-
-class PlanWords(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `vram free` and `vram kill` are asked with."""
-
-    goal_bytes: int | None = None
-    gpus: tuple[int, ...] = ()
-    up_to: Literal["trim", "park", "kill"] | None = None
-    only: Literal["trim", "park", "kill"] | None = None
-    findings: tuple[str, ...] = ()
-    pids: tuple[int, ...] = ()
-    park_idle: bool = False
-    tree: bool = False
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -65,15 +52,6 @@ class WorkerRequest(Struct, frozen=True, kw_only=True):
     notify: NotifyConfig = NotifyConfig()
 
 
-class WorkerError(Struct, frozen=True, kw_only=True):
-    """Why it was not done."""
-
-    name: str
-    message: str
-    hint: str = ""
-    exit_code: int = 3
-
-
 class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line. The last one has ``is_last``.
 
@@ -81,24 +59,14 @@ class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     is_last: bool = False
-    outcome: Raw | None = None
-    report: Raw | None = None
+    outcome: Raw | UnsetType = UNSET
+    report: Raw | UnsetType = UNSET
     status: OutcomeStatus | None = None
     message: str = ""
     digest: str | None = None
     freed_bytes: int | None = None
     shares: dict[int, int] = {}
     error: WorkerError | None = None
-
-
-def require_sound(words: PlanWords) -> None:
-    """Raise where a request names more than anybody means."""
-    if len(words.pids) > _MOST_NAMED or len(words.gpus) > _MOST_NAMED or len(words.findings) > _MOST_NAMED:
-        raise UsageError(f"more than {_MOST_NAMED} names", hint="ask for fewer at once")
-    if any(not 0 < pid < 1 << 22 for pid in words.pids):
-        raise UsageError("a pid is not possible", hint="`vram who` lists them")
-    if words.goal_bytes is not None and not 0 < words.goal_bytes < 1 << 60:
-        raise UsageError("the size is not possible", hint="for example 20GiB")
 
 
 def main() -> NoReturn:
@@ -190,7 +158,7 @@ def _say_report(draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...]
     _say(
         WorkerAnswer(
             is_last=True,
-            report=Raw(reclaim(draft, receipt, left).strip()),
+            report=Raw(msgspec.json.format(reclaim(draft, receipt, left), indent=-1)),
             digest=draft.plan.digest,
             freed_bytes=receipt.returned_bytes if receipt else None,
         )

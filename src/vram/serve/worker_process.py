@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from vram import untrusted
-from vram.errors import ExitCode, TimedOut, VramError
+from vram.errors import ExitCode, NotPermitted, TimedOut, VramError
 from vram.host.local.child import interpreter
-from vram.serve.worker import LARGEST_ANSWER, WorkerAnswer, WorkerError, WorkerRequest
+from vram.serve.protocol import WorkerError
+from vram.serve.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
 
 # From SIGTERM, on which a worker brings back what it was moving, to SIGKILL.
 GRACE_S = 20.0
@@ -159,6 +160,19 @@ class WorkerProcess:
             is_last=True,
             error=WorkerError(name="WorkerLost", message=message, exit_code=ExitCode.PARTIAL),
         )
+
+
+def start_worker(
+    order: WorkerRequest, run_as: RunAs, limit_s: float, lock: int | None = None
+) -> WorkerProcess:
+    """Start a worker; raises NotPermitted where that user cannot run one."""
+    try:
+        return WorkerProcess(order, run_as, limit_s, lock)
+    except OSError as error:
+        raise NotPermitted(
+            f"no worker can be started as uid {run_as.uid}: {error.strerror or error}",
+            hint="that user must be able to run this Python; a package installs it where everybody can",
+        ) from error
 
 
 def failed(error: VramError) -> WorkerAnswer:
