@@ -1,4 +1,4 @@
-"""``vram serve status`` and ``--check-config`` as text; what the service answered is foreign until it is bounded."""
+"""``vram serve status`` as text. What a service answers is foreign: it is bounded and made inert."""
 
 from __future__ import annotations
 

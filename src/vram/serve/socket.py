@@ -20,7 +20,8 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from vram import untrusted
-from vram.errors import ExitCode, NotPermitted, UsageError, VramError
+from vram.errors import AuditUnavailable, ExitCode, NotPermitted, UsageError, VramError
+from vram.reclaim import audit
 from vram.report.escape import json_inert
 from vram.serve.peers import Peer, peer_of, require_may_act
 from vram.serve.protocol import (
@@ -42,6 +43,7 @@ REQUESTS_PER_MINUTE = 120
 MOST_WORKERS = 4
 PLAN_S, RUN_S = 60.0, 900.0
 _MOST_ITEMS = 4096
+_LONGEST_MESSAGE = 500
 
 
 class RequestBudget:
@@ -244,10 +246,21 @@ class ActionRunner:
     async def run(self, client: Connection, request: SocketRequest) -> None:
         if not request.digest:
             raise UsageError("a run needs the digest of its plan", hint="ask for the plan first")
-        await self._do(client, request, RUN_S)
-        self._on_acted()
+        require_may_act(client.peer)
+        record = {"action": "socket", "peer_uid": client.peer.uid, "words": request.words}
+        token = audit.log_intent({**record, "digest": request.digest})
+        outcome = {"status": "failed", "message": "cut off"}
+        try:
+            outcome = await self._do(client, request, RUN_S)
+        except VramError as error:
+            outcome = {"status": "refused", "message": str(error)}
+            raise
+        finally:
+            self._on_acted()
+            with suppress(AuditUnavailable):  # the next request meets it before anything is done
+                audit.log_outcome(token, outcome)
 
-    async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> None:
+    async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
         require_may_act(client.peer)
         require_sound(request.words)
         if not 0.1 <= request.grace_s <= 600.0:
@@ -258,11 +271,12 @@ class ActionRunner:
         self._busy.add(uid)
         try:
             async with self._slots:
-                await self._worked(client, request, limit_s)
+                return await self._worked(client, request, limit_s)
         finally:
             self._busy.discard(uid)
 
-    async def _worked(self, client: Connection, request: SocketRequest, limit_s: float) -> None:
+    async def _worked(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
+        """Relay what the worker says; what came of it, in its own words."""
         order = WorkerRequest(
             job="plan" if request.do == "plan" else "run",
             state=self._state if client.peer.uid == own_rights().uid else None,
@@ -274,13 +288,24 @@ class ActionRunner:
         worker = start_worker(order, client.peer.run_as, limit_s)
         gone = asyncio.create_task(client.closed())
         gone.add_done_callback(lambda _: worker.end(late=False))
+        outcome = {"status": "failed", "message": "the client went away"}
         try:
             async for answer in worker.answers():
+                if answer.is_last:
+                    outcome = _outcome(answer)
                 await client.answer(_as_socket_answer(answer))
+            return outcome
         finally:
             gone.cancel()
             worker.end(late=False)
             await worker.has_ended.wait()
+
+
+def _outcome(answer: WorkerAnswer) -> dict[str, str]:
+    if answer.error is not None:
+        return {"status": "refused", "message": answer.error.message[:_LONGEST_MESSAGE]}
+    freed = "" if answer.freed_bytes is None else f"{answer.freed_bytes} bytes freed"
+    return {"status": "done", "message": freed}
 
 
 def _as_socket_answer(answer: WorkerAnswer) -> SocketAnswer:

@@ -26,9 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         " names its GPU, unless it is set already. Without one, the number of the GPU is printed."
     )
     parser.add_argument("size", type=memory_size, metavar="SIZE", help="how much room, e.g. 20GiB")
-    parser.add_argument(
-        "--gpu", action="append", metavar="N[,N...]", help="on one of these GPUs (repeatable)"
-    )
+    parser.add_argument("--gpu", action="append", metavar="N[,N...]", help="on one of these (repeatable)")
     parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds (exit code 21)")
     add_socket_argument(parser)
 
