@@ -1,7 +1,7 @@
-"""A machine with several users, as root makes it: real uids, homes, one service, one virtual GPU that all may use.
+"""A machine with several users, as root makes it: real uids, homes, one service, one virtual GPU for all.
 
-The interpreter and the sources may lie where only root can go. So everything runs in a mount namespace in which the
-closed folders on the way to them are open, and /etc/passwd names the users.
+The interpreter and the sources may lie where only root can go. So everything runs in a mount namespace where
+the closed folders on the way to them are open, and /etc/passwd names the users.
 """
 
 from __future__ import annotations

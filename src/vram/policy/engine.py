@@ -94,6 +94,8 @@ class PolicyEngine:
         self._trackers: dict[tuple[str, str], _Tracker] = {}
         self._backoffs: dict[tuple[str, str], _Backoff] = {}
         self._last: tuple[MomentLike, object] | None = None
+        self._seen: tuple[Ledger, frozenset[Identity], dict[Policy, tuple[Subject, ...]]] | None = None
+        """What was found in the last ledger: it is the same object while nothing changes."""
         self._unwaited: dict[Identity, float] = {}
         """Since when nobody waits for the room of a process that a policy parked."""
 
@@ -185,7 +187,7 @@ class PolicyEngine:
     def _of_policy(self, policy: Policy, reading: PolicyReading) -> Iterator[Decision]:
         boot = reading.moment.boot
         present: dict[str, Subject] = {}
-        for subject in subjects(policy, reading.ledger, reading.allowed):
+        for subject in self._subjects(policy, reading):
             present[subject.key] = subject
             self._trackers.setdefault((policy.name, subject.key), _Tracker(boot)).readings += 1
         mine = {key: each for (name, key), each in self._trackers.items() if name == policy.name}
@@ -203,6 +205,14 @@ class PolicyEngine:
             ready = list(to_park(ready, reading.ledger, reading.waiters))
         for subject in ready:
             yield from self._of_subject(policy, subject, mine[subject.key], reading.moment)
+
+    def _subjects(self, policy: Policy, reading: PolicyReading) -> tuple[Subject, ...]:
+        seen = self._seen
+        if seen is None or seen[0] is not reading.ledger or seen[1] != reading.allowed:
+            seen = self._seen = (reading.ledger, reading.allowed, {})
+        if policy not in seen[2]:
+            seen[2][policy] = tuple(subjects(policy, reading.ledger, reading.allowed))
+        return seen[2][policy]
 
     def _is_put_off(self, policy: str, key: str, moment: MomentLike) -> bool:
         backoff = self._backoffs.get((policy, key))

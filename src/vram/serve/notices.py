@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from vram.policy.decision import Decision
-from vram.serve.worker import Message
+from vram.serve.worker import Notice
 from vram.units import duration, size
 
 
-def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Message:
+def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notice:
     """The message about *decision* for the owners *uids*."""
     where = ", ".join(f"GPU {gpu}" for gpu in decision.gpus)
     if decision.do == "alert":
@@ -33,4 +33,4 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Message
         ],
         "evidence": list(decision.evidence),
     }
-    return Message(title=title, lines=tuple(lines), uids=uids, facts=facts)
+    return Notice(title=title, lines=tuple(lines), uids=uids, facts=facts)

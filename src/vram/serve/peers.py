@@ -100,7 +100,7 @@ def _folder(pid: int) -> ProcessFolder:
     try:
         return ProcessFolder("/proc", pid)
     except OSError as error:
-        raise NoSuchProcess(f"there is no process {pid}") from error
+        raise NoSuchProcess(f"there is no process {pid}", hint="`vram who` lists processes") from error
 
 
 def owner_of(pid: int, started_at: int) -> RunAs | None:

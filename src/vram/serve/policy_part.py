@@ -74,6 +74,7 @@ class PolicyPart(ServicePart):
         self._trouble = ""
         self._not_before = 0.0
         self._lock = -1
+        self._opted_in: dict[Identity, bool] = {}
 
     # ---- as a part of the service ----
 
@@ -144,15 +145,19 @@ class PolicyPart(ServicePart):
         """Those whose owner said so: at the start, in the environment, or over the socket."""
         if not any(policy.do == "park-idle" for policy in self.engine.policies):
             return frozenset()
+        # Read once: what a process was started with stays. Before it is parked, it is asked again.
+        idle = [
+            (each.pid, each.holder.started_at)
+            for each in processes(ledger).values()
+            if each.idle and each.holder.started_at is not None
+        ]
+        self._opted_in = {each: self._opted_in.get(each) or opted_in(*each) for each in idle}
         said = {(pid, started_at) for pid, started_at, _ in self.engine.memory.allowed}
-        found = set()
-        for process in processes(ledger).values():
-            started_at = process.holder.started_at
-            if process.idle and started_at is not None:
-                identity = (process.pid, started_at)
-                if identity in said or opted_in(*identity):
-                    found.add(identity)
-        return frozenset(found)
+        return frozenset(each for each in idle if self._opted_in[each] or each in said)
+
+    def _is_allowed(self, identity: Identity) -> bool:
+        said = {(pid, started_at) for pid, started_at, _ in self.engine.memory.allowed}
+        return identity in said or opted_in(*identity)
 
     # ---- decisions ----
 
@@ -248,9 +253,9 @@ class PolicyPart(ServicePart):
     async def _park(self, decision: Decision) -> WorkerAnswer:
         (target,) = decision.targets
         owner = owner_of(*target.identity)
-        if owner is None:
+        if owner is None or not self._is_allowed(target.identity):
             self.engine.unparked(target.identity)
-            raise NotPermitted(f"pid {target.pid} has ended, or runs with the rights of two users")
+            raise NotPermitted(f"pid {target.pid} has ended, changed its user, or does not allow it any more")
         answer = await self._asked(self._move("park", decision, owner), owner, _MOVE_S)
         if _status(answer) == "refused":
             self.engine.unparked(target.identity)

@@ -49,7 +49,8 @@ _LONGEST_MESSAGE = 500
 class RequestBudget:
     """How often each user asks: so many requests a minute, so many connections at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_minute: int = REQUESTS_PER_MINUTE) -> None:
+        self._per_minute = per_minute
         self._open: Counter[int] = Counter()
         self._asked: dict[int, deque[float]] = {}
 
@@ -60,8 +61,8 @@ class RequestBudget:
         asked = self._asked.setdefault(uid, deque())
         while asked and now - asked[0] >= 60.0:
             asked.popleft()
-        if len(asked) >= REQUESTS_PER_MINUTE:
-            return f"more than {REQUESTS_PER_MINUTE} requests in a minute"
+        if len(asked) >= self._per_minute:
+            return f"more than {self._per_minute} requests in a minute"
         asked.append(now)
         self._open[uid] += 1
         return ""
@@ -82,13 +83,13 @@ class Connection:
         self._reader = reader
         self._writer = writer
 
-    async def request(self) -> SocketRequest:
+    async def request(self, limit_s: float) -> SocketRequest:
         """What it asks for. Raises Rejected where that is no request, or comes too slowly."""
         try:
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(limit_s):
                 line = await self._reader.readuntil(b"\n")
         except TimeoutError:
-            raise untrusted.Rejected("late", f"no whole request within {REQUEST_S:g} s") from None
+            raise untrusted.Rejected("late", f"no whole request within {limit_s:g} s") from None
         except asyncio.LimitOverrunError:
             message = f"a request has at most {LARGEST_REQUEST >> 10} KiB"
             raise untrusted.Rejected("too-large", message) from None
@@ -137,11 +138,15 @@ class SocketServer:
         listening: socket.socket,
         handlers: dict[RequestedThing, Handler],
         on_error: Callable[[str], None],
+        *,
+        budget: RequestBudget | None = None,
+        request_s: float = REQUEST_S,
     ) -> None:
         self._socket = listening
         self._handlers = handlers
         self._on_error = on_error
-        self._budget = RequestBudget()
+        self._budget = budget or RequestBudget()
+        self._request_s = request_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.requests: Counter[str] = Counter()
@@ -200,7 +205,7 @@ class SocketServer:
 
     async def _answered(self, client: Connection) -> None:
         try:
-            request = await client.request()
+            request = await client.request(self._request_s)
             self.requests[request.do] += 1
             handler = self._handlers.get(request.do)
             if handler is None:

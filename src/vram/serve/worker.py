@@ -28,7 +28,7 @@ LARGEST_ANSWER = 16 << 20
 WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class Notice(Struct, frozen=True, kw_only=True):
     """What people are told: a sentence in the title, and lines."""
 
     title: str
@@ -48,7 +48,7 @@ class WorkerRequest(Struct, frozen=True, kw_only=True):
     targets: tuple[tuple[int, int], ...] = ()
     grace_s: float = 10.0
     dry_run: bool = False
-    message: Message | None = None
+    message: Notice | None = None
     notify: NotifyConfig = NotifyConfig()
 
 
