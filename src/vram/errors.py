@@ -14,6 +14,7 @@ VramError
 ├── AlreadyRunning      another service has the state folder       exit 24
 ├── CannotListen        an address or socket cannot be used        exit 25
 ├── NoService           no vram service answers on this host       exit 26
+├── HistoryUnavailable  the history cannot be written or read now  exit 3
 ├── NothingFound        what was searched for is not in the input   exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
 ├── LeakDetected        a scope gained device memory and kept it
@@ -186,6 +187,10 @@ class NoService(VramError):
     """No service answers at the socket; `vram serve` starts one."""
 
     exit_code = ExitCode.NO_SERVICE
+
+
+class HistoryUnavailable(VramError):
+    """The history cannot be written or read now: no room, a file of others, or another process has it."""
 
 
 class NothingFound(VramError):
