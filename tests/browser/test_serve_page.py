@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,10 +34,13 @@ class Machine:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
         self.gpu = stack.enter_context(VirtualGpu.create(gpus=2, memory_bytes=24 * GIB))
+        self.config = folder / "serve.toml"
+        self.config.write_text("")
         self.service = self.start()
 
     def start(self, **options: Any) -> RunningService:
-        return self._stack.enter_context(RunningService(self.folder, self.gpu, interval="0.5s", **options))
+        made = RunningService(self.folder, self.gpu, "--config", str(self.config), interval="0.5s", **options)
+        return self._stack.enter_context(made)
 
     def demo(self, program: str, *arguments: object) -> DemoProgram:
         return self._stack.enter_context(DemoProgram(self.gpu, program, *arguments))
@@ -336,6 +340,38 @@ def _search(machine: Machine, pid: int) -> list[dict[str, Any]]:
 def _recorded(machine: Machine, pid: int) -> None:
     machine.service.until(lambda: _search(machine, pid))
     machine.service.readings(4)  # some pixels of the chart
+
+
+# ---- policies ----
+
+
+POLICIES = """
+[[policy]]
+name = "end ghosts"
+do = "end-leftovers"
+mode = "dry-run"
+after = "1s"
+readings = 2
+[policy.match]
+min-size = "1GiB"
+"""
+
+
+def test_policies_and_what_they_would_have_done(own_machine: Machine, opened: OpenPage) -> None:
+    machine = own_machine
+    page = opened(machine)
+    page.until("!document.getElementById('policies-empty').hidden")
+    assert "No policy is configured" in text(page, "#policies-section")
+    machine.config.write_text(POLICIES)
+    machine.service.send(signal.SIGHUP)
+    page.until("document.querySelector('#policies tbody tr')")
+    assert re.search(r"end ghosts\s+end leftovers\s+dry run", text(page, "#policies"))
+    with machine.ghost() as program:
+        page.until("document.querySelector('#decisions tbody tr')")
+        decision = text(page, "#decisions tbody tr")
+        assert f"pid {program.pids['child']}" in decision
+        assert "dry run" in decision
+        assert page.run(f"{row_of(program.pids['child'])}.innerText").count("GHOST")
 
 
 # ---- everybody can read it ----

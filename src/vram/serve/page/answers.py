@@ -52,7 +52,8 @@ class PageNow(Struct, frozen=True, kw_only=True):
     error: str | None
     history: bool
     """Whether it is recorded and can be asked."""
-    policies: bool
+    policies: str | None
+    """Names the policies and their decisions as they are now: another name, and there is something new."""
 
 
 class _Kept(NamedTuple):
@@ -109,8 +110,6 @@ def _tagged(body: bytes, request: HttpRequest, *, content_type: str = JSON_TYPE)
 
 
 def _now(service: Service, request: HttpRequest) -> HttpResponse:
-    from vram.serve.routes import ROUTES
-
     state, now, kept = service.state, service.clock.now(), _newest(service)
     return json_response(
         PageNow(
@@ -122,10 +121,20 @@ def _now(service: Service, request: HttpRequest) -> HttpResponse:
             ages_behind_s=kept.behind_s + now.since(kept.made) if kept else 0.0,
             reading_for_s=service.source.waiting_s,
             error=state.last.error if state.last else None,
-            history=service.config.history.enabled and "/api/v1/history/series" in ROUTES,
-            policies="/api/v1/policies" in ROUTES,
+            history=service.config.history.enabled,
+            policies=_policies_name(service),
         )
     )
+
+
+def _policies_name(service: Service) -> str | None:
+    from vram.serve.policy_part import PolicyPart
+
+    part = service.part(PolicyPart.name)
+    if not isinstance(part, PolicyPart):
+        return None
+    decided = [(each.number, each.verdict, each.status) for each in part.decisions]
+    return sha256(repr((part.engine.policies, decided)).encode()).hexdigest()[:16]
 
 
 def _newest(service: Service) -> _Kept | None:

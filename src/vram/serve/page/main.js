@@ -10,7 +10,7 @@ import { drawAges, drawProcesses, startProcesses } from "./processes.js";
 import { keepUp, setGpus, startChart } from "./chart.js";
 import { startMoment } from "./moment.js";
 import { startSearch } from "./search.js";
-import { startPolicies } from "./policies.js";
+import { keepPolicies } from "./policies.js";
 
 const OLD_READINGS = 3, OLD_S = 15; // a reading is old when so many are missing, and not before so many seconds
 
@@ -52,7 +52,7 @@ function onAnswer({ now, reading }) {
     drawSince();
   }
   keepUp(now, Boolean(reading));
-  if (now.policies) startPolicies();
+  keepPolicies(now.policies);
   drawStatus();
 }
 

@@ -1,11 +1,10 @@
 // Policies that are configured, those that only say what they would do, and their last decisions.
 
 import { byId, bytes, counted, cut, duration, element, moment, setText, when } from "./elements.js";
-import { Poll, ask } from "./service.js";
+import { ask } from "./service.js";
 
-const EVERY_S = 15;
 const MOST_DECISIONS = 50;
-let shown = "", poll = null;
+let shown = null; // the name of what is shown
 
 const MODES = { act: ["acts", "good"], "dry-run": ["dry run", "plain"] };
 const VERDICTS = { act: ["acted", "good"], "dry-run": ["dry run", "plain"], capped: ["held back by the cap", "warning"], refused: ["refused", "warning"] };
@@ -15,9 +14,6 @@ const badge = ([text, tone]) => element("span", { class: `badge ${tone}` }, text
 const list = (value) => (Array.isArray(value) ? value : []);
 
 function draw({ body }) {
-  const told = JSON.stringify(body);
-  if (told === shown) return;
-  shown = told;
   const policies = list(body.policies), decisions = list(body.decisions);
   byId("policies-empty").hidden = policies.length > 0;
   setText(byId("policies-empty"), "No policy is configured: the service only reads.");
@@ -48,16 +44,14 @@ function table(id, headings, rows) {
   byId(id).hidden = !rows.length;
 }
 
-export function startPolicies() {
-  if (poll) return;
-  poll = new Poll(() => ask("/api/v1/policies"), {
-    every: () => EVERY_S,
-    onAnswer: draw,
-    onFailure: (error) => {
-      if (error.status === 0 || shown) return; // the page says elsewhere that the service is gone
-      byId("policies-empty").hidden = false;
-      setText(byId("policies-empty"), error.message);
-    },
-  });
-  poll.now();
+// Called at each answer about now, with the name of what there is.
+export async function keepPolicies(name) {
+  byId("policies-section").hidden = name === null;
+  if (name === null || name === shown) return;
+  shown = name;
+  try {
+    draw(await ask("/api/v1/policies"));
+  } catch (error) {
+    shown = null; // at the next answer again; whether there is one, the page says elsewhere
+  }
 }
