@@ -31,7 +31,9 @@ function drawSum() {
     return found;
   }, {}));
   const left = [all.left && `${bytes(all.left)} left over`, all.unexplained && `${bytes(all.unexplained)} unexplained`].filter(Boolean);
-  setText(byId("gpus-sum"), shown.length ? [`${bytes(all.free)} free on ${counted(shown.length, "GPU")}`, ...left].join(" · ") : "");
+  const count = new Set(shown.map(({ gpu }) => gpu)).size;
+  const where = `${counted(count, "GPU")}${count < shown.length ? `, ${shown.length} MIG instances` : ""}`;
+  setText(byId("gpus-sum"), shown.length ? [`${bytes(all.free)} free on ${where}`, ...left].join(" · ") : "");
 }
 
 function drawLegend() {

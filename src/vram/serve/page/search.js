@@ -42,7 +42,7 @@ function show(rows, problem = "", more = false) {
   const headings = ["GPU", "Size", "Kind", "PID", "User", "Held from", "Until", "Command"];
   fillTable(byId("found"), headings, found.slice(0, MOST).map((row) => {
     const made = heldRow(row, { links: true });
-    made.prepend(element("td", { class: "number" }, row.gpu ?? "-"));
+    made.prepend(element("td", { role: "cell", class: "number", "data-label": "GPU" }, row.gpu ?? "-"));
     return made;
   }));
   const within = state.within === "all" ? "everything that is kept" : RANGES[state.within][2];
