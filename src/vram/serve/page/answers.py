@@ -15,11 +15,12 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 import vram
+from vram.diagnosis.leftover import CODES as GHOST_CODES
 from vram.model.ledger import Ledger
 from vram.report.json import encode
 from vram.serve.clock import Moment
 from vram.serve.http import JSON_TYPE, HttpRequest, HttpResponse, json_response, refusal
-from vram.serve.page.view import PageReading, page_reading, without_times, words
+from vram.serve.page.view import MOST_FINDINGS, PageReading, page_reading, without_times, words
 
 if TYPE_CHECKING:
     from vram.serve.service import Service
@@ -154,7 +155,8 @@ def _made(service: Service, ledger: Ledger, shown: str, before: _Kept | None) ->
     from vram.serve.routes import ghost_report, visible
 
     view = visible(service)
-    since = {each: ghost_report(service, each).since for each in view.findings}
+    ghosts = [each for each in view.findings if each.code in GHOST_CODES][:MOST_FINDINGS]
+    since = {each: ghost_report(service, each).since for each in ghosts}
     reading = page_reading(view.ledger, view.findings, since)
     content = without_times(reading)
     if before is not None and before.content == content:

@@ -23,7 +23,7 @@ export function setGpus(given) {
   if (found.join() === gpus.join()) return;
   gpus = found;
   for (const select of [byId("moment-gpu"), byId("search-gpu")]) {
-    const kept = select.value;
+    const kept = select.id === "search-gpu" ? state.on_gpu : state.on || select.value;
     const any = select.id === "search-gpu" ? [element("option", { value: "" }, "all")] : [];
     select.replaceChildren(...any, ...gpus.map((gpu) => element("option", { value: gpu }, select.id === "search-gpu" ? gpu : `GPU ${gpu}`)));
     if ([...select.options].some((option) => option.value === kept)) select.value = kept;

@@ -84,7 +84,7 @@ export function bytes(nbytes) {
 
 export const exact = (nbytes) => (nbytes === null || nbytes === undefined ? "unknown" : `${grouped(nbytes)} bytes`);
 
-export const counted = (number, noun) => `${grouped(number)} ${noun}${number === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
+export const counted = (number, noun, plural = `${noun}s`) => `${grouped(number)} ${number === 1 ? noun : plural}`;
 
 // As age() of vram.report.process_table: 45s, 12m, 5h, 3d.
 export function age(seconds) {

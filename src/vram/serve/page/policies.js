@@ -18,7 +18,7 @@ function draw({ body }) {
   byId("policies-empty").hidden = policies.length > 0;
   setText(byId("policies-empty"), "No policy is configured: the service only reads.");
   const dry = policies.filter(({ mode }) => mode !== "act").length;
-  setText(byId("policies-sum"), policies.length ? `${counted(policies.length, "policy").replace("policys", "policies")}${dry ? `, ${dry} in dry run` : ""}` : "");
+  setText(byId("policies-sum"), policies.length ? `${counted(policies.length, "policy", "policies")}${dry ? `, ${dry} in dry run` : ""}` : "");
   table("policies", ["Name", "Does", "Mode", "After", "At most"], policies.map((policy) => [
     policy.name, String(policy.do ?? "").replaceAll("-", " "), badge(MODES[policy.mode] ?? [policy.mode ?? "?", "plain"]),
     Number.isFinite(policy.after_s) ? duration(policy.after_s) : "-", Number.isFinite(policy.most_per_hour) ? `${policy.most_per_hour} an hour` : "-"]));
