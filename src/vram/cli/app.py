@@ -19,6 +19,7 @@ COMMANDS = (
     *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("run", "attach", "detach", "report", "fit"),
     *("doctor", "oom"),
+    "slurm",
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),
 )
