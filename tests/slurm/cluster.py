@@ -13,16 +13,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pwd
 import random
+import select
 import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -44,6 +47,7 @@ PATIENCE_S = 60.0
 SHARED = "/mnt"
 
 Proctrack = Literal["cgroup", "linuxproc", "pgid"]
+HOOKS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "health"}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
 
 
@@ -66,6 +70,41 @@ def why_no_cgroups() -> str | None:
     return "no freezer hierarchy of control groups (version 1) is mounted and writable"
 
 
+class Left:
+    """What a job said of the processes that it leaves behind."""
+
+    def __init__(self, pids: list[int], job: str | None, gpus: str | None) -> None:
+        self.pids, self.job, self.gpus = pids, job or "0", gpus
+        self._pidfds = {}
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                self._pidfds[pid] = os.pidfd_open(pid)
+
+    def living(self) -> list[int]:
+        """Those that have not ended."""
+        return [pid for pid, pidfd in self._pidfds.items() if not select.select([pidfd], [], [], 0)[0]]
+
+    def signal(self, number: int) -> None:
+        for pidfd in self._pidfds.values():
+            signal.pidfd_send_signal(pidfd, number)
+
+
+class Running(Left):
+    """A job, or a process beside all jobs, that goes on until it is closed."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._process = process
+        assert select.select([process.stdout], [], [], PATIENCE_S)[0], "it says nothing"
+        super().__init__(**json.loads(process.stdout.readline()))
+
+    def close(self) -> None:
+        for pid in self.living():
+            signal.pidfd_send_signal(self._pidfds[pid], signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+
+
 class Cluster:
     """One node that runs jobs; its name is ``node``. Use it with ``with``, or close it."""
 
@@ -73,7 +112,7 @@ class Cluster:
         self.folder, self.gpu, self.proctrack = folder, gpu, proctrack
         self.ports = _free_ports(2)
         self.node = f"n{self.ports[1]}"
-        # Clusters of one machine share the control groups that are named by job.
+        # No job of one cluster can be taken for one of another on the same machine.
         self.first_job = random.SystemRandom().randrange(1, 6_000) * 10_000
         self._close = ExitStack()
 
@@ -84,17 +123,21 @@ class Cluster:
         gpus: int = 2,
         proctrack: Proctrack = "linuxproc",
         conf: Mapping[str, str] | None = None,
-        gres: str | None = None,
-        node_gres: str | None = None,
+        gres: str = "",
+        node_gres: str = "",
+        hooks: Sequence[str] = (),
         **settings: Any,
     ) -> Cluster:
-        """Start the daemons and wait until the node takes jobs. *conf* adds lines to slurm.conf."""
+        """Start the daemons and wait until the node takes jobs. *conf* adds lines to slurm.conf.
+
+        *hooks* are those of Prolog, Epilog and HealthCheckProgram that run vram; see :meth:`options`.
+        """
         folder = Path(tempfile.mkdtemp(prefix="vram-slurm-", dir="/tmp"))
         folder.chmod(0o755)
         made = cls(folder, VirtualGpu.create(gpus=gpus, **settings), proctrack)
         try:
             made._share_gpu()
-            made._write(gpus, dict(conf or {}), gres, node_gres)
+            made._write(gpus, dict(conf or {}), gres, node_gres, hooks)
             made._launch()
         except BaseException:
             made.close()
@@ -112,21 +155,27 @@ class Cluster:
     def close(self) -> None:
         self._close.close()
         self.gpu.close()
-        _remove_cgroups(range(self.first_job, self.first_job + 10_000))
+        _remove_cgroups(self.node)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # ---- setting up ----
 
     def _share_gpu(self) -> None:
         """Let every user open the virtual GPU, as /dev/nvidia* is open to everybody."""
+        for path in (self.gpu.folder / "lib").iterdir():
+            library = path.resolve()  # perhaps in a folder that other users may not enter
+            path.unlink()
+            shutil.copy(library, path)
         for path in (self.gpu.folder, *self.gpu.folder.rglob("*")):
-            if not path.is_symlink():
-                path.chmod(0o1777 if path.is_dir() else 0o666)
+            path.chmod(0o1777 if path.is_dir() else 0o777)
 
-    def _write(self, gpus: int, conf: dict[str, str], gres: str | None, node_gres: str | None) -> None:
-        for name in ("state", "spool", "munge", "log", "hooks", "out"):
+    def _write(
+        self, gpus: int, conf: dict[str, str], gres: str, node_gres: str, hooks: Sequence[str]
+    ) -> None:
+        for name in ("state", "spool", "munge", "log", "hooks", "out", "home"):
             (self.folder / name).mkdir(mode=0o755)
         (self.folder / "out").chmod(0o1777)
+        (self.folder / "home").chmod(0o700)
         key = self.folder / "munge" / "key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
@@ -135,12 +184,12 @@ class Cluster:
         for at in range(gpus):
             # Slurm wants a device, and asks nothing else of it; the number in its name is the GPU's.
             os.mknod(devices / f"nvidia{at}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        gres_lines = gres if gres is not None else f"Name=gpu File={devices}/nvidia[0-{gpus - 1}]\n"
-        (self.folder / "gres.conf").write_text(gres_lines)
+        numbers = f"[0-{gpus - 1}]" if gpus > 1 else "0"
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={devices}/nvidia{numbers}\n{gres}\n")
         (self.folder / "cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n" if self.proctrack == "cgroup" else ""
         )
-        lines = self._conf(node_gres or f"gpu:{gpus}") | conf
+        lines = self._conf(node_gres or f"gpu:{gpus}") | {key: self._hook(key) for key in hooks} | conf
         text = "".join(f"{key}={value}\n" for key, value in lines.items() if value)
         self.conf.write_text(
             text + f"NodeName={self.node} NodeHostname={_host()} NodeAddr=127.0.0.1 Port={self.ports[1]}"
@@ -208,10 +257,39 @@ class Cluster:
             env={"PATH": SYSTEM_PATH, "SLURM_CONF": str(self.conf)},
             start_new_session=True,
         )
+        self.supervisor = process.pid
         self._close.callback(_end, process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
         self.until(lambda: "idle" in self.state(), "the node takes jobs")
+
+    def _hook(self, key: str) -> str:
+        """A script as a site would write it; what the virtual GPU needs comes before."""
+        name = HOOKS[key]
+        path = self.folder / "hooks" / name
+        exports = "".join(f"export {key}={value}\n" for key, value in self.gpu_environment.items())
+        path.write_text(
+            f"#!/bin/sh\n{exports}export SLURM_CONF={self.conf}\n"
+            f"exec {self.python} -m vram slurm {name} --log {self.folder}/log/vram"
+            f" $(/bin/cat {path}.options) >>{self.folder}/log/{name} 2>&1\n"
+        )
+        path.chmod(0o755)
+        self.options(name)
+        return str(path)
+
+    def options(self, hook: str, *words: str) -> None:
+        """Further words for the next calls of *hook*."""
+        (self.folder / "hooks" / f"{hook}.options").write_text(" ".join(words))
+
+    def hook_environment(self, job: int, uid: int, gpus: str, **more: str) -> dict[str, str]:
+        """What slurmd tells a hook about a job, for calling one by hand."""
+        return {
+            "SLURM_JOB_ID": str(job),
+            "SLURM_JOB_UID": str(uid),
+            "SLURM_JOB_GPUS": gpus,
+            "SLURMD_NODENAME": self.node,
+            **more,
+        }
 
     @property
     def mounts(self) -> dict[str, str]:
@@ -223,7 +301,9 @@ class Cluster:
             "tests": str(HERE),
         }
         places |= {f"site{at}": path for at, path in enumerate(_libraries())}
-        return {f"{SHARED}/{name}": path for name, path in places.items()}
+        # Last: root's home, where hooks keep their state although nobody tells them HOME.
+        home = pwd.getpwuid(0).pw_dir
+        return {f"{SHARED}/{name}": path for name, path in places.items()} | {home: str(self.folder / "home")}
 
     # ---- environments ----
 
@@ -234,13 +314,16 @@ class Cluster:
 
     @property
     def gpu_environment(self) -> dict[str, str]:
-        """What a program inside the cluster needs to find its virtual GPU, and vram."""
+        """What a program of the cluster needs to find its virtual GPU, and vram."""
         found = self.gpu.environment({})
+        del found["LD_PRELOAD"]  # for programs of CUDA's runtime; the commands of Slurm would complain of it
         inside = str(SOURCES), f"{SHARED}/src"
+        unsearched = f"{SHARED}/python", f"{SHARED}/tests"
         return {key: value.replace(*inside) for key, value in found.items()} | {
             "PYTHONHOME": f"{SHARED}/python",
-            "PYTHONPATH": ":".join(path for path in self.mounts if not path.endswith(("python", "tests"))),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": ":".join(
+                path for path in self.mounts if path.startswith(SHARED) and path not in unsearched
+            ),
         }
 
     # ---- commands ----
@@ -265,6 +348,44 @@ class Cluster:
         )
         assert done.returncode == 0, done.stderr
         return int(done.stdout.partition(";")[0])
+
+    def srun(
+        self, *words: str, options: Sequence[str] = (), user: int = 65534
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as a job of its own, and wait for its end; the epilog may still run."""
+        return self.run("srun", "--chdir=/tmp", *options, *words, user=user, env=self.gpu_environment)
+
+    def leave(
+        self, kind: str, mib: int = 256, count: int = 1, *, options: Sequence[str], user: int = 65534
+    ) -> Left:
+        """Run a job that leaves something behind, and wait until its epilog is over."""
+        done = self.srun(*self.program(kind, mib, count), options=options, user=user)
+        assert done.returncode == 0, done.stderr
+        left = Left(**json.loads(done.stdout))
+        self.wait(int(left.job))
+        return left
+
+    def program(self, kind: str, mib: int = 256, count: int = 1) -> list[str]:
+        """The words that run leave.py inside the cluster."""
+        return [self.python, f"{SHARED}/tests/leave.py", kind, str(mib), str(count)]
+
+    def background(
+        self, *words: str, options: Sequence[str] = (), user: int = 65534, command: str = "srun", **env: str
+    ) -> Running:
+        """Start a job that goes on beside, or with another *command* a process outside; *words* print the
+        line of leave.py."""
+        process = subprocess.Popen(
+            [
+                # Where /mnt is what jobs see.
+                *("nsenter", f"--mount=/proc/{self.supervisor}/ns/mnt", "--wd=/tmp"),
+                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
+                *(command, *options, *words),
+            ],
+            env={"PATH": SYSTEM_PATH, "SLURM_CONF": str(self.conf), **self.gpu_environment, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        return Running(process)
 
     def job(self, job: int) -> dict[str, str]:
         """What slurmctld knows of *job*."""
@@ -301,7 +422,7 @@ class Cluster:
         path = self.folder / "log" / name
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def until(self, holds: Any, what: str, patience_s: float = PATIENCE_S) -> None:
+    def until(self, holds: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
         """Wait until *holds* says so; Slurm tells nobody, so it is asked again and again."""
         deadline = time.monotonic() + patience_s
         while not holds():
@@ -341,15 +462,10 @@ def _libraries() -> list[str]:
     )
 
 
-def _remove_cgroups(jobs: range) -> None:
+def _remove_cgroups(node: str) -> None:
     """What Slurm leaves of its control groups when its daemons are killed."""
-    for folder in Path("/sys/fs/cgroup").glob("*/slurm*/uid_*/job_*"):
-        if int(folder.name.removeprefix("job_")) in jobs:
-            for path in (
-                *sorted((each for each in folder.rglob("*") if each.is_dir()), reverse=True),
-                folder,
-            ):
-                try:
-                    path.rmdir()
-                except OSError:
-                    break
+    for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{node}"):
+        below = sorted((each for each in top.rglob("*") if each.is_dir()), reverse=True)
+        for path in (*below, top):
+            with suppress(OSError):
+                path.rmdir()

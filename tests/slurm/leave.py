@@ -1,13 +1,14 @@
 """A program that a job runs, and that leaves something on the GPU when it ends.
 
-    leave.py KIND MIB [COUNT]     prints one JSON line: {"pids": [...], "parent": PID}, then exits
+    leave.py KIND MIB [COUNT]     prints one JSON line: {"pids": [...], "job": ID, "gpus": GPUS}, then exits
 
 KIND: daemon    escaped (double fork, setsid), with a context of its own
       stubborn  the same, and it ignores SIGTERM
       stopped   the same, and it stopped itself
       forked    COUNT children that hold the memory of their dead parent
       exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
-      works     no leftover: allocates, prints, and computes until its standard input ends
+      late      a daemon that uses the GPU only once it is sent SIGUSR1
+      works     no leftover: allocates, prints, and stays
 
 Nothing of it ends by itself: the epilog does that, or the end of the cluster.
 """
@@ -34,14 +35,26 @@ def escape(tell: int, nbytes: int, kind: str) -> None:
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     if kind == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    driver.context()
-    driver.alloc(nbytes)
-    os.write(tell, b"%d\n" % os.getpid())
-    os.close(tell)
+    if kind == "late":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        os.write(tell, b"%d\n" % os.getpid())
+        os.close(tell)
+        signal.sigwait([signal.SIGUSR1])
+        driver.context()
+        driver.alloc(nbytes)
+    else:
+        use(tell, nbytes)
     if kind == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         signal.pause()
+
+
+def use(tell: int, nbytes: int) -> None:
+    driver.context()
+    driver.alloc(nbytes)
+    os.write(tell, b"%d\n" % os.getpid())
+    os.close(tell)
 
 
 def hold_of_the_dead(tell: int, nbytes: int, count: int) -> None:
@@ -88,8 +101,13 @@ def works(nbytes: int) -> None:
     driver.context()
     pointer = driver.alloc(nbytes)
     driver.fill(pointer, 0x5A, MIB)
-    print(json.dumps({"pids": [os.getpid()], "parent": os.getppid()}), flush=True)
+    say([os.getpid()])
     signal.pause()
+
+
+def say(pids: list[int]) -> None:
+    variables = {"job": os.environ.get("SLURM_JOB_ID"), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    print(json.dumps({"pids": pids, **variables}), flush=True)
 
 
 def main() -> None:
@@ -112,7 +130,7 @@ def main() -> None:
         pids = [int(line) for line in told]
     if kind not in ("exported", "dmabuf"):
         os.waitpid(child, 0)
-    print(json.dumps({"pids": pids, "parent": child}), flush=True)
+    say(pids)
     return None
 
 

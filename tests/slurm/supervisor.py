@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None, use_errno=True)
-MS_REC_PRIVATE = 0x44000
 
 
 def mount(source: str, target: str) -> None:
@@ -64,6 +64,7 @@ def reap(*_: object) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", "/mnt"], check=True)
     for pair in filter(None, sys.argv[2].split(",")):
         mount(*pair.split("="))
     signal.signal(signal.SIGCHLD, reap)
@@ -76,6 +77,7 @@ def main() -> None:
     finally:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end_all()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ Evidence = Literal["step", "cgroup", "environment"]
 
 Whose = Literal["job", "ended-job", "running-job", "user", "other", "system", "unknown"]
 """To whom held memory belongs: to the job that has ended, to one whose epilog has run before, to a job that
-runs now, to a process of the job's user outside every job, to somebody else, to a part of the system that is never
-touched, or nobody can tell."""
+runs now, to a process of the job's user outside every job, to somebody else, to a part of the system that is
+never touched, or nobody can tell."""
 
 HookVerdict = Literal["clean", "held", "unknown"]
 

@@ -85,7 +85,7 @@ def execute(
 
     *used_now* is what the plan's GPUs had in use a moment ago, where that was read. *together* ends all
     processes of a plan that has only kills and no goal at once, each for itself: one that cannot be ended
-    does not spare the others. Raises only while nothing was touched: from then on, what goes wrong is an
+    does not keep the others. Raises only while nothing was touched: from then on, what goes wrong is an
     outcome.
     """
     if together and (plan.goal_bytes is not None or any(step.kind != "kill" for step in plan.steps)):

@@ -14,14 +14,18 @@ SCONTROL = "/usr/bin/scontrol"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
-def drain(node: str | None, reason: str, scontrol: str = SCONTROL) -> bool:
-    """Set *node* to DRAIN, unless it is so already; return whether that was done. Raises where it fails."""
-    if not node or not _NODE.fullmatch(node):
-        raise UsageError(
-            f"{node or ''!r} is not the name of a node", hint="slurmd sets SLURMD_NODENAME; or use --node"
-        )
+def require_drainable(node: str, scontrol: str) -> None:
+    """Raise UsageError where *node* is no name, or *scontrol* no absolute path."""
+    if not _NODE.fullmatch(node):
+        hint = "slurmd sets SLURMD_NODENAME; or use --node"
+        raise UsageError(f"{node!r} is not the name of a node", hint=hint)
     if not os.path.isabs(scontrol):
         raise UsageError(f"{scontrol} is not an absolute path", hint=f"write --scontrol {SCONTROL}")
+
+
+def drain(node: str, reason: str, scontrol: str = SCONTROL) -> bool:
+    """Set *node* to DRAIN, unless it is so already; return whether that was done. Raises where it fails."""
+    require_drainable(node, scontrol)
     shown = _run(scontrol, "show", "node", "-o", node)
     state = re.search(r"\bState=(\S+)", shown)
     # Whoever drained it has said why, and that stays.

@@ -117,14 +117,19 @@ class Ender:
             return
         by_pid = {each.memory.pid: each for each in targets}
         grace_s = max(0.0, min(self._grace_s, self._deadline.left_s() / 3))
-        receipt = executor.execute(
-            self._host,
-            made,
-            timeout_s={**TIMEOUT_S, "kill": grace_s},
-            on_outcome=lambda outcome: self._note(outcome, by_pid),
-            used_now=used_in(ledger, made.gpus),
-            together=True,
-        )
+        try:
+            receipt = executor.execute(
+                self._host,
+                made,
+                timeout_s={**TIMEOUT_S, "kill": grace_s},
+                on_outcome=lambda outcome: self._note(outcome, by_pid),
+                used_now=used_in(ledger, made.gpus),
+                together=True,
+            )
+        except VramError as error:  # nothing was touched: the audit log cannot be written, say
+            for each in targets:
+                self._refused(each, str(error))
+            return
         returned = receipt.returned_bytes
         if returned is None or self.result.freed_bytes is None:
             self.result.freed_bytes = None

@@ -97,7 +97,7 @@ def prolog(
     return run.result(gpus, verdict, [*unmet, *reasons], inventory, held)
 
 
-def health(host: Host, node_name: str | None, options: HookOptions) -> HookResult:
+def health(host: Host, options: HookOptions) -> HookResult:
     """Say whether memory is held on any GPU that no running job accounts for; nothing is touched."""
     run = _Run(host, "health", None, replace(options, dry_run=True, all_gpus=True))
     ledger = read(host, run.deadline)

@@ -92,8 +92,9 @@ class _Judge:
         if is_of_earlier_job(who, facts, claimed, node):
             return "ended-job"
         if claimed.job is not None and (job is None or claimed.job != job.job):
-            # No step of that job is seen. It may have ended, and nobody here has seen that either.
-            return "unknown"
+            # No step of that job is seen. It may have ended, and nobody here has seen that either. Who is not
+            # of the job's user is not of the job, whatever he says.
+            return "unknown" if job is None or facts.uid == job.uid else "other"
         return "user" if job is not None and facts.uid == job.uid else "other"
 
 

@@ -51,6 +51,9 @@ class HookLog:
             }
         )
 
+    def drained(self, node: str, reason: str) -> None:
+        self._write({"event": "drained", "node": node, "reason": reason})
+
     def failed(self, message: str, exit_code: int) -> None:
         self._write({"event": "failed", "message": message, "exit_code": exit_code})
 

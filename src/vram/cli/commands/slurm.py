@@ -150,6 +150,10 @@ def run(args: Namespace) -> int:
 
     if args.log is not None and not os.path.isabs(args.log):
         raise UsageError(f"--log {args.log} is not an absolute path", hint="slurmd runs hooks in /")
+    if args.hook == "health" and args.drain:
+        from vram.slurm.drain import require_drainable
+
+        require_drainable(_node(args), args.scontrol)
     job = None if args.hook == "health" else job_of(os.environ)
     log = HookLog(args.hook, job, path=args.log, syslog=args.syslog)
     with _Watchdog(args, log):
@@ -163,6 +167,8 @@ def run(args: Namespace) -> int:
         code = _exit_code(args, result)
         log.result(result, code)
         _show(args, result)
+        if args.hook == "health" and args.drain:
+            _drain(args, result, log)
         if job is not None and args.job_output and (result.ended or result.held):
             from vram.report.slurm import text
             from vram.slurm.log import append_to_job_output
@@ -181,9 +187,7 @@ def _result(args: Namespace, job: SlurmJob | None, log: HookLog) -> HookResult:
     else:
         host = open_host(read_ahead_s=min(5.0, args.deadline))
     if args.hook == "health":
-        result = hooks.health(host, os.environ.get("SLURMD_NODENAME"), options)
-        _drain(args, result)
-        return result
+        return hooks.health(host, options)
     assert job is not None
     hook = hooks.epilog if args.hook == "epilog" else hooks.prolog
     return hook(host, job, options, log.ended)
@@ -206,13 +210,25 @@ def _options(args: Namespace) -> HookOptions:
     )
 
 
-def _drain(args: Namespace, result: HookResult) -> None:
-    counts = result.verdict == "held" or (result.verdict == "unknown" and args.unknown_counts)
-    if args.drain and counts:
-        from vram.report.slurm import drain_reason
-        from vram.slurm.drain import drain
+def _node(args: Namespace) -> str:
+    return args.node or os.environ.get("SLURMD_NODENAME") or ""
 
-        drain(args.node or os.environ.get("SLURMD_NODENAME"), drain_reason(result), args.scontrol)
+
+def _drain(args: Namespace, result: HookResult, log: HookLog) -> None:
+    if result.verdict != "held" and not (result.verdict == "unknown" and args.unknown_counts):
+        return
+    from vram.report.slurm import drain_reason
+    from vram.slurm.drain import drain
+
+    reason = drain_reason(result)
+    try:
+        if drain(_node(args), reason, args.scontrol):
+            log.drained(_node(args), reason)
+    except VramError as error:
+        # The answer stays the same; the next check tries again.
+        with suppress(OSError):
+            print(f"vram: {error}", file=sys.stderr, flush=True)
+        log.failed(str(error), _exit_code(args, result))
 
 
 def _exit_code(args: Namespace, result: HookResult) -> ExitCode:
