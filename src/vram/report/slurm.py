@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from vram.model.slurm import EndedProcess, Evidence, HookResult, JobHolder, Whose
 from vram.report.escape import inert
 from vram.report.json import encode
@@ -15,13 +17,13 @@ _BY: dict[Evidence | None, str] = {
     None: "",
 }
 _WHOSE: dict[Whose, str] = {
-    "job": "left by the job",
-    "ended-job": "left by an earlier job",
-    "running-job": "of a running job",
+    "job": "left by {job}",
+    "ended-job": "left by {job}",
+    "running-job": "of {job}, which runs",
     "user": "of the job's user, outside every job",
     "other": "of no job",
     "system": "a part of the system",
-    "unknown": "whose it is is unknown",
+    "unknown": "its owner is unknown",
 }
 _VERDICT = {
     "epilog": {"clean": "nothing of the job is held", "held": "memory of the job is still held"},
@@ -35,14 +37,17 @@ def json(result: HookResult) -> bytes:
     return encode(result)
 
 
-def text(result: HookResult) -> str:
-    """The result for people, and for logs that keep what is printed."""
+def text(result: HookResult, width: int | None = None) -> str:
+    """The result for people; lines are broken at *width*, and left whole for logs."""
     lines = [
         *map(_ended, result.ended),
         *map(_held, result.held),
-        *(f"{reason}" for reason in result.reasons),
+        *result.reasons,
     ]
-    return "".join(f"{inert(line)}\n" for line in (*lines, _verdict(result)))
+    whole = [inert(line) for line in (*lines, _verdict(result))]
+    if width is None:
+        return "".join(f"{line}\n" for line in whole)
+    return "".join(f"{fill(line, width, subsequent_indent='  ')}\n" for line in whole)
 
 
 def drain_reason(result: HookResult) -> str:
@@ -68,11 +73,9 @@ def _ended(each: EndedProcess) -> str:
 def _held(piece: JobHolder) -> str:
     amount = "unknown size" if piece.nbytes is None else size(piece.nbytes)
     where = f"GPU {piece.gpu}: {amount}"
-    whose = (
-        _WHOSE[piece.whose]
-        if piece.job_of_process is None
-        else f"{_WHOSE[piece.whose]}, job {piece.job_of_process}"
-    )
+    whose = _WHOSE[piece.whose].format(job=f"job {piece.job_of_process}")
+    if piece.whose == "unknown" and piece.job_of_process:
+        whose = f"of job {piece.job_of_process}, as it says, which nobody here has seen end"
     note = f"; {piece.note}" if piece.note else ""
     if piece.pid is None:
         return f"{where}: {whose}{note}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vram.cli.arguments import memory_size, seconds, seconds_or_none
 from vram.cli.prestart import open_host
-from vram.cli.terminal import emit
+from vram.cli.terminal import columns, emit, is_terminal
 from vram.errors import ExitCode, UsageError, VramError
 
 if TYPE_CHECKING:
@@ -269,7 +269,8 @@ def _show(args: Namespace, result: HookResult) -> None:
 
     # slurmd may have closed what it does not keep: that must not change the answer.
     with suppress(OSError, VramError):
-        emit(slurm.json(result) if args.json else slurm.text(result))
+        width = columns() if is_terminal() else None
+        emit(slurm.json(result) if args.json else slurm.text(result, width))
 
 
 class _Watchdog:
