@@ -79,6 +79,17 @@ class ShowConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkno
     commands: Literal["as-proc", "never", "always"] = "as-proc"
 
 
+class KubernetesConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Events on pods and the node, from inside a pod.
+
+    An empty ``node`` is $NODE_NAME; an empty ``account`` is the folder of the pod's service account.
+    """
+
+    events: bool = False
+    node: str = ""
+    account: str = ""
+
+
 class ServeConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Everything that serve.toml can say. ``policy`` tables are checked by the policies themselves."""
 
@@ -88,6 +99,7 @@ class ServeConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     history: HistoryConfig = HistoryConfig()
     textfile: TextfileConfig = TextfileConfig()
     show: ShowConfig = ShowConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     policy: tuple[dict[str, Any], ...] = field(default=())
 
     @property

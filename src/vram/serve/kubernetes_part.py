@@ -20,7 +20,6 @@ from vram.errors import ConfigError
 from vram.model.change import Change, Event
 from vram.serve.clock import Moment
 from vram.serve.config import KubernetesConfig, ServeConfig
-from vram.serve.kubernetes_api import ApiAnswer, ApiUnreachable, ClusterApi
 from vram.serve.part import PartHealth, ServicePart
 from vram.serve.state import Reading
 from vram.units import size
@@ -28,6 +27,7 @@ from vram.units import size
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from vram.serve.kubernetes_api import ApiAnswer, ClusterApi
     from vram.serve.service import Service
 
 BURST, REFILL_S = 25, 60.0
@@ -161,9 +161,9 @@ class KubernetesPart(ServicePart):
 
     name = "kubernetes"
 
-    def __init__(self, service: Service, api: ClusterApi | None = None) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._api = api
+        self._api: ClusterApi | None = None
         self._ledger: EventLedger | None = None
         self._sender: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -182,7 +182,9 @@ class KubernetesPart(ServicePart):
                 "kubernetes.events is on, and the node has no name",
                 hint="set NODE_NAME from spec.nodeName in the pod, or kubernetes.node",
             )
-        self._api = self._api or ClusterApi.of_this_pod(config.account)
+        from vram.serve.kubernetes_api import ClusterApi  # TLS is loaded only where it is used
+
+        self._api = ClusterApi.of_this_pod(config.account)
         self._ledger = EventLedger(node)
         self._sender = asyncio.create_task(self._send_on())
 
@@ -241,6 +243,8 @@ class KubernetesPart(ServicePart):
 
     async def _send(self, ledger: EventLedger, key: EventKey) -> float:
         """Send what is new of one event; returns how long the server wants us to wait."""
+        from vram.serve.kubernetes_api import ApiUnreachable
+
         known = ledger.known[key]
         count, path = known.count, f"/api/v1/namespaces/{key.about.events_namespace}/events"
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.serve.http_part import HttpPart
+from vram.serve.kubernetes_part import KubernetesPart
 from vram.serve.part import ServicePart
 from vram.serve.textfile import TextfilePart
 
@@ -15,5 +16,6 @@ if TYPE_CHECKING:
 # What others ask is started last: nobody meets half a service.
 PARTS: tuple[Callable[[Service], ServicePart], ...] = (
     TextfilePart,
+    KubernetesPart,
     HttpPart,
 )
