@@ -259,7 +259,8 @@ def places(config: ServeConfig, *, state: str | None = None, socket: str | None 
 
 def _state_folder() -> str:
     if folder := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
-        return folder
+        # With DynamicUser= systemd names a link of its own, which leads into /var/lib/private.
+        return os.path.realpath(folder)
     return "/var/lib/vram" if os.geteuid() == 0 else os.path.join(folders.state_path(), "vram")
 
 
