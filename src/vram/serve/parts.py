@@ -9,6 +9,8 @@ from vram.serve.history_part import HistoryPart
 from vram.serve.http_part import HttpPart
 from vram.serve.kubernetes_part import KubernetesPart
 from vram.serve.part import ServicePart
+from vram.serve.policy_part import PolicyPart
+from vram.serve.socket_part import SocketPart
 from vram.serve.textfile import TextfilePart
 
 if TYPE_CHECKING:
@@ -19,5 +21,7 @@ PARTS: tuple[Callable[[Service], ServicePart], ...] = (
     HistoryPart,
     TextfilePart,
     KubernetesPart,
+    PolicyPart,
+    SocketPart,
     HttpPart,
 )
