@@ -205,11 +205,10 @@ def test_the_service_takes_the_configuration(name: str) -> None:
 
 @needs("helm")
 def test_policies_of_the_actor_reach_the_service() -> None:
-    objects = render("actor.enabled=true", r'actor.policies=[[policy]]\nname = "first"'.replace("\\n", "\n"))
+    policies = '[[policy]]\nname = "first"\ndo = "end-leftovers"\n'
+    objects = render("actor.enabled=true", f"actor.policies={policies}")
     text = one(objects, "ConfigMap")["data"]["serve.toml"]
-    import tomllib
-
-    assert tomllib.loads(text)["policy"] == [{"name": "first"}]
+    assert config.parse(text.encode(), "serve.toml").policy == ({"name": "first", "do": "end-leftovers"},)
 
 
 @needs("helm")
