@@ -68,9 +68,8 @@ def test_the_command_is_one_that_vram_has(unit: str, tmp_path: Path) -> None:
 
 def test_an_observer_ignores_policies_and_the_socket(tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
-    config.write_text(
-        '[socket]\nenabled = true\n[[policy]]\nname = "ends"\ndo = "end-leftovers"\nmode = "act"\n'
-    )
+    policy = '[[policy]]\nname = "ends"\ndo = "end-leftovers"\nmode = "act"\nall = true\n'
+    config.write_text("[socket]\nenabled = true\n" + policy)
     command = [sys.executable, "-m", "vram", "serve", "--observe", "--check-config", "--config", str(config)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"^policies\s+none: it acts on no process$", answer, re.MULTILINE)
