@@ -142,7 +142,7 @@ def _meaning(config: ServeConfig, where: Places) -> str:
         ("history", history if config.history.enabled else "off"),
         ("textfile", config.textfile.path or "off"),
         ("commands", f"shown to readers over TCP: {config.show.commands}"),
-        ("events", "on the node and its pods, in Kubernetes" if config.kubernetes.events else "off"),
+        *((("events", "on the node and its pods, in Kubernetes"),) if config.kubernetes.events else ()),
         ("policies", str(len(config.policy)) if config.policy else "none: it acts on no process"),
     )
     return "".join(f"{name:<10}{text}\n" for name, text in lines)
