@@ -432,6 +432,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.fault(27)
 def test_hostile_names_are_inert(machine: Machine, opened: OpenPage) -> None:
     with machine.demo("contexts.reset", "1GiB", *HOSTILE) as program:
         page = opened(machine, width=1280)
@@ -533,6 +534,7 @@ def test_a_service_that_stops_and_starts_again(own_machine: Machine, opened: Ope
     page.until(f"!{row_of(program.pids['self'])}")
 
 
+@pytest.mark.fault(8)
 def test_a_lost_gpu_and_a_driver_that_is_gone_are_said_in_words(
     own_machine: Machine, opened: OpenPage
 ) -> None:
