@@ -52,7 +52,6 @@ class PageNow(Struct, frozen=True, kw_only=True):
     reading: str | None
     good_age_s: float | None
     ages_behind_s: float
-    reading_for_s: float
     error: str | None
     history: bool
     """Whether it is recorded and can be asked."""
@@ -125,7 +124,6 @@ def _now(service: Service, request: HttpRequest) -> HttpResponse:
             reading=kept.name if kept else None,
             good_age_s=service.age_of(state.good),
             ages_behind_s=kept.behind_s + now.since(kept.made) if kept else 0.0,
-            reading_for_s=service.source.waiting_s,
             error=state.last.error if state.last else None,
             history=service.config.history.enabled,
             policies=_policies_name(service),

@@ -56,6 +56,8 @@ function makeCard(label) {
   name.addEventListener("click", () => change({ gpu: state.gpu === String(card.gpu.gpu) ? "" : String(card.gpu.gpu) }, { step: true }));
   bar.addEventListener("pointermove", (event) => showTip(event.clientX, event.clientY, ...tipOf(card.gpu, event.target.dataset.kind)));
   bar.addEventListener("pointerleave", hideTip);
+  // A finger leaves as soon as it has touched; a touch is a click, too.
+  bar.addEventListener("click", (event) => showTip(event.clientX, event.clientY, ...tipOf(card.gpu, event.target.dataset.kind)));
   bar.addEventListener("blur", hideTip);
   bar.addEventListener("focus", () => {
     const box = bar.getBoundingClientRect();
