@@ -12,9 +12,9 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'slurm:epilog' 'slurm:prolog' 'slurm:health'
+            case 'serve:status' 'serve:free' 'serve:wait' 'serve:allow-park' 'slurm:epilog' 'slurm:prolog' 'slurm:health'
                 set path "$path $word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'run:-o' 'run:--output' 'run:--framework' 'run:--check' 'run:--pretend' 'run:--fail-at' 'attach:-o' 'attach:--output' 'attach:--framework' 'attach:--for' 'attach:--via' 'attach:--deadline' 'detach:--via' 'detach:--deadline' 'report:--by' 'report:--gpu' 'report:--process' 'report:--limit' 'report:--html' 'report:--export' 'report:-o' 'report:--output' 'report:--color' 'fit:--memory' 'fit:--color' 'serve:--config' 'serve:--listen' 'serve:--interval' 'serve:--socket' 'serve:--state' 'serve:--for' 'serve:--deadline' 'history:--gpu' 'history:--at' 'history:--from' 'history:--to' 'history:--limit' 'history:--points' 'history:--parquet' 'history:--file' 'history:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'slurm epilog:--grace' 'slurm epilog:--allow' 'slurm epilog:--log' 'slurm epilog:--deadline' 'slurm prolog:--require' 'slurm prolog:--grace' 'slurm prolog:--allow' 'slurm prolog:--log' 'slurm prolog:--deadline' 'slurm health:--expect' 'slurm health:--node' 'slurm health:--scontrol' 'slurm health:--allow' 'slurm health:--log' 'slurm health:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'run:-o' 'run:--output' 'run:--framework' 'run:--check' 'run:--pretend' 'run:--fail-at' 'attach:-o' 'attach:--output' 'attach:--framework' 'attach:--for' 'attach:--via' 'attach:--deadline' 'detach:--via' 'detach:--deadline' 'report:--by' 'report:--gpu' 'report:--process' 'report:--limit' 'report:--html' 'report:--export' 'report:-o' 'report:--output' 'report:--color' 'fit:--memory' 'fit:--color' 'serve:--config' 'serve:--listen' 'serve:--interval' 'serve:--socket' 'serve:--state' 'serve:--for' 'serve:--deadline' 'serve status:--socket' 'serve free:--gpu' 'serve free:--up-to' 'serve free:--finding' 'serve free:--pid' 'serve free:--digest' 'serve free:--grace' 'serve free:--deadline' 'serve free:--color' 'serve free:--socket' 'serve wait:--gpu' 'serve wait:--timeout' 'serve wait:--socket' 'serve allow-park:--socket' 'history:--gpu' 'history:--at' 'history:--from' 'history:--to' 'history:--limit' 'history:--points' 'history:--parquet' 'history:--file' 'history:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'slurm epilog:--grace' 'slurm epilog:--allow' 'slurm epilog:--log' 'slurm epilog:--deadline' 'slurm prolog:--require' 'slurm prolog:--grace' 'slurm prolog:--allow' 'slurm prolog:--log' 'slurm prolog:--deadline' 'slurm health:--expect' 'slurm health:--node' 'slurm health:--scontrol' 'slurm health:--allow' 'slurm health:--log' 'slurm health:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -298,16 +298,52 @@ complete -c vram -n '__vram_at \'fit\'' -l json -d 'one JSON object instead of t
 complete -c vram -n '__vram_at \'fit\'' -l ascii -d 'draw bars and lines without Unicode'
 complete -c vram -n '__vram_at \'fit\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
 
+complete -c vram -n '__vram_at \'serve\' 0' -a status -d 'How the service is, its policies, and what they decided'
+complete -c vram -n '__vram_at \'serve\' 0' -a free -d 'As `vram free`, planned and run by the service with your rights'
+complete -c vram -n '__vram_at \'serve\' 0' -a wait -d 'Wait until a GPU has room, then run a command on it'
+complete -c vram -n '__vram_at \'serve\' 0' -a allow-park -d 'Let your process be parked while it is idle and somebody waits for room'
 complete -c vram -n '__vram_at \'serve\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'serve\'' -l config -r -F -d 'read this instead of /etc/vram/serve.toml'
 complete -c vram -n '__vram_at \'serve\'' -l check-config -d 'say what the configuration means, and whether it is right'
 complete -c vram -n '__vram_at \'serve\'' -l listen -x -d 'listen there for HTTP; port 0 is a free one, \'\' is none (repeatable)'
+complete -c vram -n '__vram_at \'serve\'' -l observe -d 'never act: no socket, and no policies whatever the configuration says'
 complete -c vram -n '__vram_at \'serve\'' -l interval -x -d 'read this often, for example 5s'
 complete -c vram -n '__vram_at \'serve\'' -l socket -r -F -d 'the Unix socket for actions'
 complete -c vram -n '__vram_at \'serve\'' -l state -x -a '(__fish_complete_directories)' -d 'keep state and history in this private folder'
 complete -c vram -n '__vram_at \'serve\'' -l for -x -d 'end after this time'
 complete -c vram -n '__vram_at \'serve\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'serve\'' -l no-windows -d 'in WSL2, do not query Windows (starts no PowerShell)'
+complete -c vram -n '__vram_at \'serve\'; and contains -- -- (commandline -opc)' -a '(complete -C (string replace -r \'^.*? -- \' \'\' -- (commandline -cp)))'
+
+complete -c vram -n '__vram_at \'serve status\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'serve status\'' -l json -d 'one JSON object instead of text'
+complete -c vram -n '__vram_at \'serve status\'' -l socket -r -F -d 'the socket of the service (default: /run/vram/vram.sock, then your own)'
+
+complete -c vram -n '__vram_at \'serve free\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'serve free\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only on these GPUs (repeatable)'
+complete -c vram -n '__vram_at \'serve free\'' -l up-to -x -a 'trim park kill' -d 'the most harmful action allowed'
+complete -c vram -n '__vram_at \'serve free\'' -l park-idle -d 'also park idle processes of yours'
+complete -c vram -n '__vram_at \'serve free\'' -l finding -x -a 'VR101 VR102 VR103 VR104 VR105 VR106 VR107 VR201 VR202 VR203 VR204 VR205 VR206 VR207 VR301 VR302 VR303 VR401 VR402 VR403 VR404 VR405 VR406 VR407 VR501 VR601 VR602 VR603 VR604' -d 'only what this finding names'
+complete -c vram -n '__vram_at \'serve free\'' -l pid -x -k -a '(__vram_live pid)' -d 'only this process'
+complete -c vram -n '__vram_at \'serve free\'' -l dry-run -d 'only show the plan and touch nothing'
+complete -c vram -n '__vram_at \'serve free\'' -l yes -s y -d 'run the plan without asking; without it and without a terminal, the plan is only shown'
+complete -c vram -n '__vram_at \'serve free\'' -l digest -x -d 'run the plan only if it has this digest (8 digits or more), as an earlier --dry-run showed'
+complete -c vram -n '__vram_at \'serve free\'' -l json -d 'one JSON object instead of text; never asks'
+complete -c vram -n '__vram_at \'serve free\'' -l grace -x -d 'wait S seconds after SIGTERM before SIGKILL (default: 10)'
+complete -c vram -n '__vram_at \'serve free\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
+complete -c vram -n '__vram_at \'serve free\'' -l ascii -d 'draw bars and lines without Unicode'
+complete -c vram -n '__vram_at \'serve free\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
+complete -c vram -n '__vram_at \'serve free\'' -l socket -r -F -d 'the socket of the service (default: /run/vram/vram.sock, then your own)'
+
+complete -c vram -n '__vram_at \'serve wait\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'serve wait\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'on one of these (repeatable)'
+complete -c vram -n '__vram_at \'serve wait\'' -l timeout -x -d 'give up after S seconds (exit code 21)'
+complete -c vram -n '__vram_at \'serve wait\'' -l socket -r -F -d 'the socket of the service (default: /run/vram/vram.sock, then your own)'
+
+complete -c vram -n '__vram_at \'serve allow-park\' 0' -k -a '(__vram_live pid)'
+complete -c vram -n '__vram_at \'serve allow-park\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'serve allow-park\'' -l revoke -d 'do not allow it any more'
+complete -c vram -n '__vram_at \'serve allow-park\'' -l socket -r -F -d 'the socket of the service (default: /run/vram/vram.sock, then your own)'
 
 complete -c vram -n '__vram_at \'history\' 0' -a 'holders' -d 'who held memory at --at, or at the last reading (the default)'
 complete -c vram -n '__vram_at \'history\' 0' -a 'ghosts' -d 'memory of dead processes, and since when'

@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from vram import folders, untrusted
 from vram.errors import ConfigError, UsageError
+from vram.policy.config import read_policies
 from vram.units import parse_duration, parse_size
 
 PORT = 9838
@@ -79,6 +80,17 @@ class ShowConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkno
     commands: Literal["as-proc", "never", "always"] = "as-proc"
 
 
+class KubernetesConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Events on pods and the node, from inside a pod.
+
+    An empty ``node`` is $NODE_NAME; an empty ``account`` is the folder of the pod's service account.
+    """
+
+    events: bool = False
+    node: str = ""
+    account: str = ""
+
+
 class ServeConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Everything that serve.toml can say. ``policy`` tables are checked by the policies themselves."""
 
@@ -88,6 +100,7 @@ class ServeConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     history: HistoryConfig = HistoryConfig()
     textfile: TextfileConfig = TextfileConfig()
     show: ShowConfig = ShowConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     policy: tuple[dict[str, Any], ...] = field(default=())
 
     @property
@@ -126,7 +139,7 @@ def parse(data: bytes, path: str) -> ServeConfig:
         check(config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_plain(error)}", hint="see docs/guides/serve.md for its keys") from error
-    except UsageError as error:
+    except (UsageError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}", hint=error.hint) from error
     return config
 
@@ -152,6 +165,7 @@ def check(config: ServeConfig) -> None:
         raise UsageError(
             f"textfile.path is {textfile}", hint="a whole path ending in .prom: node_exporter reads no other"
         )
+    read_policies(list(config.policy))
     for name, path in (("socket.path", config.socket.path), ("history.path", config.history.path)):
         if path and not os.path.isabs(path):
             raise UsageError(f"{name} is {path}", hint="write a whole path, beginning with /")
@@ -247,7 +261,8 @@ def places(config: ServeConfig, *, state: str | None = None, socket: str | None 
 
 def _state_folder() -> str:
     if folder := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
-        return folder
+        # With DynamicUser= systemd names a link of its own, which leads into /var/lib/private.
+        return os.path.realpath(folder)
     return "/var/lib/vram" if os.geteuid() == 0 else os.path.join(folders.state_path(), "vram")
 
 

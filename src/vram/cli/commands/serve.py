@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from vram.cli.arguments import add_deadline_argument, add_windows_argument, seconds
 from vram.cli.source import roots
 from vram.cli.terminal import emit
-from vram.errors import ExitCode
+from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.serve.config import Places, ServeConfig
@@ -37,7 +37,12 @@ exit codes: 0 after SIGTERM, Ctrl-C or --for, 5 a configuration that is wrong,
 
 # Words that ask a running service instead of starting one (`vram serve status`): the module of each, with
 # HELP, add_arguments and run as a command has them.
-CLIENTS: dict[str, str] = {}
+CLIENTS: dict[str, str] = {
+    "status": "vram.cli.serve_clients.status",
+    "free": "vram.cli.serve_clients.free",
+    "wait": "vram.cli.serve_clients.wait",
+    "allow-park": "vram.cli.serve_clients.allow_park",
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,6 +59,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="listen there for HTTP; port 0 is a free one, '' is none (repeatable)",
     )
+    parser.add_argument(
+        "--observe",
+        action="store_true",
+        help="never act: no socket, and no policies whatever the configuration says",
+    )
     parser.add_argument("--interval", metavar="DURATION", help="read this often, for example 5s")
     parser.add_argument("--socket", metavar="PATH", help="the Unix socket for actions")
     parser.add_argument("--state", metavar="FOLDER", help="keep state and history in this private folder")
@@ -69,7 +79,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     if module := CLIENTS.get(getattr(args, "client", None) or ""):
+        _require_no_command(args)
         return cast("int", import_module(module).run(args))
+    _require_no_command(args)
     config = _configuration(args)
     from vram.serve.config import places
 
@@ -96,6 +108,11 @@ def run(args: Namespace) -> int:
     return ExitCode.OK
 
 
+def _require_no_command(args: Namespace) -> None:
+    if args.command and getattr(args, "client", None) != "wait":
+        raise UsageError("only `vram serve wait` runs a command", hint="vram serve wait 20GiB -- COMMAND")
+
+
 def _configuration(args: Namespace) -> ServeConfig:
     """The file's configuration, with what the options say instead."""
     from msgspec.structs import replace
@@ -107,6 +124,8 @@ def _configuration(args: Namespace) -> ServeConfig:
         config = replace(config, interval=args.interval)
     if args.listen is not None:
         config = replace(config, http=replace(config.http, listen=tuple(args.listen)))
+    if args.observe:
+        config = replace(config, socket=replace(config.socket, enabled=False), policy=())
     check(config)
     return config
 
@@ -123,6 +142,7 @@ def _meaning(config: ServeConfig, where: Places) -> str:
         ("history", history if config.history.enabled else "off"),
         ("textfile", config.textfile.path or "off"),
         ("commands", f"shown to readers over TCP: {config.show.commands}"),
+        *((("events", "on the node and its pods, in Kubernetes"),) if config.kubernetes.events else ()),
         ("policies", str(len(config.policy)) if config.policy else "none: it acts on no process"),
     )
     return "".join(f"{name:<10}{text}\n" for name, text in lines)
