@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.slurm.cluster import Left, Running
 from tests.slurm.conftest import Site
 from tests.slurm.test_epilog import DAEMON, NOBODY, by_hand
+from vram.report.schema import generate
 from vram.virtualgpu.demos import PROGRAMS
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -88,6 +90,7 @@ def test_a_process_is_of_the_job_whose_control_group_it_is_in(
         found["left"].pids[0]: "cgroup",
         found["subuid"].pids[0]: "cgroup",
     }
+    jsonschema.validate(result, generate("slurm"))
     alive = {name for name, each in found.items() if each.living()}
     assert alive == set(names) - {"left", "subuid"}
     # The job's user has processes there that no job accounts for: whose they are, nobody can tell.

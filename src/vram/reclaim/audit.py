@@ -59,7 +59,7 @@ def log_refusal(record: Mapping[str, Any]) -> None:
 
 def log_decision(record: Mapping[str, Any]) -> None:
     """Log what a policy decided, and why. Raises AuditUnavailable, and then it may not be carried out."""
-    _append({"event": "decided", **_header(), **record})
+    _append([{"event": "decided", **_header(), **record}])
 
 
 @contextmanager
