@@ -19,6 +19,7 @@ COMMANDS = (
     *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("run", "attach", "detach", "report", "fit"),
     *("doctor", "oom"),
+    *("fleet",),
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),
 )
@@ -41,7 +42,7 @@ class CommandModule(Protocol):
 
 
 # Names and options of these may stand in any order: `vram lab run --json kill-nine`.
-MIXED = frozenset(("lab", "report"))
+MIXED = frozenset(("fleet", "lab", "report"))
 # What follows the first -- of these is a command to run, and none of our own words.
 RUNNERS = frozenset(("borrow", "run"))
 
