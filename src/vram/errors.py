@@ -11,6 +11,9 @@ VramError
 │   └── NewerSnapshot        a newer version of vram wrote it
 ├── BadTrace            a trace file cannot be read                exit 5
 ├── BadInput            another input is damaged or cut short      exit 5
+├── ConfigError         a configuration file is wrong              exit 5
+├── AlreadyRunning      another service has the state folder       exit 24
+├── CannotListen        an address or socket cannot be used        exit 25
 ├── NothingFound        what was searched for is not in the input   exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
 ├── LeakDetected        a scope gained device memory and kept it
@@ -66,6 +69,8 @@ class ExitCode(IntEnum):
     TIMED_OUT = 21
     WRONG_SYSTEM = 22
     CANNOT_RECORD = 23
+    ALREADY_RUNNING = 24
+    CANNOT_LISTEN = 25
     CHECK_FAILED = 90
     """A check of `vram run --check` does not hold. Few programs end with this code."""
     INTERNAL = 70
@@ -160,6 +165,24 @@ class BadInput(VramError):
     """An input is damaged, or ends where it may not."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class ConfigError(VramError):
+    """A configuration file is missing, is not TOML, or says something that cannot be meant."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class AlreadyRunning(VramError):
+    """Another service has the state folder; two would act twice."""
+
+    exit_code = ExitCode.ALREADY_RUNNING
+
+
+class CannotListen(VramError):
+    """An address is taken, not ours, or a socket lies where others could have put it."""
+
+    exit_code = ExitCode.CANNOT_LISTEN
 
 
 class NothingFound(VramError):

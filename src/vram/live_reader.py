@@ -25,6 +25,7 @@ from vram.model.observation import Survey
 WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
 READ, READ_WHOLE = b"r", b"w"
 _GRACE_S = 0.5
+_MOST_ABANDONED = 3  # that hang in the kernel: the next one would hang there too
 
 
 class ReaderOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +130,9 @@ class ReaderClient:
         self._child: Child | None = None
         self._inbox = Inbox()
         self._asked_at: float | None = None
+        self._abandoned: list[Child] = []
+        self.launches = 0
+        """How often the process was started."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_reading: Callable[[LiveReading], None] | None = None
 
@@ -144,6 +148,7 @@ class ReaderClient:
     def launch(self) -> None:
         """Start the process and its first reading: it can go on while the view is still being made."""
         self._child = spawn(self._command, two_way=True)
+        self.launches += 1
         self._inbox, self._asked_at = Inbox(), None
         self.ask()
 
@@ -158,6 +163,12 @@ class ReaderClient:
         if self._asked_at is not None:
             return False
         if self._child is None:
+            self._abandoned = [each for each in self._abandoned if not each.end(0.0)]
+            if len(self._abandoned) >= _MOST_ABANDONED:
+                self._hand_on(
+                    _failed("reading processes hang in the kernel and cannot be ended; none is started")
+                )
+                return False
             try:
                 self.launch()
             except OSError as error:
@@ -180,7 +191,7 @@ class ReaderClient:
         except OSError:
             part = b""
         if not part:
-            self.close()
+            self.abandon()
             self._hand_on(_failed("the reading process has ended; it is started again"))
             return
         for (body,) in self._inbox.add(part):
@@ -191,6 +202,19 @@ class ReaderClient:
         if self._on_reading is not None:
             self._on_reading(reading)
 
+    def abandon(self) -> None:
+        """Kill a process that does not answer, without waiting for its end; the next question starts another.
+
+        One that hangs in the kernel cannot end yet: it is collected later.
+        """
+        child, self._child, self._asked_at = self._child, None, None
+        if child is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(child.pipe)
+            child.hang_up()
+            self._abandoned.append(child)
+        self._abandoned = [each for each in self._abandoned if not each.end(0.0)]
+
     def close(self) -> None:
         """End the process; one that hangs in the kernel is left behind, and ends when it wakes up."""
         child, self._child, self._asked_at = self._child, None, None
@@ -200,6 +224,8 @@ class ReaderClient:
             child.hang_up()
             if not child.wait(_GRACE_S):
                 child.end(_GRACE_S)
+        for each in self._abandoned:
+            each.end(0.0)
 
 
 def _failed(message: str) -> LiveReading:

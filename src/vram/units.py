@@ -48,6 +48,23 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_duration(text: str) -> float:
+    """Read "5s", "10min", "1.5h", "30d" or "2w" as seconds; a number without its unit is refused."""
+    word = text.strip().lower().replace(" ", "")
+    digits = word.rstrip("abcdefghijklmnopqrstuvwxyz")
+    scale = _SECONDS.get(word[len(digits) :])
+    try:
+        number = float(digits) if digits.isascii() and "_" not in digits else -1.0
+    except ValueError:
+        number = -1.0
+    if scale is None or not 0 <= number * scale <= 1e10:
+        raise UsageError(f"{text!r} is not a duration", hint="write it like 5s, 10min, 12h or 30d")
+    return number * scale
+
+
 def counted(number: int, noun: str) -> str:
     """Put a number before its noun: "1 process", "3 processes"."""
     plural = noun + ("es" if noun.endswith("s") else "s")

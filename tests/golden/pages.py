@@ -182,6 +182,7 @@ def _still(situation: Situation) -> dict[str, str]:
         "explain": vram("explain", "VR101") + vram("explain", "fragmented") + vram("explain", "VR999"),
         "report": _report(vram),
         "fit": _fit(),
+        "serve": _serve(situation),
         "doctor": _doctor(),
         "help": vram("help") + vram("help", "wyh"),
         "completion": vram("completion") + vram("completion", "--help"),
@@ -197,6 +198,17 @@ def _snapshot(path: Path) -> Path:
     survey = replace(world.survey(), probes=(ProbeRun("nvml", "ok", 0.01),))
     path.write_bytes(msgspec.json.encode(survey))
     return path
+
+
+def _serve(situation: Situation) -> str:
+    """What a configuration means, and words that cannot be meant."""
+    page = ""
+    for text in ('interval = "10s"\n', 'intervall = "10s"\n', '[http]\nlisten = "0.0.0.0:9838"\n'):
+        (situation.folder / "serve.toml").write_text(text)
+        words = ("--config", "serve.toml", "--state", "/tmp/state", "--socket", "/tmp/vram.sock")
+        page += f"# {text.strip().splitlines()[-1]}\n"
+        page += situation.in_process("serve", "--check-config", *words)
+    return page
 
 
 def _doctor() -> str:

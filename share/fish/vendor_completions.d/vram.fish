@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'run:-o' 'run:--output' 'run:--framework' 'run:--check' 'run:--pretend' 'run:--fail-at' 'attach:-o' 'attach:--output' 'attach:--framework' 'attach:--for' 'attach:--via' 'attach:--deadline' 'detach:--via' 'detach:--deadline' 'report:--by' 'report:--gpu' 'report:--process' 'report:--limit' 'report:--html' 'report:--export' 'report:-o' 'report:--output' 'report:--color' 'fit:--memory' 'fit:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'run:-o' 'run:--output' 'run:--framework' 'run:--check' 'run:--pretend' 'run:--fail-at' 'attach:-o' 'attach:--output' 'attach:--framework' 'attach:--for' 'attach:--via' 'attach:--deadline' 'detach:--via' 'detach:--deadline' 'report:--by' 'report:--gpu' 'report:--process' 'report:--limit' 'report:--html' 'report:--export' 'report:-o' 'report:--output' 'report:--color' 'fit:--memory' 'fit:--color' 'serve:--config' 'serve:--listen' 'serve:--interval' 'serve:--socket' 'serve:--state' 'serve:--for' 'serve:--deadline' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -66,6 +66,7 @@ complete -c vram -n __vram_needs_command -a attach -d 'Record the GPU allocation
 complete -c vram -n __vram_needs_command -a detach -d 'Stop recording a process'
 complete -c vram -n __vram_needs_command -a report -d 'Read a trace: which line allocated, what was live at the peak, what was never freed'
 complete -c vram -n __vram_needs_command -a fit -d 'Read a trace: which cards would it have fitted, and how much would be left'
+complete -c vram -n __vram_needs_command -a serve -d 'A service: metrics for Prometheus, a JSON API, a web page, history, policies'
 complete -c vram -n __vram_needs_command -a doctor -d 'Check what works on this host, and how to fix what does not'
 complete -c vram -n __vram_needs_command -a oom -d 'Explain an out-of-memory error from a message or a log'
 complete -c vram -n __vram_needs_command -a snapshot -d 'Save everything vram reads to a file, for `vram why --from`'
@@ -292,6 +293,17 @@ complete -c vram -n '__vram_at \'fit\'' -l memory -x -d 'judge a card with this 
 complete -c vram -n '__vram_at \'fit\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'fit\'' -l ascii -d 'draw bars and lines without Unicode'
 complete -c vram -n '__vram_at \'fit\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
+
+complete -c vram -n '__vram_at \'serve\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'serve\'' -l config -r -F -d 'read this instead of /etc/vram/serve.toml'
+complete -c vram -n '__vram_at \'serve\'' -l check-config -d 'say what the configuration means, and whether it is right'
+complete -c vram -n '__vram_at \'serve\'' -l listen -x -d 'listen there for HTTP; port 0 is a free one, \'\' is none (repeatable)'
+complete -c vram -n '__vram_at \'serve\'' -l interval -x -d 'read this often, for example 5s'
+complete -c vram -n '__vram_at \'serve\'' -l socket -r -F -d 'the Unix socket for actions'
+complete -c vram -n '__vram_at \'serve\'' -l state -x -a '(__fish_complete_directories)' -d 'keep state and history in this private folder'
+complete -c vram -n '__vram_at \'serve\'' -l for -x -d 'end after this time'
+complete -c vram -n '__vram_at \'serve\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
+complete -c vram -n '__vram_at \'serve\'' -l no-windows -d 'in WSL2, do not query Windows (starts no PowerShell)'
 
 complete -c vram -n '__vram_at \'doctor\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'doctor\'' -l for -x -a 'why who check free trim park borrow kill reset deep' -d 'check only what one command needs: why, who, check, free, trim, park, borrow, kill, reset, deep (deep is `why --deep`)'
@@ -566,6 +578,7 @@ complete -c vram -n '__vram_at \'help\' 0' -a 'attach'
 complete -c vram -n '__vram_at \'help\' 0' -a 'detach'
 complete -c vram -n '__vram_at \'help\' 0' -a 'report'
 complete -c vram -n '__vram_at \'help\' 0' -a 'fit'
+complete -c vram -n '__vram_at \'help\' 0' -a 'serve'
 complete -c vram -n '__vram_at \'help\' 0' -a 'doctor'
 complete -c vram -n '__vram_at \'help\' 0' -a 'oom'
 complete -c vram -n '__vram_at \'help\' 0' -a 'snapshot'

@@ -18,6 +18,7 @@ COMMANDS = (
     *("why", "ps", "top", "who", "watch", "inside", "check"),
     *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("run", "attach", "detach", "report", "fit"),
+    *("serve",),
     *("doctor", "oom"),
     *("fleet",),
     *("snapshot", "explain", "lab", "demo", "virtual"),

@@ -22,6 +22,8 @@ from vram.model.ledger import Holder, Ledger, ParkedProcess
 # How many readings in a row must show something before it is reported: what is there for a moment, while
 # a context is made or a family of processes exits, is not worth a line.
 _READINGS = {"ghost": 2, "unattributed": 2, "hidden": 2, "finding": 3}
+READINGS_TO_CONFIRM = max(_READINGS.values())
+"""After so many comparisons with the same ledger, another one reports nothing."""
 # A second reading follows at once for these. Findings can wait.
 _URGENT = ("ghost", "unattributed", "hidden")
 # In how many readings a process that is parked no more must be missing on its GPUs to have ended.

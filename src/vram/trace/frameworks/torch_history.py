@@ -162,7 +162,7 @@ def stack_of(snapshot: Snapshot, number: int) -> CallStack:
 # ---- what was where, when ----
 
 
-class Moment(NamedTuple):
+class PeakUse(NamedTuple):
     """The state after an event (-1: before the first)."""
 
     event: int
@@ -207,7 +207,7 @@ class GpuHistory:
         for address, (nbytes, stack) in self.live.items():
             yield Block(address, nbytes, stack, began.get(address), None)
 
-    def moment_of_most_use(self, since_us: int) -> Moment | None:
+    def moment_of_most_use(self, since_us: int) -> PeakUse | None:
         """The event after which tensors held most, from *since_us* up to the next return of a segment.
 
         A segment that makes a GPU's peak is taken right before the tensor that needed it: the fullest moment
@@ -218,7 +218,7 @@ class GpuHistory:
         first, last = since_us - CLOCK_ERROR_US, since_us + CLOCK_ERROR_US
         if reserved and events.time_us and events.time_us[0] > last:
             return None
-        best = Moment(-1, used, reserved)
+        best = PeakUse(-1, used, reserved)
         for number, action in enumerate(events.action):
             time_us = events.time_us[number]
             if action in RETURNS and time_us > last:
@@ -226,7 +226,7 @@ class GpuHistory:
             used += USED[action] * events.nbytes[number]
             reserved += RESERVED[action] * events.nbytes[number]
             if time_us < first or used >= best.used:
-                best = Moment(number, used, reserved)
+                best = PeakUse(number, used, reserved)
         return best
 
     def _before_the_history(self) -> tuple[int, int]:

@@ -1,0 +1,128 @@
+"""``vram serve``: the service that reads at an interval, remembers, and answers.
+
+    vram serve
+    vram serve --check-config --config ./serve.toml
+    vram serve --listen 127.0.0.1:0 --state ./state --for 60
+
+It runs in the foreground until SIGTERM or Ctrl-C; SIGHUP reads the configuration again.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from vram.cli.arguments import add_deadline_argument, add_windows_argument, seconds
+from vram.cli.source import roots
+from vram.cli.terminal import emit
+from vram.errors import ExitCode
+
+if TYPE_CHECKING:
+    from vram.serve.config import Places, ServeConfig
+
+NAME = "serve"
+HELP = "a service: metrics for Prometheus, a JSON API, a web page, history, policies"
+
+_EPILOG = """\
+Reading over HTTP needs no password, and is answered on this machine alone unless
+the configuration says otherwise; it changes nothing. Without a configuration file
+the defaults hold, which act on no process.
+
+Needs prometheus-client: pip install 'vram[serve]'.
+
+exit codes: 0 after SIGTERM, Ctrl-C or --for, 5 a configuration that is wrong,
+24 another service has the state folder, 25 the address is taken."""
+
+
+# Words that ask a running service instead of starting one (`vram serve status`): the module of each, with
+# HELP, add_arguments and run as a command has them.
+CLIENTS: dict[str, str] = {}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument("--config", metavar="FILE", help="read this instead of /etc/vram/serve.toml")
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="say what the configuration means, and whether it is right",
+    )
+    parser.add_argument(
+        "--listen",
+        action="append",
+        metavar="HOST:PORT",
+        help="listen there for HTTP; port 0 is a free one, '' is none (repeatable)",
+    )
+    parser.add_argument("--interval", metavar="DURATION", help="read this often, for example 5s")
+    parser.add_argument("--socket", metavar="PATH", help="the Unix socket for actions")
+    parser.add_argument("--state", metavar="FOLDER", help="keep state and history in this private folder")
+    parser.add_argument("--for", dest="duration", type=seconds, metavar="SECONDS", help="end after this time")
+    add_deadline_argument(parser)
+    add_windows_argument(parser)
+    below = parser.add_subparsers(dest="client", metavar="COMMAND") if CLIENTS else None
+    for name, module in CLIENTS.items():
+        client = import_module(module)
+        assert below is not None
+        client.add_arguments(below.add_parser(name, help=client.HELP))
+
+
+def run(args: Namespace) -> int:
+    if module := CLIENTS.get(getattr(args, "client", None) or ""):
+        return cast("int", import_module(module).run(args))
+    config = _configuration(args)
+    from vram.serve.config import places
+
+    where = places(config, state=args.state, socket=args.socket)
+    if args.check_config:
+        emit(_meaning(config, where))
+        return ExitCode.OK
+    from vram.serve.metrics import require_library
+
+    require_library()
+    import asyncio
+    import gc
+
+    from vram.live_reader import ReaderOptions
+    from vram.serve.service import Service
+
+    proc_root, sys_root = roots()
+    options = ReaderOptions(
+        proc_root=proc_root, sys_root=sys_root, ask_windows=not args.no_windows, deadline_s=args.deadline
+    )
+    gc.enable()
+    service = Service(config, where, reader=options, load=lambda: _configuration(args))
+    asyncio.run(service.run(args.duration))
+    return ExitCode.OK
+
+
+def _configuration(args: Namespace) -> ServeConfig:
+    """The file's configuration, with what the options say instead."""
+    from msgspec.structs import replace
+
+    from vram.serve.config import check, load
+
+    config = load(args.config)
+    if args.interval is not None:
+        config = replace(config, interval=args.interval)
+    if args.listen is not None:
+        config = replace(config, http=replace(config.http, listen=tuple(args.listen)))
+    check(config)
+    return config
+
+
+def _meaning(config: ServeConfig, where: Places) -> str:
+    http = ", ".join(f"http://{each}" for each in config.http.addresses) or "off"
+    kept = f"kept for {config.history.keep}, at most {config.history.most}"
+    history = f"{config.history.path or where.history}, {kept}"
+    lines = (
+        ("reads", f"every {config.interval}"),
+        ("HTTP", http + (", reachable from other machines" if config.http.allow_remote else "")),
+        ("socket", where.socket if config.socket.enabled else "off"),
+        ("state", where.state),
+        ("history", history if config.history.enabled else "off"),
+        ("textfile", config.textfile.path or "off"),
+        ("commands", f"shown to readers over TCP: {config.show.commands}"),
+        ("policies", str(len(config.policy)) if config.policy else "none: it acts on no process"),
+    )
+    return "".join(f"{name:<10}{text}\n" for name, text in lines)

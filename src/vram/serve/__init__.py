@@ -1,0 +1,1 @@
+"""``vram serve``: one service a machine that reads at an interval, remembers, and answers."""

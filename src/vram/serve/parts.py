@@ -1,0 +1,19 @@
+"""The parts of the service, in the order in which they start and take readings. A new part is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vram.serve.http_part import HttpPart
+from vram.serve.part import ServicePart
+from vram.serve.textfile import TextfilePart
+
+if TYPE_CHECKING:
+    from vram.serve.service import Service
+
+# What others ask is started last: nobody meets half a service.
+PARTS: tuple[Callable[[Service], ServicePart], ...] = (
+    TextfilePart,
+    HttpPart,
+)

@@ -1,0 +1,264 @@
+"""The service: one event loop in one thread that asks for a reading at an interval and hands it to its parts.
+
+It never touches the driver: a reading process does (:mod:`vram.live_reader`), which is killed and started
+anew where it does not answer. Requests are answered from the last reading, whatever the driver does then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from vram.errors import VramError
+from vram.live_reader import LiveReading, ReaderClient, ReaderOptions
+from vram.serve import config as configuration
+from vram.serve.clock import Moment, ServiceClock, SystemClock
+from vram.serve.config import Places, ServeConfig
+from vram.serve.lock import StateFolder
+from vram.serve.log import ServiceLog
+from vram.serve.part import GuardedPart, Health, PartHealth, ServicePart, worst
+from vram.serve.state import Reading, ServiceState
+from vram.serve.systemd import SystemdNotifier
+
+CONFIRM_S = 1.0
+"""What was there in one reading only is confirmed by another, this much later."""
+PART_S = 20.0
+"""A part that takes longer with a reading is interrupted; it must not hold the others up."""
+CLOSE_S = 5.0
+COLLECT_AFTER = 100
+"""Readings between two full collections; Python's own come too seldom in a process that runs for weeks."""
+
+
+class ReadingPort(Protocol):
+    """Where readings come from: the reading process, or what a test has in its place."""
+
+    @property
+    def launches(self) -> int: ...
+    @property
+    def waiting_s(self) -> float: ...
+    def listen(self, on_reading: Callable[[LiveReading], None]) -> None: ...
+    def ask(self, whole: bool = False) -> bool: ...
+    def abandon(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Service:
+    """Everything that runs in the service's process; parts and routes get it whole."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        places: Places,
+        *,
+        config_path: str | None = None,
+        reader: ReaderOptions | None = None,
+        source: ReadingPort | None = None,
+        clock: ServiceClock | None = None,
+        log: ServiceLog | None = None,
+        load: Callable[[], ServeConfig] | None = None,
+    ) -> None:
+        self.config = config
+        self.places = places
+        self.clock = clock or SystemClock()
+        self.log = log or ServiceLog()
+        self.state = ServiceState(self.clock.now())
+        self.reader_options = reader or ReaderOptions()
+        self.source: ReadingPort = source or ReaderClient(self.reader_options)
+        self.parts: tuple[GuardedPart, ...] = ()
+        self.reloaded_well = True
+        self.reloaded_at: Moment = self.state.started
+        self._load = load or (lambda: configuration.load(config_path))
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._arrived: asyncio.Future[LiveReading] | None = None
+        self._folder: StateFolder | None = None
+        self._notifier = SystemdNotifier()
+        self._reloading: asyncio.Future[bool] | None = None
+
+    # ---- what parts and routes ask ----
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a reading has been taken, so that there is something to answer with."""
+        return self.state.good is not None
+
+    @property
+    def most_reading_s(self) -> float:
+        """After so long the reading process is killed: it has its own, shorter deadlines."""
+        return 3 * self.reader_options.deadline_s + 15.0
+
+    @property
+    def stale_after_s(self) -> float:
+        """From which age on the last good reading means that the service does not work."""
+        return 3 * self.config.interval_s + 2 * self.most_reading_s
+
+    def age_of(self, reading: Reading | None) -> float | None:
+        return None if reading is None else self.clock.now().since(reading.moment)
+
+    def health(self) -> tuple[Health, tuple[tuple[str, PartHealth], ...]]:
+        """How the whole is, and each part by its name."""
+        parts = (("reading", self._reading_health()), *((each.name, each.health()) for each in self.parts))
+        return worst(each.status for _, each in parts), parts
+
+    def _reading_health(self) -> PartHealth:
+        age_s, last = self.age_of(self.state.good), self.state.last
+        if age_s is None:
+            waited_s = self.clock.now().since(self.state.started)
+            return PartHealth(
+                "failed" if waited_s > self.stale_after_s else "degraded", "nothing was read yet"
+            )
+        if age_s > self.stale_after_s:
+            return PartHealth("failed", f"the last good reading is {age_s:.0f} s old")
+        if last is not None and last.error is not None:
+            return PartHealth("degraded", last.error)
+        if not self.reloaded_well:
+            return PartHealth("degraded", "the configuration file is wrong; the one before is in use")
+        return PartHealth()
+
+    def part(self, name: str) -> ServicePart | None:
+        return next((each.part for each in self.parts if each.name == name), None)
+
+    def read_soon(self) -> None:
+        """Have the next reading now: somebody acted, and the memory has changed."""
+        self._hurry.set()
+
+    # ---- its life ----
+
+    async def run(self, for_s: float | None = None) -> None:
+        """Run until a signal, or for *for_s* seconds. Raises VramError where it cannot start."""
+        from vram.serve.parts import PARTS
+
+        self._folder = StateFolder(self.places.state)
+        try:
+            self.parts = tuple(GuardedPart(make(self), self.log) for make in PARTS)
+            try:
+                await self._start()
+                await self._until_stopped(for_s)
+            finally:
+                await self._close()
+        finally:
+            self._folder.close()
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload_soon)
+        self.source.listen(self._on_reading)
+        for part in self.parts:
+            await part.part.start()
+        self._notifier.ready("reading every " + self.config.interval)
+
+    def stop(self) -> None:
+        """End after what is being done now."""
+        self._stop.set()
+        self._hurry.set()
+
+    async def _until_stopped(self, for_s: float | None) -> None:
+        """Wait for the end; a loop that has failed ends the service, so that systemd starts it again."""
+        jobs = [asyncio.create_task(self._read_on()), asyncio.create_task(self._stop.wait())]
+        if self._notifier.watchdog_s is not None:
+            jobs.append(asyncio.create_task(self._watchdog(self._notifier.watchdog_s)))
+        try:
+            done, _ = await asyncio.wait(jobs, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _close(self) -> None:
+        self._notifier.stopping()
+        for part in reversed(self.parts):
+            await part.call(part.part.close(), CLOSE_S)
+        self.source.close()
+
+    async def _watchdog(self, every_s: float) -> None:
+        while True:
+            self._notifier.alive()
+            await asyncio.sleep(every_s)
+
+    # ---- readings ----
+
+    async def _read_on(self) -> None:
+        readings = 0
+        while not self._stop.is_set():
+            began = self.clock.now()
+            self._hurry.clear()
+            found = await self._read()
+            await self._hand_on(self.state.take(found, self.clock.now()))
+            readings += 1
+            if readings == 1:
+                gc.collect()
+                gc.freeze()  # all that is imported stays: it need not be looked at again
+            elif readings % COLLECT_AFTER == 0:
+                gc.collect()
+            await self._pause(self.clock.now().since(began))
+
+    async def _read(self) -> LiveReading:
+        """One reading; a reading process that does not answer is given up."""
+        self._arrived = asyncio.get_running_loop().create_future()
+        self.source.ask()
+        try:
+            async with asyncio.timeout(self.most_reading_s):
+                return await self._arrived
+        except TimeoutError:
+            self.source.abandon()
+            return _failed(
+                f"no reading within {self.most_reading_s:.0f} s; the reading process is started again"
+            )
+        finally:
+            self._arrived = None
+            self.state.reader_restarts = max(0, self.source.launches - 1)
+
+    def _on_reading(self, found: LiveReading) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(found)
+
+    async def _hand_on(self, reading: Reading) -> None:
+        for part in self.parts:
+            await part.call(part.part.on_reading(reading), PART_S)
+
+    async def _pause(self, took_s: float) -> None:
+        """Wait for the rest of the interval, or until somebody wants a reading."""
+        interval_s = self.config.interval_s
+        if self.state.needs_confirmation:
+            interval_s = min(interval_s, CONFIRM_S)
+        sleep = asyncio.ensure_future(self.clock.sleep(max(interval_s - took_s, 0.05)))
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait((sleep, hurry), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            hurry.cancel()
+
+    # ---- another configuration ----
+
+    def reload_soon(self) -> None:
+        """Read the configuration again; a wrong one is reported, and the one before stays."""
+        self._reloading = asyncio.ensure_future(self.reload())
+
+    async def reload(self) -> bool:
+        self._notifier.reloading()
+        try:
+            config = self._load()
+        except VramError as error:
+            self.reloaded_well = False
+            self.log.error(f"the configuration stays as it was: {error}")
+        else:
+            self.config, self.reloaded_well, self.reloaded_at = config, True, self.clock.now()
+            for part in self.parts:
+                await part.call(part.part.reload(config), PART_S)
+            self.log.info("the configuration was read again")
+        self._notifier.ready("reading every " + self.config.interval)
+        return self.reloaded_well
+
+
+def _failed(message: str) -> LiveReading:
+    taken_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return LiveReading(taken_at=taken_at, took_s=0.0, error=message)

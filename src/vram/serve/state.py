@@ -1,0 +1,147 @@
+"""What the service knows now: the last reading, the changes before it, ghosts and since when they are there.
+
+Nothing here grows with time: changes are the last thousand, ghosts those of the last ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from msgspec import Struct
+
+from vram.diagnosis.changes import READINGS_TO_CONFIRM, Comparison
+from vram.diagnosis.leftover import code_of
+from vram.ledger.processes import living_holders
+from vram.live_reader import LiveReading
+from vram.model.change import Change, Event
+from vram.model.finding import Finding
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
+from vram.serve.clock import Moment
+from vram.units import MIB
+
+MOST_CHANGES = 1000
+LEAST_CHANGE = 64 * MIB
+_ANSWERS = ("ok", "denied", "unsupported")
+
+GhostKey = tuple[object, ...]
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """One reading as the parts get it.
+
+    ``ledger`` and ``findings`` are the last known ones: the same objects as before where nothing has changed,
+    and where ``error`` says why there is nothing newer. None: nothing was ever read.
+    """
+
+    moment: Moment
+    ledger: Ledger | None
+    findings: tuple[Finding, ...]
+    changes: tuple[Change, ...] = ()
+    error: str | None = None
+    took_s: float = 0.0
+    ages_behind_s: float = 0.0
+
+
+class NumberedChange(Struct, frozen=True):
+    """A change and its place in the order of all that this service has reported, from 1."""
+
+    number: int
+    change: Change
+
+
+class Ghost(Struct, frozen=True, kw_only=True):
+    """Memory of a dead owner that a living process holds, and the moment from which this service knows it."""
+
+    gpu: int
+    entries: tuple[Entry, ...]
+    code: str
+    since: Moment
+
+    @property
+    def nbytes(self) -> int:
+        return known_bytes(self.entries)
+
+
+class ServiceState:
+    """The last readings in short. ``last`` is the newest, ``good`` the newest without an error."""
+
+    def __init__(self, started: Moment) -> None:
+        self.started = started
+        self.last: Reading | None = None
+        self.good: Reading | None = None
+        self.changes: deque[NumberedChange] = deque(maxlen=MOST_CHANGES)
+        self.changes_by_event: Counter[Event] = Counter()
+        self.ghosts: dict[GhostKey, Ghost] = {}
+        self.readings: Counter[str] = Counter()
+        self.reader_restarts = 0
+        self._last_number = 0
+        self._compared = 0  # how often the ledger of now was compared
+        self._comparison = Comparison(LEAST_CHANGE)
+
+    @property
+    def needs_confirmation(self) -> bool:
+        """Whether another reading should follow soon."""
+        return self._comparison.needs_confirmation
+
+    def take(self, found: LiveReading, moment: Moment) -> Reading:
+        """Remember what was read at *moment*; returns it for the parts."""
+        before = self.last
+        ledger, findings = (before.ledger, before.findings) if before else (None, ())
+        changes: tuple[Change, ...] = ()
+        if found.error is None and found.ledger is not None:
+            ledger, findings, self._compared = found.ledger, found.findings, 0
+        if found.error is None and ledger is not None and self._compared < READINGS_TO_CONFIRM:
+            self._compared += 1
+            changes = self._comparison.compare(ledger, findings)
+            self._number(changes)
+            self._note_ghosts(ledger, moment)
+        reading = Reading(
+            moment=moment,
+            ledger=ledger,
+            findings=findings,
+            changes=changes,
+            error=found.error,
+            took_s=found.took_s,
+            ages_behind_s=found.ages_behind_s,
+        )
+        self.readings["ok" if found.error is None else "failed"] += 1
+        self.last = reading
+        if found.error is None:
+            self.good = reading
+        return reading
+
+    def changes_after(self, number: int) -> tuple[NumberedChange, ...]:
+        return tuple(each for each in self.changes if each.number > number)
+
+    def _number(self, changes: tuple[Change, ...]) -> None:
+        for change in changes:
+            self._last_number += 1
+            self.changes_by_event[change.event] += 1
+            self.changes.append(NumberedChange(self._last_number, change))
+
+    def _note_ghosts(self, ledger: Ledger, moment: Moment) -> None:
+        """A GPU that does not answer proves nothing: its ghosts are kept."""
+        silent = {gpu.index for gpu in ledger.gpus if gpu.status not in _ANSWERS}
+        found = {key: each for key, each in self.ghosts.items() if each.gpu in silent}
+        for key, (gpu, code, entries) in _ghosts(ledger).items():
+            known = self.ghosts.get(key)
+            since = known.since if known else moment
+            found[key] = Ghost(gpu=gpu.index, entries=tuple(entries), code=code, since=since)
+        self.ghosts = found
+
+
+def _ghosts(ledger: Ledger) -> dict[GhostKey, tuple[GpuLedger, str, list[Entry]]]:
+    found: dict[GhostKey, tuple[GpuLedger, str, list[Entry]]] = {}
+    for gpu in ledger.gpus:
+        for entry in gpu.accounted:
+            if code := code_of(entry):
+                key = (gpu.uuid or gpu.index, code, _whose(entry))
+                found.setdefault(key, (gpu, code, []))[2].append(entry)
+    return found
+
+
+def _whose(entry: Entry) -> object:
+    """The dead owner; where no list names it, the first of the holders. Holders may come and go."""
+    if entry.charged_pid is not None:
+        return entry.charged_pid
+    return min(((each.pid, each.started_at or 0) for each in living_holders(entry)), default=None)

@@ -1,0 +1,167 @@
+"""Who reads, and what of it that reader may see: never more than /proc would show without us.
+
+Over TCP nobody is known. There the command of a process is shown where every user of the machine could read
+it in /proc; what only its owner could read (the executable, names from its environment) is not shown at all.
+A reader whom the kernel names (SO_PEERCRED) sees everything of its own processes; root sees everything.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from typing import Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.diagnosis.engine import diagnose
+from vram.model.change import Change
+from vram.model.finding import Finding
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly
+from vram.model.process import Workload
+from vram.serve.config import ShowConfig
+
+Shown = Literal["everything", "commands", "users", "nothing"]
+"""What everybody sees of a process of somebody else: all, command and user, the user, or its pid alone."""
+
+_Named = TypeVar("_Named", Holder, Change)
+
+
+class Viewer(Struct, frozen=True):
+    """A reader. ``uid`` is None over TCP; ``names`` are those under which its own processes are listed."""
+
+    uid: int | None
+    names: frozenset[str]
+    others: Shown
+
+    def ledger(self, ledger: Ledger) -> Ledger:
+        """*ledger* as this reader may see it."""
+        return ledger if self.others == "everything" else self._ledger(ledger, keeps_executables=False)
+
+    def findings(self, ledger: Ledger, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """What *ledger* means, in sentences that name nothing which this reader may not see.
+
+        The same rules judge a ledger without those names. Executables are left in it, since they tell what is
+        protected; no rule writes them, but the one about those that were deleted.
+        """
+        if self.others == "everything":
+            return findings
+        return diagnose(self._ledger(ledger, keeps_executables=True))
+
+    def change(self, change: Change) -> Change:
+        return change if self._is_open(change.user) else self._stripped(change)
+
+    # ---- what is left of a process ----
+
+    def _is_open(self, user: str | None) -> bool:
+        return self.others == "everything" or (user is not None and user in self.names)
+
+    def _stripped(self, named: _Named) -> _Named:
+        return replace(
+            named,
+            command=named.command if self.others == "commands" else None,
+            user=named.user if self.others in ("commands", "users") else None,
+            workload=_without_names(named.workload),
+        )
+
+    def _holder(self, holder: Holder, keeps_executables: bool) -> Holder:
+        if self._is_open(holder.user):
+            return holder
+        shown = self._stripped(holder)
+        if keeps_executables:
+            return replace(shown, executable="") if holder.executable_deleted and holder.executable else shown
+        return replace(shown, executable=None, executable_trusted=None)
+
+    def _entry(self, entry: Entry, keeps: bool) -> Entry:
+        if not entry.holders:
+            return entry
+        return replace(
+            entry,
+            holder=entry.holder and self._holder(entry.holder, keeps),
+            co_holders=tuple(self._holder(each, keeps) for each in entry.co_holders),
+        )
+
+    def _open_only(self, each: OpenOnly, keeps: bool) -> OpenOnly:
+        return replace(each, holder=self._holder(each.holder, keeps))
+
+    def _gpu(self, gpu: GpuLedger, keeps: bool) -> GpuLedger:
+        system = gpu.system
+        return replace(
+            gpu,
+            entries=tuple(self._entry(each, keeps) for each in gpu.entries),
+            open_only=tuple(self._open_only(each, keeps) for each in gpu.open_only),
+            system=system
+            and replace(system, entries=tuple(self._entry(each, keeps) for each in system.entries)),
+        )
+
+    def _ledger(self, ledger: Ledger, *, keeps_executables: bool) -> Ledger:
+        parked = tuple(
+            each
+            if self._is_open(each.user)
+            else replace(
+                each,
+                command=each.command if self.others == "commands" else None,
+                user=each.user if self.others in ("commands", "users") else None,
+            )
+            for each in ledger.parked
+        )
+        return replace(
+            ledger, gpus=tuple(self._gpu(each, keeps_executables) for each in ledger.gpus), parked=parked
+        )
+
+
+def _without_names(workload: Workload) -> Workload:
+    """The ids that a cgroup's path shows to everybody, without what runtimes and environments call them."""
+    return replace(
+        workload, container_name=None, pod_name=None, claimed_job=None, job_name=None, notebook=None
+    )
+
+
+def viewer(uid: int | None, show: ShowConfig, proc_root: str = "/proc") -> Viewer:
+    """The reader *uid*, as the kernel named it; None where nobody did."""
+    if uid is not None and uid in (0, os.geteuid()):
+        return Viewer(uid, frozenset(), "everything")
+    return Viewer(uid, _names(uid), _shown_to_others(uid, show, proc_root))
+
+
+def _shown_to_others(uid: int | None, show: ShowConfig, proc_root: str) -> Shown:
+    if show.commands == "always":
+        return "everything" if uid is None else "commands"
+    by_proc = shown_by_proc(proc_root)
+    if show.commands == "never" and uid is None:
+        return "users" if by_proc == "commands" else by_proc
+    return by_proc
+
+
+def _names(uid: int | None) -> frozenset[str]:
+    if uid is None:
+        return frozenset()
+    try:
+        return frozenset((pwd.getpwuid(uid).pw_name, str(uid)))
+    except KeyError:
+        return frozenset((str(uid),))
+
+
+def shown_by_proc(proc_root: str = "/proc") -> Shown:
+    """What /proc shows to everybody, by its mount option hidepid; nothing where that cannot be told."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return "nothing"
+    return hidepid_of(lines, os.path.normpath(proc_root))
+
+
+def hidepid_of(mounts: list[str], mount_point: str) -> Shown:
+    """The same, from the lines of mountinfo; the last mount over a folder is the one that is seen."""
+    shown: Shown = "nothing"
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.split(" ")
+        if len(fields) < 6 or len(kind) < 3 or fields[4] != mount_point or kind[0] != "proc":
+            continue
+        options = {*fields[5].split(","), *kind[2].split(",")}
+        hidepid = next((each.partition("=")[2] for each in options if each.startswith("hidepid=")), "0")
+        by_value: dict[str, Shown] = {"0": "commands", "off": "commands", "1": "users", "noaccess": "users"}
+        shown = by_value.get(hidepid, "nothing")
+    return shown
