@@ -1,4 +1,4 @@
-"""Snapshots made to harm whoever reads them: thousands of them cost little, and none gets further than a line."""
+"""Snapshots made to harm whoever reads them: thousands cost little, and none gets further than a line."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _ssh_of(pid: int) -> int:
     ],
 )
 def test_names_that_are_no_host_names_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is not a host name|names no host|cannot read"):
+    with pytest.raises(UsageError, match=r"is not a host name|names no host|cannot read"):
         host_list(name if not name.startswith("@") else f"x,{name}")
 
 

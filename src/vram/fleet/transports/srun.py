@@ -12,8 +12,10 @@ from vram.errors import UsageError, VramError
 from vram.fleet.programs import Programs
 from vram.fleet.transport import CommandResult, NodeAddress, NodeFailed
 
-_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}", re.ASCII)
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}"
+_LISTED = re.compile(rf"^NodeName=({_NAME}) .*?\bNodeHostName=({_NAME})(?: |$)", re.ASCII | re.MULTILINE)
 _LIST_S = 30.0
+_MOST_LIST = 64 << 20
 _NOT_FOUND = 127
 _JOB, _NODES = "SLURM_JOB_ID", "SLURM_JOB_NODELIST"
 
@@ -34,16 +36,16 @@ class SrunNodes:
         self._programs = Programs()
 
     def nodes(self) -> tuple[NodeAddress, ...]:
-        argv = [self._scontrol, "show", "hostnames", os.environ[_NODES]]
+        """The nodes of the job; a node's name in Slurm need not be its host name."""
+        argv = [self._scontrol, "--oneliner", "show", "node", os.environ[_NODES]]
         try:
-            listed = self._programs.run(argv, until=time.monotonic() + _LIST_S, nbytes=1 << 22)
+            listed = self._programs.run(argv, until=time.monotonic() + _LIST_S, nbytes=_MOST_LIST)
         except NodeFailed as error:
             raise VramError(f"scontrol does not name the nodes of the job: {error}") from error
-        names = listed.output.decode(errors="replace").split()
-        if listed.status or not names or not all(map(_NODE.fullmatch, names)):
+        found = _LISTED.findall(listed.output.decode(errors="replace"))
+        if listed.status or not found:
             raise VramError(f"scontrol does not name the nodes of the job: {listed.last_words}")
-        # A node's name in Slurm need not be its host name (NodeHostname), but nearly always is.
-        return tuple(NodeAddress(name, name, (name,)) for name in names)
+        return tuple(NodeAddress(name, name, (name, host)) for name, host in found)
 
     def run(
         self, node: NodeAddress, words: Sequence[str], *, until: float, nbytes: int = 1 << 20
