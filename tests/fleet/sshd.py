@@ -1,4 +1,4 @@
-"""Real SSH servers on loopback, one for each node: own keys, ports of the kernel's choice, ~/.ssh untouched."""
+"""Real SSH servers on loopback, one a node: own keys, ports of the kernel's choice, ~/.ssh untouched."""
 
 from __future__ import annotations
 
