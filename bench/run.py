@@ -24,6 +24,7 @@ from bench.cases import (  # noqa: E402
     answer,
     buffer,
     driver,
+    fleet,
     free,
     growth,
     imports,
@@ -66,6 +67,7 @@ CASES = {
     "oom": oom,
     "trace": trace,
     "trace-page": trace_page,
+    "fleet": fleet,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)

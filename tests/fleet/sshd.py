@@ -36,8 +36,8 @@ class SshCluster:
 
     def close(self) -> None:
         self.gate.open()
-        for server in self._servers:
-            server.close()
+        while self._servers:
+            self._servers.pop().close()
         for each in self._sockets:
             each.close()
 

@@ -52,7 +52,7 @@ def test_named_nodes_are_shown_whole(folder: Path) -> None:
         (("--from", "{folder}", "--node", "gpu-4"), "there is no node 'gpu-4'"),
         (("--from", "{folder}", "free"), "recorded nodes cannot be acted on"),
         (("free", "--from", "{folder}"), "recorded nodes cannot be acted on"),
-        (("--from", "{folder}", "--yes"), "--yes is for `vram fleet free`"),
+        (("--from", "{folder}", "--yes"), "--yes and --socket are for"),
         (("--from", "{folder}", "--ssh-option", "Port=1"), "are for --hosts"),
         (("--from", "{folder}", "--vram", "x"), "recorded ones run nothing"),
         (("--hosts=-oProxyCommand=x",), "is not a host name"),

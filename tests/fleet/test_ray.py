@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fleet.conftest import RayFleet, vram_fleet
+from tests.fleet.conftest import ROOT, RayFleet, vram_fleet
+from tests.fleet.snapshots import haunted, write
 from vram.units import GIB
 
+GUIDE = ROOT / "docs" / "guides" / "fleet.md"
 DEADLINE = ("--deadline", "15")
 
 
@@ -56,3 +61,20 @@ def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
     assert run.status == 3
     assert "no Ray cluster answers at 127.0.0.1:1" in run.errors
     assert "Traceback" not in run.errors
+
+
+def test_the_history_is_read_with_ray_data_as_the_guide_says(ray_fleet: RayFleet, tmp_path: Path) -> None:
+    for needed in ("pyarrow", "pandas"):
+        pytest.importorskip(needed, reason=f"Ray Data needs {needed}: pip install 'ray[data]'")
+    write(tmp_path, haunted("gpu-2"))
+    assert vram_fleet("--from", tmp_path, "--parquet", tmp_path / "history").status == 0
+    (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    environment = {**os.environ, "RAY_ADDRESS": ray_fleet.address, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("history/", f"{tmp_path}/history/")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "'node': 'gpu-2'" in done.stdout, done.stderr[-2000:]

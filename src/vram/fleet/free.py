@@ -35,10 +35,14 @@ _MAY_HAVE_RUN = "whether its plan ran is in the audit log of its service"
 
 
 class FleetPlanner:
-    """Plans and runs for the nodes of *source*; ``done`` has what is known so far."""
+    """Plans and runs for the nodes of *source*; ``done`` has what is known so far.
 
-    def __init__(self, source: Transport, options: CollectOptions) -> None:
+    *socket* is the path of the services' socket on the nodes; None: where it usually is.
+    """
+
+    def __init__(self, source: Transport, options: CollectOptions, socket: str | None = None) -> None:
         self._source, self._options = source, options
+        self._socket = (f"--socket={socket}",) if socket else ()
         self._addresses: dict[str, NodeAddress] = {}
         self._until = 0.0
         self.done: dict[str, FleetFree] = {}
@@ -126,7 +130,7 @@ class FleetPlanner:
 
     def _asked(self, node: NodeAddress, words: Sequence[str], until: float) -> ReclaimReport | FleetFree:
         """The service's answer; a line where there is none, or where it refused."""
-        result = self._source.run(node, words, until=until, nbytes=_MOST_ANSWER)
+        result = self._source.run(node, (*words, *self._socket), until=until, nbytes=_MOST_ANSWER)
         try:
             return untrusted.decode(result.output, ReclaimReport)
         except untrusted.Rejected as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 
 from msgspec import Struct
 
@@ -82,7 +83,7 @@ def rejected(name: str, code: NodeCode, message: str) -> FleetNode:
 
 def _read(data: bytes) -> Survey:
     try:
-        return bundle.loads(data, "its answer")
+        return bundle.loads(data, "it")
     except NewerSnapshot as error:
         raise _Rejected("other-version", str(error)) from error
     except BadSnapshot as error:
@@ -193,7 +194,7 @@ def _node(survey: Survey, asked: JudgeRequest, nbytes: int) -> FleetNode:
         virtual=survey.host.virtual or any(gpu.facts and gpu.facts.virtual for gpu in ledger.gpus),
         nbytes=nbytes,
         gpus=gpus,
-        ghosts=tuple(_ghost(row) for row in rows(ledger) if row.state == "ghost")[:_MOST_GHOSTS],
+        ghosts=tuple(_ghosts(ledger)) if any(gpu.leftover_bytes for gpu in gpus) else (),
         shares=tuple(_shares(ledger, left, asked.by)) if asked.by else (),
     )
 
@@ -248,6 +249,12 @@ def _state(gpus: Sequence[FleetGpu], code: NodeCode | None) -> NodeState:
     if any(gpu.unexplained_bytes for gpu in gpus):
         return "unexplained"
     return "ok" if code is None else "incomplete"
+
+
+def _ghosts(ledger: Ledger) -> Iterator[FleetGhost]:
+    """The largest, in the order of `vram ps`."""
+    ghosts = (row for row in rows(ledger) if row.state == "ghost")
+    return (_ghost(row) for row in islice(ghosts, _MOST_GHOSTS))
 
 
 def _ghost(row: ProcessRow) -> FleetGhost:

@@ -11,11 +11,13 @@ import os
 import select
 import sys
 import time
+from importlib import import_module
 from typing import Any
 
 import msgspec
 
 _WAIT_S = 0.05
+_ERRORS_ONLY = 40  # of the module logging
 
 
 class RayStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,20 +118,17 @@ def _say(answers: Any, answer: msgspec.Struct) -> None:
 
 def _connected(address: str) -> tuple[RayCluster, _Driver | None]:
     try:
-        import logging
-
-        import ray
+        ray: Any = import_module("ray")
     except ImportError:
         return RayCluster(code="no-ray", error="Ray is not installed here"), None
     try:
         ray.init(
             address=address,
             log_to_driver=False,
-            logging_level=logging.ERROR,
+            logging_level=_ERRORS_ONLY,
             configure_logging=False,
         )
-        listed = ray.nodes()  # type: ignore[no-untyped-call]
-        return RayCluster(nodes=tuple(_nodes(listed))), _Driver(ray)
+        return RayCluster(nodes=tuple(_nodes(ray.nodes()))), _Driver(ray)
     except Exception as error:  # of every kind, from every layer of Ray
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         mismatch = "ersion mismatch" in str(error)
@@ -158,6 +157,7 @@ class _Driver:
         # By value: where vram is missing or older on a node, an import of this module would fail there.
         ray.cloudpickle.register_pickle_by_value(sys.modules[run_on_node.__module__])
         self._task = ray.remote(num_cpus=0, max_retries=0)(run_on_node)
+        self._affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         self._running: dict[Any, tuple[RayCommand, float]] = {}
 
     def serve(self, answers: Any) -> None:
@@ -173,10 +173,8 @@ class _Driver:
             self._finish(answers)
 
     def _begin(self, command: RayCommand, answers: Any) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         try:
-            there = NodeAffinitySchedulingStrategy(command.node_id, soft=False)
+            there = self._affinity(command.node_id, soft=False)
             reference = self._task.options(scheduling_strategy=there).remote(
                 list(command.vram), list(command.words), command.within_s, command.nbytes
             )

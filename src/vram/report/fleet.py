@@ -175,7 +175,7 @@ def _failures(nodes: Sequence[FleetNode], options: RenderOptions) -> Iterator[Te
     for (state, code), group in groupby(unread, key=lambda node: (node.state, node.code)):
         members = list(group)
         line = Text(no_wrap=True, overflow="ignore")
-        line.append(f"{state}, {code}: ", style=_STYLES[state])
+        line.append(f"{code}: ", style=_STYLES[state])
         room = max(20, options.width - line.cell_len)
         yield line.append(options.short(_reason(members), room))
 
@@ -317,7 +317,7 @@ def _free_lines(node: FleetFree, width: int, options: RenderOptions) -> Iterator
 def _free_sum(report: FleetFreeReport, options: RenderOptions) -> Text:
     planned = [node for node in report.nodes if node.state == "planned"]
     failed = [node for node in report.nodes if node.state in ("refused", "unread", "partly")]
-    trouble = options.clean(f" · {counted(len(failed), 'node')} not as planned") if failed else ""
+    trouble = options.clean(f" · {counted(len(failed), 'node')} not freed") if failed else ""
     if report.executed:
         return Text(f"freed {size(report.returned_bytes or 0)}{trouble}", style="bold")
     if not planned:

@@ -51,6 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--json", action="store_true", help="one JSON object instead of text")
     option("--parquet", metavar="FOLDER", help="also add what was read to this history of Parquet files")
     option("--yes", "-y", action="store_true", help="with free: run the plans without asking")
+    option("--socket", metavar="PATH", help="with free: the services' socket on the nodes")
     option("--vram", metavar="WORDS", help="the command on the nodes (default: vram), e.g. 'sudo -n vram'")
     option("--parallel", type=_count, default=32, metavar="N", help="ask N nodes at once (default: 32)")
     option("--deadline", type=seconds, default=20.0, metavar="S", help="seconds for each node (default: 20)")
@@ -100,8 +101,8 @@ def _require_sense(args: Namespace) -> None:
         raise UsageError("recorded nodes cannot be acted on", hint="--hosts, --ray or --srun reach them")
     if args.verb and (args.by or args.parquet):
         raise UsageError("--by and --parquet are about reading", hint="leave them out, or leave out `free`")
-    if args.yes and not args.verb:
-        raise UsageError("--yes is for `vram fleet free`")
+    if (args.yes or args.socket is not None) and not args.verb:
+        raise UsageError("--yes and --socket are for `vram fleet free`")
     if (args.ssh_config or args.ssh_option) and args.hosts is None:
         raise UsageError("--ssh-config and --ssh-option are for --hosts")
     if args.folder is not None and args.vram:
@@ -196,7 +197,7 @@ def _shown(args: Namespace, report: FleetReport) -> int:
 def _free(args: Namespace, source: Transport | RecordedNodes, read: FleetReport) -> int:
     from vram.fleet.free import FleetPlanner, exit_code
 
-    planner = FleetPlanner(source, _options(args))  # type: ignore[arg-type]
+    planner = FleetPlanner(source, _options(args), args.socket)  # type: ignore[arg-type]
     plans = planner.plan(read)
     _show_free(args, plans, final=False)
     if not any(node.state == "planned" for node in plans.nodes):

@@ -77,6 +77,8 @@ class SshNodes:
             *("-o", "BatchMode=yes"),
             *("-o", f"ConnectTimeout={max(1, round(connect_s))}"),
             *("-o", "ClearAllForwardings=yes"),
+            # A snapshot is text that repeats itself: a thirtieth of it travels.
+            *("-o", "Compression=yes"),
         ]
         self._programs = Programs()
 
