@@ -13,6 +13,7 @@ import msgspec
 
 from vram.model.change import Change, WatchState
 from vram.model.fleet import FleetFreeReport, FleetReport
+from vram.model.history import GhostsReport, HoldersReport, SearchReport, SeriesReport, WasteReport
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
@@ -33,6 +34,11 @@ REPORTS: dict[str, Any] = {
     "fit": FitReport,
     "fleet": FleetReport,
     "fleet-free": FleetFreeReport,
+    "history": HoldersReport,
+    "history-ghosts": GhostsReport,
+    "history-waste": WasteReport,
+    "history-series": SeriesReport,
+    "history-search": SearchReport,
 }
 
 
