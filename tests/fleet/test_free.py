@@ -57,7 +57,7 @@ class Nodes:
 
     @property
     def words(self) -> tuple[object, ...]:
-        return ("--hosts", "served,alone", "--ssh-config", self.cluster.config)
+        return ("--hosts", "served,alone", "--ssh-config", self.cluster.config, "--deadline", "60")
 
     def transport(self) -> SshNodes:
         return SshNodes(("served", "alone"), config=str(self.cluster.config))
@@ -102,7 +102,7 @@ def test_plans_are_shown_first_and_run_with_yes(nodes: Nodes) -> None:
 
 
 def test_a_plan_that_is_not_the_one_shown_is_refused(nodes: Nodes) -> None:
-    source, options = nodes.transport(), CollectOptions(names=("served",))
+    source, options = nodes.transport(), CollectOptions(names=("served",), node_s=60.0)
     planner = FleetPlanner(source, options)
     plans = planner.plan(read(source, options))
     assert [node.state for node in plans.nodes] == ["planned"]
@@ -117,7 +117,7 @@ def test_a_plan_that_is_not_the_one_shown_is_refused(nodes: Nodes) -> None:
 
 
 def test_a_node_that_fails_in_the_middle_is_a_line(nodes: Nodes) -> None:
-    source, options = nodes.transport(), CollectOptions(names=("served",))
+    source, options = nodes.transport(), CollectOptions(names=("served",), node_s=60.0)
     planner = FleetPlanner(source, options)
     plans = planner.plan(read(source, options))
     nodes.cluster.close()

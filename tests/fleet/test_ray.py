@@ -15,7 +15,8 @@ from tests.fleet.snapshots import haunted, write
 from vram.units import GIB
 
 GUIDE = ROOT / "docs" / "guides" / "fleet.md"
-DEADLINE = ("--deadline", "15")
+# For a busy machine: what hangs costs so long, and no work.
+DEADLINE = ("--deadline", "40")
 
 
 def test_every_node_is_asked_and_what_is_wrong_with_one_is_a_line(ray_fleet: RayFleet) -> None:
@@ -36,9 +37,9 @@ def test_every_node_is_asked_and_what_is_wrong_with_one_is_a_line(ray_fleet: Ray
 
     # The same cluster, a moment later: what is slow to start is started once.
     ray_fleet.cluster.remove_node(ray_fleet.nodes.pop("stuck"), allow_graceful=False)
-    again = vram_fleet("--ray", ray_fleet.address, "--json", *DEADLINE)
+    again = vram_fleet("--ray", ray_fleet.address, "--json", "--node", "stuck", "--deadline", "5")
+    assert again.status == 3, again.errors
     assert again.nodes["stuck"]["state"] == "unread"
-    assert again.nodes["healthy"]["state"] == "ok"
 
 
 def test_another_version_of_ray_is_a_sentence(ray_fleet: RayFleet, tmp_path: Path) -> None:
