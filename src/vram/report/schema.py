@@ -14,6 +14,7 @@ import msgspec
 from vram.model.change import Change, WatchState
 from vram.model.fleet import FleetFreeReport, FleetReport
 from vram.model.history import GhostsReport, HoldersReport, SearchReport, SeriesReport, WasteReport
+from vram.model.slurm import HookResult
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
@@ -34,6 +35,7 @@ REPORTS: dict[str, Any] = {
     "fit": FitReport,
     "fleet": FleetReport,
     "fleet-free": FleetFreeReport,
+    "slurm": HookResult,
     "history": HoldersReport,
     "history-ghosts": GhostsReport,
     "history-waste": WasteReport,
