@@ -25,8 +25,6 @@ from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import FORK, DemoProgram
 
-pytest.importorskip("vram.cli.serve_clients.free", reason="needs `vram serve free`")
-
 
 class Nodes:
     """Two nodes with a ghost each; only the first has a service."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-pytest.importorskip("tests.slurm.cluster", reason="needs the Slurm cluster of these tests")
 from tests.slurm.conftest import Site
 
 
