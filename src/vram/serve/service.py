@@ -26,6 +26,8 @@ from vram.serve.systemd import SystemdNotifier
 
 CONFIRM_S = 1.0
 """What was there in one reading only is confirmed by another, this much later."""
+MOST_SHARE = 0.1
+"""Of one core, for readings, whatever they meet: where each has to read everything, they come less often."""
 PART_S = 20.0
 """A part that takes longer with a reading is interrupted; it must not hold the others up."""
 CLOSE_S = 5.0
@@ -198,7 +200,7 @@ class Service:
                 gc.freeze()  # all that is imported stays: it need not be looked at again
             elif readings % COLLECT_AFTER == 0:
                 gc.collect()
-            await self._pause(self.clock.now().since(began))
+            await self._pause(self.clock.now().since(began), found.cpu_s)
 
     async def _read(self) -> LiveReading:
         """One reading; a reading process that does not answer is given up."""
@@ -224,12 +226,13 @@ class Service:
         for part in self.parts:
             await part.call(part.part.on_reading(reading), PART_S)
 
-    async def _pause(self, took_s: float) -> None:
+    async def _pause(self, took_s: float, cpu_s: float) -> None:
         """Wait for the rest of the interval, or until somebody wants a reading."""
         interval_s = self.config.interval_s
         if self.state.needs_confirmation:
             interval_s = min(interval_s, CONFIRM_S)
-        sleep = asyncio.ensure_future(self.clock.sleep(max(interval_s - took_s, 0.05)))
+        pause_s = max(interval_s - took_s, cpu_s / MOST_SHARE, 0.05)
+        sleep = asyncio.ensure_future(self.clock.sleep(pause_s))
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
             await asyncio.wait((sleep, hurry), return_when=asyncio.FIRST_COMPLETED)

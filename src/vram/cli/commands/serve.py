@@ -21,6 +21,9 @@ from vram.errors import ExitCode
 if TYPE_CHECKING:
     from vram.serve.config import Places, ServeConfig
 
+WHOLE_SHARE = 0.004
+"""Of one core, for reading everybody's open files again although nobody came or went."""
+
 NAME = "serve"
 HELP = "a service: metrics for Prometheus, a JSON API, a web page, history, policies"
 
@@ -88,7 +91,11 @@ def run(args: Namespace) -> int:
 
     proc_root, sys_root = roots()
     options = ReaderOptions(
-        proc_root=proc_root, sys_root=sys_root, ask_windows=not args.no_windows, deadline_s=args.deadline
+        proc_root=proc_root,
+        sys_root=sys_root,
+        ask_windows=not args.no_windows,
+        deadline_s=args.deadline,
+        whole_share=WHOLE_SHARE,
     )
     gc.enable()
     service = Service(config, where, reader=options, load=lambda: _configuration(args))
