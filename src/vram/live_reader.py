@@ -129,7 +129,11 @@ def main() -> None:
     readings = 0
     try:
         while request := os.read(3, 1):
-            send(3, encoder.encode(reader.read(request == READ_WHOLE)))
+            reading = reader.read(request == READ_WHOLE)
+            send(3, encoder.encode(reading))
+            if reading.ledger is not None:
+                del reading
+                _release_heap()
             readings += 1
             if readings == 1:
                 gc.freeze()  # all that is imported stays: it need not be looked at again
@@ -141,11 +145,17 @@ def main() -> None:
         reader.close()
 
 
+def _release_heap() -> None:
+    """Return what a survey needed for a moment to the kernel: on a large machine some megabytes."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _start_driver_reader() -> Child | None:
     from vram.host.local import start_kept_reader
 
-    with suppress(ImportError):  # the reading itself will say so
-        import pynvml  # noqa: F401
     try:
         return start_kept_reader()
     except OSError:  # met again, and reported, by the reading itself
