@@ -101,8 +101,16 @@ class _Connection:
 class HttpServer:
     """Listens on some addresses and asks *answer* for each request."""
 
-    def __init__(self, answer: Answer, hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        hosts: Collection[str] = (),
+        *,
+        request_s: float = REQUEST_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
         self._answer = answer
+        self._request_s, self._idle_s = request_s, idle_s
         self._servers: list[asyncio.Server] = []
         self._open: dict[_Connection, None] = {}  # in the order of their coming
         self.hosts = frozenset(each.lower() for each in hosts)
@@ -185,16 +193,17 @@ class HttpServer:
     async def _exchange(self, reader: asyncio.StreamReader, connection: _Connection) -> bool:
         """Take one request and answer it; False where nothing may follow."""
         connection.is_waiting = True
-        async with asyncio.timeout(IDLE_S):
+        async with asyncio.timeout(self._idle_s):
             first = await reader.read(1)
         if not first:
             return False
-        async with asyncio.timeout(REQUEST_S):
+        async with asyncio.timeout(self._request_s):
             try:
                 request = parse_head(first + await _head(reader), self.hosts)
             except BadRequest as error:
                 response = refusal(error.status, str(error), error.hint, _extra(error.status))
                 await self._send(connection, response, keeps_open=False)
+                connection.writer.write_eof()
                 await _drop(reader)
                 return False
             connection.is_waiting = False

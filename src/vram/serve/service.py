@@ -91,7 +91,7 @@ class Service:
     @property
     def most_reading_s(self) -> float:
         """After so long the reading process is killed: it has its own, shorter deadlines."""
-        return 3 * self.reader_options.deadline_s + 15.0
+        return 3 * self.reader_options.deadline_s + 5.0
 
     @property
     def stale_after_s(self) -> float:
