@@ -13,6 +13,7 @@ VramError
 ├── ConfigError         a configuration file is wrong              exit 5
 ├── AlreadyRunning      another service has the state folder       exit 24
 ├── CannotListen        an address or socket cannot be used        exit 25
+├── HistoryUnavailable  the history cannot be written or read now  exit 3
 ├── NothingFound        what was searched for is not in the input   exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
 ├── LeakDetected        a scope gained device memory and kept it
@@ -178,6 +179,10 @@ class CannotListen(VramError):
     """An address is taken, not ours, or a socket lies where others could have put it."""
 
     exit_code = ExitCode.CANNOT_LISTEN
+
+
+class HistoryUnavailable(VramError):
+    """The history cannot be written or read now: no room, a file of others, or another process has it."""
 
 
 class NothingFound(VramError):

@@ -45,6 +45,7 @@ def _described(survey: IndexedSurvey, process: ProcessRef, lists: tuple[str, ...
         lists=lists,
         workload=facts.workload,
         inner_pid=facts.namespace_pids[-1] if len(facts.namespace_pids) > 1 else None,
+        uid=facts.uid,
     )
 
 

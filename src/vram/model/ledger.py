@@ -55,6 +55,8 @@ class Holder(Struct, frozen=True, kw_only=True):
     workload: Workload = Workload()
     inner_pid: int | None = None
     """Its pid as its own PID namespace counts, where that is not ours: what a container calls it."""
+    uid: int | None = None
+    """Who may see what of it is asked by this: a name need not be anybody's."""
     visible: bool = True
     """False: it may live where we cannot see it (another PID namespace, hidepid), whatever ``alive`` says."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from vram.model.change import Change, WatchState
+from vram.model.history import GhostsReport, HoldersReport, SearchReport, SeriesReport, WasteReport
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
@@ -30,6 +31,11 @@ REPORTS: dict[str, Any] = {
     "report": TraceReport,
     "report-diff": TraceDiffReport,
     "fit": FitReport,
+    "history": HoldersReport,
+    "history-ghosts": GhostsReport,
+    "history-waste": WasteReport,
+    "history-series": SeriesReport,
+    "history-search": SearchReport,
 }
 
 

@@ -139,8 +139,8 @@ def check(config: ServeConfig) -> None:
         raise UsageError(
             f"history.keep is {config.history.keep}", hint="one hour at least; or enabled = false"
         )
-    if config.history.most_bytes < 1 << 20:
-        raise UsageError(f"history.most is {config.history.most}", hint="1MiB at least; or enabled = false")
+    if config.history.most_bytes < 8 << 20:
+        raise UsageError(f"history.most is {config.history.most}", hint="8MiB at least; or enabled = false")
     for address in config.http.addresses:
         if not address.is_loopback and not config.http.allow_remote:
             raise UsageError(

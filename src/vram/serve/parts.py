@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from vram.serve.history_part import HistoryPart
 from vram.serve.http_part import HttpPart
 from vram.serve.part import ServicePart
 from vram.serve.textfile import TextfilePart
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 # What others ask is started last: nobody meets half a service.
 PARTS: tuple[Callable[[Service], ServicePart], ...] = (
+    HistoryPart,
     TextfilePart,
     HttpPart,
 )

@@ -15,6 +15,7 @@ from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.report import json, process_rows
 from vram.serve.clock import rfc3339
+from vram.serve.history_part import HISTORY_ROUTES
 from vram.serve.http import HttpRequest, HttpResponse, json_response, refusal
 from vram.serve.metrics import exposition
 from vram.serve.part import Health
@@ -263,6 +264,7 @@ ROUTES: dict[str, Handler] = {
     "/api/v1/ps": _ps,
     "/api/v1/changes": _changes,
     "/api/v1/ghosts": _ghosts,
+    **HISTORY_ROUTES,
 }
 
 

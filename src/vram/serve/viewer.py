@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from vram.diagnosis.engine import diagnose
 from vram.model.change import Change
 from vram.model.finding import Finding
+from vram.model.history import Held, UserWaste
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly
 from vram.model.process import Workload
 from vram.serve.config import ShowConfig
@@ -24,7 +25,7 @@ from vram.serve.config import ShowConfig
 Shown = Literal["everything", "commands", "users", "nothing"]
 """What everybody sees of a process of somebody else: all, command and user, the user, or its pid alone."""
 
-_Named = TypeVar("_Named", Holder, Change)
+_Named = TypeVar("_Named", Holder, Change, Held)
 
 
 class Viewer(Struct, frozen=True):
@@ -50,6 +51,30 @@ class Viewer(Struct, frozen=True):
 
     def change(self, change: Change) -> Change:
         return change if self._is_open(change.user) else self._stripped(change)
+
+    def held(self, held: Held) -> Held:
+        """A row of the history as this reader may see it."""
+        if self._is_open(held.user):
+            return held
+        return replace(self._stripped(held), uid=held.uid if self.others in ("commands", "users") else None)
+
+    def waste(self, user: UserWaste) -> UserWaste:
+        """The same, for what a user wasted."""
+        shown = replace(user, longest=tuple(map(self.held, user.longest)))
+        if self._is_open(user.user) or self.others in ("commands", "users"):
+            return shown
+        return replace(shown, uid=None, user=None)
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """What of other users' processes this reader may search: no more than what is shown."""
+        shown: dict[Shown, tuple[str, ...]] = {
+            "everything": ("user", "command", "workload"),
+            "commands": ("user", "command"),
+            "users": ("user",),
+            "nothing": (),
+        }
+        return shown[self.others]
 
     # ---- what is left of a process ----
 
