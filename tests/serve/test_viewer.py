@@ -26,6 +26,7 @@ from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS
 
 SECRETS = ("secret-command", "/home/secret/exe", "secret-container", "secret-job", "secret-notebook")
+UIDS = {"carol": 1000, "dave": 1001, "root": 0}
 WORKLOAD = Workload(
     container="0123456789ab",
     container_name="secret-container",
@@ -39,7 +40,12 @@ WORKLOAD = Workload(
 def shaped(entry: Entry, user: str) -> Entry:
     def named(holder: Holder) -> Holder:
         return replace(
-            holder, user=user, command="secret-command", executable="/home/secret/exe", workload=WORKLOAD
+            holder,
+            user=user,
+            uid=UIDS.get(user),
+            command="secret-command",
+            executable="/home/secret/exe",
+            workload=WORKLOAD,
         )
 
     return replace(
@@ -91,6 +97,7 @@ def test_a_reader_over_tcp_sees_what_proc_shows(
     text = shown(Viewer(None, frozenset(), others), ledger("carol", deleted=deleted))  # type: ignore[arg-type]
     assert {secret for secret in SECRETS if secret in text} == set(visible)
     assert ("carol" in text) == user
+    assert ('"uid": 1000' in text) == user
     assert "VR101" in text, "a ghost is there for everybody"
     assert "0123456789ab" in text, "the id of a container is in everybody's /proc"
 
@@ -100,6 +107,8 @@ def test_own_processes_are_shown_whole_and_others_are_not() -> None:
     who = Viewer(1000, frozenset(("carol", "1000")), "nothing")
     assert all(secret in shown(who, ledger("carol")) for secret in SECRETS)
     assert not any(secret in shown(who, ledger("dave")) for secret in SECRETS)
+    namesake = Viewer(2000, frozenset(("carol",)), "nothing")
+    assert not any(secret in shown(namesake, ledger("carol")) for secret in SECRETS)
 
 
 def test_findings_of_a_narrow_view_have_the_same_codes_and_remedies() -> None:

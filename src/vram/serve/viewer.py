@@ -90,9 +90,13 @@ class Viewer(Struct, frozen=True):
         )
 
     def _holder(self, holder: Holder, keeps_executables: bool) -> Holder:
-        if self._is_open(holder.user):
+        # By number where it is known: two users of a machine and its containers may have one name.
+        is_own = holder.uid == self.uid if holder.uid is not None else self._is_open(holder.user)
+        if is_own or self.others == "everything":
             return holder
         shown = self._stripped(holder)
+        if self.others == "nothing":
+            shown = replace(shown, uid=None)
         if keeps_executables:
             return replace(shown, executable="") if holder.executable_deleted and holder.executable else shown
         return replace(shown, executable=None, executable_trusted=None)
