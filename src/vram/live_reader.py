@@ -24,8 +24,6 @@ from vram.model.ledger import Ledger, ParkedProcess
 if TYPE_CHECKING:
     import asyncio
 
-    from vram.model.observation import Survey
-
 COLLECT_AFTER = 100
 """Readings between two full collections; Python's own come too seldom in a process that runs for weeks."""
 WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
@@ -79,7 +77,9 @@ class HostReader:
             kept_reader=driver_reader,
         )
         self._surveys = RepeatedSurvey(self._host, options.deadline_s, whole_share=options.whole_share)
-        self._last: tuple[Survey, tuple[ParkedProcess, ...]] | None = None
+        self._last: tuple[int, tuple[ParkedProcess, ...]] | None = (
+            None  # a survey's number, and who is parked
+        )
 
     def read(self, whole: bool) -> LiveReading:
         """Read the host; never raises for what it meets there."""
@@ -103,12 +103,12 @@ class HostReader:
         from vram.ledger.build import build_ledger
 
         survey = self._surveys.read_whole() if whole else self._surveys.read()
-        parked = self._parked()
-        if self._last is not None and self._last[0] is survey and self._last[1] == parked:
+        parked, number = self._parked(), self._surveys.number
+        if self._last == (number, parked):
             return LiveReading(taken_at="", took_s=0.0)
         ledger = replace(build_ledger(survey), parked=parked)
         findings = diagnose(ledger)
-        self._last = (survey, parked)
+        self._last = (number, parked)
         return LiveReading(taken_at="", took_s=0.0, ledger=ledger, findings=findings)
 
     def _parked(self) -> tuple[ParkedProcess, ...]:
@@ -133,7 +133,7 @@ def main() -> None:
             send(3, encoder.encode(reading))
             if reading.ledger is not None:
                 del reading
-                _release_heap()
+                release_heap()
             readings += 1
             if readings == 1:
                 gc.freeze()  # all that is imported stays: it need not be looked at again
@@ -145,8 +145,8 @@ def main() -> None:
         reader.close()
 
 
-def _release_heap() -> None:
-    """Return what a survey needed for a moment to the kernel: on a large machine some megabytes."""
+def release_heap() -> None:
+    """Return what was needed for a moment to the kernel: on a large machine some megabytes."""
     import ctypes
 
     with suppress(OSError, AttributeError):  # not glibc

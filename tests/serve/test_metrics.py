@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.serve.simulated import SimulatedClock, SimulatedSource
 from vram.ledger.build import build_ledger
 from vram.live_reader import LiveReading
 from vram.report.escape import inert
+from vram.serve import metrics as metrics_module
 from vram.serve.config import Places, ServeConfig
 from vram.serve.metrics import LONGEST_LABEL, exposition
 from vram.serve.service import Service
@@ -116,3 +118,18 @@ def test_the_textfile_is_whole_readable_by_others_and_follows_the_configuration(
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o644
     service.readings()
     assert os.listdir(folder) == ["vram.prom"]
+
+
+SOURCES = Path(metrics_module.__file__).parents[1]
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+
+
+def test_the_reference_page_has_every_metric_and_no_other() -> None:
+    """By name, as the parsers know a family: counters and infos without their endings."""
+    text = "".join(
+        file.read_text() for folder in ("serve", "policy") for file in (SOURCES / folder).glob("*.py")
+    )
+    made = set(re.findall(r'(?:MetricFamily|_gauge)\(\s*"(vram_[a-z0-9_]+)"', text))
+    listed = re.findall(r"^\| `(vram_[a-z0-9_]+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert {name.removesuffix("_total").removesuffix("_info") for name in listed} == made

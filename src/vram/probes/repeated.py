@@ -46,6 +46,8 @@ class RepeatedSurvey:
         self._whole: Survey | None = None
         self._whole_at = 0.0
         self._last: Survey | None = None
+        self.number = 0
+        """Of the survey that was returned last: another number, another survey."""
         self._conditions: dict[int, ProcessCondition] = {}
         self._holders: set[int] = set()
 
@@ -60,6 +62,7 @@ class RepeatedSurvey:
         if self._whole is not None and now - self._whole_at < self._pause_s:
             again = self._figures_again()
             if again is not None:
+                self.number += again is not self._last
                 self._last = again
                 return again
         return self._read_whole(now)
@@ -77,6 +80,8 @@ class RepeatedSurvey:
 
     def _read_whole(self, now: float) -> Survey:
         used = process_time()
+        self._whole = self._last = None  # on a large machine two at a time are megabytes
+        self.number += 1
         found = survey(self._host, deadline_s=self._deadline_s)
         # Other vendors' drivers and Windows report no figures apart from the rest.
         plain = not self._host.drm.drivers and not found.host.wsl

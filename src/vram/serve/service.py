@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vram.errors import VramError
-from vram.live_reader import LiveReading, ReaderClient, ReaderOptions
+from vram.live_reader import LiveReading, ReaderClient, ReaderOptions, release_heap
 from vram.serve import config as configuration
 from vram.serve.clock import Moment, ServiceClock, SystemClock
 from vram.serve.config import Places, ServeConfig
@@ -193,14 +193,19 @@ class Service:
             began = self.clock.now()
             self._hurry.clear()
             found = await self._read()
-            await self._hand_on(self.state.take(found, self.clock.now()))
+            reading = self.state.take(found, self.clock.now())
+            cpu_s, changed = found.cpu_s, found.ledger is not None
+            del found
+            await self._hand_on(reading)
+            if changed:
+                release_heap()
             readings += 1
             if readings == 1:
                 gc.collect()
                 gc.freeze()  # all that is imported stays: it need not be looked at again
             elif readings % COLLECT_AFTER == 0:
                 gc.collect()
-            await self._pause(self.clock.now().since(began), found.cpu_s)
+            await self._pause(self.clock.now().since(began), cpu_s)
 
     async def _read(self) -> LiveReading:
         """One reading; a reading process that does not answer is given up."""
