@@ -8,6 +8,7 @@ slow, has a body or asks for a host that is not ours gets a sentence and loses i
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 from collections import Counter
@@ -40,6 +41,11 @@ _SECURITY = (
     "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nX-Frame-Options: DENY\r\n"
     "Cross-Origin-Resource-Policy: same-origin\r\n"
 )
+_HINTS = {
+    errno.EADDRINUSE: "another program uses it, or another vram serve; choose another with --listen HOST:PORT",
+    errno.EACCES: "ports below 1024 are root's; choose another with --listen HOST:PORT",
+    errno.EADDRNOTAVAIL: "it is no address of this machine; choose another with --listen HOST:PORT",
+}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -141,7 +147,7 @@ class HttpServer:
         except OSError as error:
             raise CannotListen(
                 f"cannot listen on {address}: {_reason(error)}",
-                hint="another program uses it, or another vram serve; choose one with --listen HOST:PORT",
+                hint=_HINTS.get(error.errno or 0, "choose another with --listen HOST:PORT"),
             ) from error
 
     @property
