@@ -115,7 +115,7 @@ def load(path: str | None) -> ServeConfig:
 
 
 def _read(path: str) -> bytes:
-    """The file's bytes. Whoever can write it decides what the service does, as its user: that is us or root."""
+    """The file's bytes. Whoever can write it decides what the service does: only we or root may."""
     file = open_plain(path)
     try:
         about = os.fstat(file)

@@ -42,7 +42,7 @@ _SECURITY = (
     "Cross-Origin-Resource-Policy: same-origin\r\n"
 )
 _HINTS = {
-    errno.EADDRINUSE: "another program uses it, or another vram serve; choose another with --listen HOST:PORT",
+    errno.EADDRINUSE: "another program uses it, or another vram serve; choose one with --listen HOST:PORT",
     errno.EACCES: "ports below 1024 are root's; choose another with --listen HOST:PORT",
     errno.EADDRNOTAVAIL: "it is no address of this machine; choose another with --listen HOST:PORT",
 }
