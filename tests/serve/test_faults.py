@@ -168,6 +168,20 @@ def test_the_end_at_any_moment_leaves_nothing_behind(
         until_gone(started)
 
 
+@pytest.mark.fault(10)
+def test_a_service_that_is_killed_leaves_nothing_and_starts_again(
+    start_service: StartService, virtual_gpu: VirtualGpu
+) -> None:
+    virtual_gpu.add_fault("nvmlDeviceGetMemoryInfo* slow=0.2")
+    for _ in range(2):
+        service = start_service()
+        started = family(service.process.pid)
+        service.process.kill()
+        service.process.wait()
+        until_gone(started)
+    assert start_service().request("/healthz")[0] == 200
+
+
 def until_hanging(service: RunningService) -> None:
     service.until(lambda: service.get("/api/v1/health")["reading_for_s"] > 0.1)
 

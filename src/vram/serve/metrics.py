@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import vram
-from vram.errors import VramError
+from vram.errors import UsageError
 from vram.ledger.processes import in_use
 from vram.model.kinds import KINDS
 from vram.model.ledger import Entry, GpuLedger, Ledger
@@ -28,11 +28,11 @@ _STATES: tuple[Health, ...] = ("ok", "degraded", "failed")
 
 
 def require_library() -> None:
-    """Raise VramError where prometheus-client is not installed."""
+    """Raise UsageError where prometheus-client is not installed."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
-        raise VramError(
+        raise UsageError(
             "vram serve needs prometheus-client, which is not installed", hint="pip install 'vram[serve]'"
         ) from error
 

@@ -11,7 +11,7 @@ import gc
 import signal
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from vram.errors import VramError
 from vram.live_reader import LiveReading, ReaderClient, ReaderOptions, release_heap
@@ -71,6 +71,8 @@ class Service:
         self.reader_options = reader or ReaderOptions()
         self.source: ReadingPort = source or ReaderClient(self.reader_options)
         self.parts: tuple[GuardedPart, ...] = ()
+        self.answers: dict[str, tuple[Reading | None, bytes]] = {}
+        """What routes have made of a reading, by a name of theirs; forgotten with the next one."""
         self.reloaded_well = True
         self.reloaded_at: Moment = self.state.started
         self._load = load or (lambda: configuration.load(config_path))
@@ -80,6 +82,7 @@ class Service:
         self._folder: StateFolder | None = None
         self._notifier = SystemdNotifier()
         self._reloading: asyncio.Future[bool] | None = None
+        self._one_reload = asyncio.Lock()
 
     # ---- what parts and routes ask ----
 
@@ -150,10 +153,16 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self.reload_soon)
+        loop.set_exception_handler(self._on_loop_error)
         self.source.listen(self._on_reading)
         for part in self.parts:
             await part.part.start()
         self._notifier.ready("reading every " + self.config.interval)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What nobody awaited has failed: a line, and no traceback for each."""
+        error = context.get("exception")
+        self.log.error(f"{context.get('message', '')}: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """End after what is being done now."""
@@ -194,6 +203,7 @@ class Service:
             self._hurry.clear()
             found = await self._read()
             reading = self.state.take(found, self.clock.now())
+            self.answers.clear()
             cpu_s, changed = found.cpu_s, found.ledger is not None
             del found
             await self._hand_on(reading)
@@ -252,6 +262,10 @@ class Service:
         self._reloading = asyncio.ensure_future(self.reload())
 
     async def reload(self) -> bool:
+        async with self._one_reload:
+            return await self._reload()
+
+    async def _reload(self) -> bool:
         self._notifier.reloading()
         try:
             config = self._load()
@@ -260,6 +274,7 @@ class Service:
             self.log.error(f"the configuration stays as it was: {error}")
         else:
             self.config, self.reloaded_well, self.reloaded_at = config, True, self.clock.now()
+            self.answers.clear()  # others may see other things now
             for part in self.parts:
                 await part.call(part.part.reload(config), PART_S)
             self.log.info("the configuration was read again")

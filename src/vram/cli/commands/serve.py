@@ -9,6 +9,7 @@ It runs in the foreground until SIGTERM or Ctrl-C; SIGHUP reads the configuratio
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -62,6 +63,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="listen there for HTTP; port 0 is a free one, '' is none (repeatable)",
     )
+    parser.add_argument(
+        "--observe",
+        action="store_true",
+        help="never act: no socket, and no policies whatever the configuration says",
+    )
     parser.add_argument("--interval", metavar="DURATION", help="read this often, for example 5s")
     parser.add_argument("--socket", metavar="PATH", help="the Unix socket for actions")
     parser.add_argument("--state", metavar="FOLDER", help="keep state and history in this private folder")
@@ -85,7 +91,7 @@ def run(args: Namespace) -> int:
 
     where = places(config, state=args.state, socket=args.socket)
     if args.check_config:
-        emit(_meaning(config, where))
+        emit(_meaning(config, where, args.config))
         return ExitCode.OK
     from vram.serve.metrics import require_library
 
@@ -126,15 +132,22 @@ def _configuration(args: Namespace) -> ServeConfig:
         config = replace(config, interval=args.interval)
     if args.listen is not None:
         config = replace(config, http=replace(config.http, listen=tuple(args.listen)))
+    if args.observe:
+        config = replace(config, socket=replace(config.socket, enabled=False), policy=())
     check(config)
     return config
 
 
-def _meaning(config: ServeConfig, where: Places) -> str:
+def _meaning(config: ServeConfig, where: Places, named: str | None) -> str:
+    from vram.serve.config import default_path
+
+    usual = default_path()
+    file = named or (usual if os.path.lexists(usual) else f"none: there is no {usual}, the defaults hold")
     http = ", ".join(f"http://{each}" for each in config.http.addresses) or "off"
     kept = f"kept for {config.history.keep}, at most {config.history.most}"
     history = f"{config.history.path or where.history}, {kept}"
     lines = (
+        ("file", file),
         ("reads", f"every {config.interval}"),
         ("HTTP", http + (", reachable from other machines" if config.http.allow_remote else "")),
         ("socket", where.socket if config.socket.enabled else "off"),
@@ -142,6 +155,7 @@ def _meaning(config: ServeConfig, where: Places) -> str:
         ("history", history if config.history.enabled else "off"),
         ("textfile", config.textfile.path or "off"),
         ("commands", f"shown to readers over TCP: {config.show.commands}"),
+        *((("events", "on the node and its pods, in Kubernetes"),) if config.kubernetes.events else ()),
         ("policies", str(len(config.policy)) if config.policy else "none: it acts on no process"),
     )
     return "".join(f"{name:<10}{text}\n" for name, text in lines)
