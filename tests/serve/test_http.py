@@ -111,6 +111,17 @@ def test_names_that_are_ours(host: str) -> None:
     serving(play)
 
 
+def test_open_paths_are_answered_for_any_host_and_no_other() -> None:
+    async def play(server: HttpServer, port: int) -> None:
+        server.open_paths = frozenset(("/metrics",))
+        assert b"200 OK" in await ask(port, "/metrics", host="node1.cluster.example")
+        assert b"200 OK" in await ask(port, "/metrics?x=1", host="node1.cluster.example")
+        assert b" 421 " in await ask(port, "/metrics/", host="node1.cluster.example")
+        assert b" 421 " in await ask(port, "/ok", host="node1.cluster.example")
+
+    serving(play)
+
+
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_parser_fail_otherwise(head: bytes) -> None:
     for words in (head + b"\r\n\r\n", b"GET /" + head + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"):

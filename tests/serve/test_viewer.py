@@ -20,7 +20,7 @@ from vram.model.ledger import Entry, Holder, Ledger
 from vram.model.process import Workload
 from vram.report import json as report
 from vram.serve.config import ShowConfig
-from vram.serve.viewer import Viewer, hidepid_of, viewer
+from vram.serve.viewer import Viewer, aged, hidepid_of, viewer, with_holders
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS
@@ -118,6 +118,13 @@ def test_findings_of_a_narrow_view_have_the_same_codes_and_remedies() -> None:
     assert [[r.command for r in each.remedies] for each in narrow] == [
         [r.command for r in each.remedies] for each in whole
     ]
+
+
+def test_ages_of_processes_go_on_while_nothing_is_read_anew() -> None:
+    book = with_holders(ledger("carol"), lambda each: replace(each, age_s=10.0))
+    assert aged(book, 0.5) is book
+    ages = {each.age_s for gpu in aged(book, 60.0).gpus for entry in gpu.entries for each in entry.holders}
+    assert ages == {70.0}
 
 
 def test_changes_are_stripped_alike() -> None:

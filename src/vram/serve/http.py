@@ -120,6 +120,8 @@ class HttpServer:
         self._servers: list[asyncio.Server] = []
         self._open: dict[_Connection, None] = {}  # in the order of their coming
         self.hosts = frozenset(each.lower() for each in hosts)
+        self.open_paths: frozenset[str] = frozenset()
+        """Answered for any host: they name nobody."""
         self.answered: Counter[int] = Counter()
         self.refused = 0
 
@@ -205,7 +207,7 @@ class HttpServer:
             return False
         async with asyncio.timeout(self._request_s):
             try:
-                request = parse_head(first + await _head(reader), self.hosts)
+                request = parse_head(first + await _head(reader), self.hosts, self.open_paths)
             except BadRequest as error:
                 response = refusal(error.status, str(error), error.hint, _extra(error.status))
                 await self._send(connection, response, keeps_open=False)
@@ -275,7 +277,7 @@ def _reason(error: OSError) -> str:
 # ---- the head of a request ----
 
 
-def parse_head(head: bytes, hosts: Collection[str]) -> HttpRequest:
+def parse_head(head: bytes, hosts: Collection[str], open_paths: Collection[str] = ()) -> HttpRequest:
     """Read a request line and its headers, up to the empty line; raises BadRequest."""
     lines = head.decode("latin-1")[:-4].split("\r\n")
     method, target, version = _request_line(lines[0])
@@ -286,9 +288,9 @@ def parse_head(head: bytes, hosts: Collection[str]) -> HttpRequest:
         )
     if headers.get("content-length", "0").strip() != "0" or "transfer-encoding" in headers:
         raise BadRequest(413, "a request here has no body")
-    if version == "HTTP/1.1" or "host" in headers:
-        _require_host(headers.get("host", ""), hosts)
     path, _, query = target.partition("?")
+    if (version == "HTTP/1.1" or "host" in headers) and path not in open_paths:
+        _require_host(headers.get("host", ""), hosts)
     connection = headers.get("connection", "").lower()
     keeps_open = "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
     return HttpRequest(method=method, path=path, query=_query(query), headers=headers, keeps_open=keeps_open)

@@ -20,7 +20,7 @@ from vram.serve.http import HttpRequest, HttpResponse, json_response
 from vram.serve.metrics import exposition
 from vram.serve.part import Health
 from vram.serve.state import NumberedChange, Reading
-from vram.serve.viewer import Viewer, viewer
+from vram.serve.viewer import Viewer, aged, viewer
 
 if TYPE_CHECKING:
     from vram.serve.service import Service
@@ -181,7 +181,7 @@ def _of_reading(service: Service, name: str, made: Callable[[], bytes]) -> HttpR
 def _why(service: Service, request: HttpRequest) -> HttpResponse:
     def made() -> bytes:
         view = visible(service)
-        return json.why(view.ledger, view.findings, compact=True)
+        return json.why(aged(view.ledger, view.reading.ages_behind_s), view.findings, compact=True)
 
     return _of_reading(service, "why", made)
 
@@ -191,8 +191,9 @@ def _ps(service: Service, request: HttpRequest) -> HttpResponse:
 
     def made() -> bytes:
         view = visible(service)
-        rows = process_rows.rows(view.ledger, every_process=every)
-        return json.encode(process_rows.report(view.ledger, rows), compact=True)
+        ledger = aged(view.ledger, view.reading.ages_behind_s)
+        rows = process_rows.rows(ledger, every_process=every)
+        return json.encode(process_rows.report(ledger, rows), compact=True)
 
     return _of_reading(service, "ps --all" if every else "ps", made)
 

@@ -83,6 +83,7 @@ class Service:
         self._notifier = SystemdNotifier()
         self._reloading: asyncio.Future[bool] | None = None
         self._one_reload = asyncio.Lock()
+        self._last_error: str | None = None
 
     # ---- what parts and routes ask ----
 
@@ -204,6 +205,7 @@ class Service:
             found = await self._read()
             reading = self.state.take(found, self.clock.now())
             self.answers.clear()
+            self._log_error(found.error)
             cpu_s, changed = found.cpu_s, found.ledger is not None
             del found
             await self._hand_on(reading)
@@ -216,6 +218,14 @@ class Service:
             elif readings % COLLECT_AFTER == 0:
                 gc.collect()
             await self._pause(self.clock.now().since(began), cpu_s)
+
+    def _log_error(self, error: str | None) -> None:
+        """Say it once where readings begin to fail, and where they work again."""
+        if error is not None and error != self._last_error:
+            self.log.error(f"reading: {error}")
+        elif error is None and self._last_error is not None:
+            self.log.info("reading: works again")
+        self._last_error = error
 
     async def _read(self) -> LiveReading:
         """One reading; a reading process that does not answer is given up."""
