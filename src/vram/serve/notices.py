@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vram.policy.decision import Decision
+from vram.report.escape import inert
 from vram.serve.worker import Notice
 from vram.units import duration, size
 
@@ -29,8 +30,9 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notice:
         "nbytes": decision.nbytes,
         "held_s": decision.held_s,
         "processes": [
-            {"pid": each.pid, "user": each.user, "command": each.command} for each in decision.targets
+            {"pid": each.pid, "user": inert(each.user or ""), "command": inert(each.command or "")}
+            for each in decision.targets
         ],
-        "evidence": list(decision.evidence),
+        "evidence": [inert(line) for line in decision.evidence],
     }
-    return Notice(title=title, lines=tuple(lines), uids=uids, facts=facts)
+    return Notice(title=inert(title), lines=tuple(map(inert, lines)), uids=uids, facts=facts)
