@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from vram.policy.decision import Decision
 from vram.report.escape import inert
-from vram.serve.worker import Notice
+from vram.serve.worker import Notification
 from vram.units import duration, size
 
 
-def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notice:
+def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notification:
     """The message about *decision* for the owners *uids*."""
     where = ", ".join(f"GPU {gpu}" for gpu in decision.gpus)
     if decision.do == "alert":
@@ -35,4 +35,4 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notice:
         ],
         "evidence": [inert(line) for line in decision.evidence],
     }
-    return Notice(title=inert(title), lines=tuple(map(inert, lines)), uids=uids, facts=facts)
+    return Notification(title=inert(title), lines=tuple(map(inert, lines)), uids=uids, facts=facts)

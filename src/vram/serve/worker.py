@@ -28,7 +28,7 @@ LARGEST_ANSWER = 16 << 20
 WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
 
 
-class Notice(Struct, frozen=True, kw_only=True):
+class Notification(Struct, frozen=True, kw_only=True):
     """What people are told: a sentence in the title, and lines."""
 
     title: str
@@ -50,7 +50,7 @@ class WorkerRequest(Struct, frozen=True, kw_only=True):
     """Of an unpark: the worker that parked it; an entry of anybody else's is its owner's own affair."""
     grace_s: float = 10.0
     dry_run: bool = False
-    message: Notice | None = None
+    message: Notification | None = None
     notify: NotifyConfig = NotifyConfig()
 
 
