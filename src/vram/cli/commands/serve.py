@@ -92,6 +92,7 @@ def run(args: Namespace) -> int:
     where = places(config, state=args.state, socket=args.socket)
     if args.check_config:
         emit(_meaning(config, where, args.config))
+        _show_policies(args, config)
         return ExitCode.OK
     from vram.serve.metrics import require_library
 
@@ -136,6 +137,20 @@ def _configuration(args: Namespace) -> ServeConfig:
         config = replace(config, socket=replace(config.socket, enabled=False), policy=())
     check(config)
     return config
+
+
+def _show_policies(args: Namespace, config: ServeConfig) -> None:
+    """What each policy would do right now: planned from one reading, nothing is touched."""
+    if not config.policy:
+        return
+    from vram.cli.prestart import open_host
+    from vram.policy.config import read_policies
+    from vram.serve.preview import preview
+
+    proc_root, sys_root = roots()
+    host = open_host(proc_root=proc_root, sys_root=sys_root, ask_windows=not args.no_windows)
+    for line in preview(read_policies(list(config.policy)), host, args.deadline):
+        emit(f"  {line}\n")
 
 
 def _meaning(config: ServeConfig, where: Places, named: str | None) -> str:
