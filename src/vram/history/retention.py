@@ -25,10 +25,11 @@ _STEADY_MS = 3600 * 1000
 """What is older than this boot has its age from the wall clock, which must not have been set for so long."""
 _SHORT_SPAN = 4  # fewer than 16 readings
 _SOFT = 0.9  # of the pages that the file may have
+_SLACK_PAGES = 256
+_MOST_STEPS = 1000
 _BUDGET_S = 0.008
 _ROWS = 100
 _ROUTINE_S = 60.0
-_USED = " + ".join(f"coalesce({kind}, 0)" for kind in schema.SAMPLED)
 
 Programs = dict[tuple[object, ...], int]
 
@@ -54,13 +55,25 @@ class Retention:
         self._log_nbytes = min(most // 4, 32 * MIB)
         self._most_pages = (most - self._log_nbytes - MIB // 2) // PAGE_NBYTES
         self._connection.execute(f"PRAGMA journal_size_limit = {MIB}")
-        self._connection.execute(f"PRAGMA max_page_count = {self._most_pages}")
+        self._bound()
+
+    def _bound(self) -> None:
+        """SQLite refuses pages beyond the limit; a file that is larger already may still be worked in."""
+        pages = self._pragma("page_count")
+        most = self._most_pages if pages <= self._most_pages else pages + _SLACK_PAGES
+        self._connection.execute(f"PRAGMA max_page_count = {most}")
 
     @property
     def is_pressed(self) -> bool:
         """Whether the file is nearly full."""
         used = self._pragma("page_count") - self._pragma("freelist_count")
         return used > self._most_pages * _SOFT
+
+    def make_room(self, moment: Moment, programs: Programs) -> None:
+        """Delete until the file is not full any more: before something is written that would not fit."""
+        for _ in range(_MOST_STEPS):
+            if not self.is_pressed or not self._press(moment, programs):
+                break
 
     @property
     def should_commit(self) -> bool:
@@ -87,8 +100,7 @@ class Retention:
         """Delete some of what has to go, within a few milliseconds."""
         until = time.perf_counter() + _BUDGET_S
         if self._pragma("page_count") > self._most_pages:
-            self._connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
-            self._connection.execute(f"PRAGMA max_page_count = {self._most_pages}")
+            self._shrink(until)
         while self.is_pressed and self._press(moment, programs):
             if time.perf_counter() > until:
                 return
@@ -96,6 +108,14 @@ class Retention:
             self._has_routine, self._routine_at = True, moment.boot + _ROUTINE_S
         while self._has_routine and time.perf_counter() < until:
             self._has_routine = self._routine(moment, keep_s, programs)
+
+    def _shrink(self, until: float) -> None:
+        """Return empty pages to the file system, one with each call: Python's sqlite3 does not repeat it."""
+        while self._pragma("freelist_count") and self._pragma("page_count") > self._most_pages:
+            self._connection.execute("PRAGMA incremental_vacuum(1)")
+            if time.perf_counter() > until:
+                break
+        self._bound()
 
     def _routine(self, moment: Moment, keep_s: float, programs: Programs) -> bool:
         """What time demands; False where nothing more is to be done now."""
@@ -131,7 +151,7 @@ class Retention:
             here = "FROM sample WHERE gpu = :gpu AND moment >= :start AND moment < :end AND total IS NOT NULL"
             self._connection.execute(
                 f"DELETE {here} AND moment <> (SELECT max(moment) {here})"
-                f" AND moment <> (SELECT moment {here} ORDER BY {_USED} DESC, moment LIMIT 1)",
+                f" AND moment <> (SELECT moment {here} ORDER BY used DESC, moment LIMIT 1)",
                 {"gpu": gpu, "start": start, "end": end},
             )
         self._set_progress("samples-to", end)

@@ -9,6 +9,7 @@ reading begins as a service that starts again does: with what the file says.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -17,7 +18,7 @@ from vram.diagnosis.answering import Answering
 from vram.diagnosis.watched import Identity, Item, Key
 from vram.errors import HistoryUnavailable
 from vram.history import schema
-from vram.history.file import WritableFile, is_damage
+from vram.history.file import DAMAGE, DamagedRow, WritableFile, is_damage
 from vram.history.retention import Retention
 from vram.history.things import (
     UNKNOWN_SAMPLE,
@@ -76,6 +77,7 @@ class HistoryStore:
         self._file: WritableFile | None = None
         self._forget()
         self._retry_at = 0.0
+        self._was_full = False
 
     # ---- from outside ----
 
@@ -83,7 +85,7 @@ class HistoryStore:
     def connection(self) -> sqlite3.Connection | None:
         """For questions: it sees what is not committed yet. None where the file cannot be used now."""
         if self._file is not None:
-            with suppress(sqlite3.Error):
+            with suppress(*DAMAGE):
                 self._write_usage()
         return self._file.connection if self._file else None
 
@@ -112,8 +114,12 @@ class HistoryStore:
             self._load_gpus()
             self._load_holds()
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise self._failed(error) from error
+
+    def met(self, error: Exception) -> HistoryUnavailable:
+        """A question met *error*: a damaged file is moved aside. What to answer instead."""
+        return self._failed(error)
 
     def record(self, ledger: Ledger, moment: Moment) -> None:
         """Remember what *ledger* says of *moment*. Raises HistoryUnavailable where that cannot be written."""
@@ -123,8 +129,12 @@ class HistoryStore:
             self._retry_at = moment.boot + _RETRY_S
             self.open()
         try:
+            if self._was_full:
+                self._begin(moment)
+                self._retention.make_room(moment, self._programs)
+                self._was_full = False
             self._record(ledger, moment)
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             self._retry_at = moment.boot + _RETRY_S
             raise self._failed(error) from error
 
@@ -138,7 +148,7 @@ class HistoryStore:
             is_due = not 0 <= moment.boot - self._began < COMMIT_S
             if is_due or self._retention.should_commit:
                 self.commit()
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise self._failed(error) from error
 
     def commit(self) -> None:
@@ -158,7 +168,7 @@ class HistoryStore:
         if self._file is None:
             return
         try:
-            with suppress(sqlite3.Error):
+            with suppress(*DAMAGE):
                 self._begin(None)
                 self._recording.pause()
                 self.commit()
@@ -167,11 +177,11 @@ class HistoryStore:
 
     # ---- errors ----
 
-    def _failed(self, error: sqlite3.Error) -> HistoryUnavailable:
+    def _failed(self, error: Exception) -> HistoryUnavailable:
         """Forget everything since the last commit, and close the file: the next reading opens it again."""
         file = self._file
         if file is not None and file.connection.in_transaction:
-            with suppress(sqlite3.Error):
+            with suppress(*DAMAGE):
                 file.connection.execute("ROLLBACK")
         if file is not None and is_damage(error):
             file.connection.close()
@@ -181,16 +191,16 @@ class HistoryStore:
             except OSError as other:
                 self.notice = f"{self.path} is damaged and cannot be moved aside: {other.strerror}"
         self._drop()
-        is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-        reason = "there is no room on the disk" if is_full else str(error)
-        hint = "it goes on by itself when there is room" if is_full else "see the service's log"
+        self._was_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        reason = "there is no room on the disk, or within its limit" if self._was_full else str(error)
+        hint = "it goes on by itself when there is room" if self._was_full else "see the service's log"
         return HistoryUnavailable(f"the history is not recorded now, {self.path}: {reason}", hint=hint)
 
     def _drop(self) -> None:
         file, self._file = self._file, None
         self._forget()
         if file is not None:
-            with suppress(sqlite3.Error):
+            with suppress(*DAMAGE):
                 file.close()
 
     def _forget(self) -> None:
@@ -451,7 +461,7 @@ class HistoryStore:
         if self._samples.get(key) == sample == UNKNOWN_SAMPLE:
             return
         self._samples[key] = sample
-        columns = ", ".join(("gpu", "moment", "total", "leftover", *schema.SAMPLED))
+        columns = ", ".join(("gpu", "moment", "total", "used", "leftover", *schema.SAMPLED))
         marks = ", ".join("?" * (len(sample) + 2))
         self._execute(
             f"INSERT OR REPLACE INTO sample ({columns}) VALUES ({marks})", (self._gpus[key], at, *sample)
@@ -510,7 +520,9 @@ class HistoryStore:
             " EXISTS (SELECT 1 FROM step WHERE hold = hold.id)"
             " FROM hold LEFT JOIN program ON program.id = hold.program WHERE until IS NULL"
         ).fetchall()
-        for number, gpu, topic, kind, since, pid, started_at, dead_pid, code, others, *rest in rows:
+        for row in rows:
+            _require_sound(row)
+            number, gpu, topic, kind, since, pid, started_at, dead_pid, code, others, *rest = row
             nbytes, most_bytes, uid, user, idle_from_ms, latest, has_changed = rest
             gpu_key = self._gpu_keys.get(gpu, (gpu, None))
             who = None if pid is None else (pid, started_at)
@@ -541,6 +553,18 @@ class HistoryStore:
             for hold in same:
                 self._end(hold, at, schema.ENDED_UNSEEN)
         self._holds = {}
+
+
+def _require_sound(row: Sequence[object]) -> None:
+    """Raise DatabaseError where a row of ``hold`` has values that were never written to it."""
+    number, gpu, topic, kind, since, pid, started_at, dead_pid, code, others, *rest = row
+    *sizes, user, idle_from_ms, latest, _ = rest
+    whole = all(isinstance(each, int) for each in (number, gpu, topic, kind, since))
+    numbers = (pid, started_at, dead_pid, *sizes, idle_from_ms, latest)
+    words = (code, others, user)
+    known = all(each is None or isinstance(each, int) for each in numbers) and kind in schema.KINDS_BY_NUMBER
+    if not (whole and known and all(each is None or isinstance(each, str) for each in words)):
+        raise DamagedRow("a hold has values that make no sense")
 
 
 def _who(holder: Holder | None) -> tuple[int | None, int | None]:
