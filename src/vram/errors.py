@@ -13,6 +13,7 @@ VramError
 ├── ConfigError         a configuration file is wrong              exit 5
 ├── AlreadyRunning      another service has the state folder       exit 24
 ├── CannotListen        an address or socket cannot be used        exit 25
+├── NoService           no vram service answers on this host       exit 26
 ├── HistoryUnavailable  the history cannot be written or read now  exit 3
 ├── NothingFound        what was searched for is not in the input   exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
@@ -71,6 +72,7 @@ class ExitCode(IntEnum):
     CANNOT_RECORD = 23
     ALREADY_RUNNING = 24
     CANNOT_LISTEN = 25
+    NO_SERVICE = 26
     CHECK_FAILED = 90
     """A check of `vram run --check` does not hold. Few programs end with this code."""
     INTERNAL = 70
@@ -179,6 +181,12 @@ class CannotListen(VramError):
     """An address is taken, not ours, or a socket lies where others could have put it."""
 
     exit_code = ExitCode.CANNOT_LISTEN
+
+
+class NoService(VramError):
+    """No service answers at the socket; `vram serve` starts one."""
+
+    exit_code = ExitCode.NO_SERVICE
 
 
 class HistoryUnavailable(VramError):

@@ -44,7 +44,7 @@ class CommandModule(Protocol):
 # Names and options of these may stand in any order: `vram lab run --json kill-nine`.
 MIXED = frozenset(("history", "lab", "report"))
 # What follows the first -- of these is a command to run, and none of our own words.
-RUNNERS = frozenset(("borrow", "run"))
+RUNNERS = frozenset(("borrow", "run", "serve"))
 
 
 def entry() -> NoReturn:

@@ -47,14 +47,14 @@ def add_reclaim_arguments(parser: ArgumentParser) -> None:
 def reclaim(args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> int:
     """Make a plan, and run it where that is wanted. Returns the exit code."""
     draft = _drafted(args, make)
-    _require_digest(args, draft)
+    require_digest(args, draft)
     if not args.json:
         from vram.report.plan import draft as shown
 
         look = render_options(args)
         show(shown(draft, look), args, look)
     receipt = None
-    if draft.plan.steps and _consent(args, "Proceed?"):
+    if draft.plan.steps and consent(args, "Proceed?"):
         receipt = _executed(args, host, draft)
     return _ended(args, host, draft, receipt)
 
@@ -70,7 +70,8 @@ def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
         raise
 
 
-def _require_digest(args: Namespace, draft: Draft) -> None:
+def require_digest(args: Namespace, draft: Draft) -> None:
+    """Raise where --digest names another plan."""
     if args.digest is not None and not draft.plan.digest.startswith(args.digest):
         raise WorldChanged(
             f"the plan is now {draft.plan.digest[:12]}, not {args.digest[:12]}: the machine has changed",
@@ -170,7 +171,7 @@ def _may_act(args: Namespace) -> bool:
     return not args.dry_run and (args.yes or _person(args))
 
 
-def _consent(args: Namespace, question: str) -> bool:
+def consent(args: Namespace, question: str) -> bool:
     """Whether to run the plan: ``--yes`` says so, and a person at a terminal is asked."""
     if args.dry_run:
         return False

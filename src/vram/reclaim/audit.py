@@ -44,6 +44,11 @@ def log_refusal(record: Mapping[str, Any]) -> None:
         _append({"event": "refused", **_header(), **record})
 
 
+def log_decision(record: Mapping[str, Any]) -> None:
+    """Log what a policy decided, and why. Raises AuditUnavailable, and then it may not be carried out."""
+    _append({"event": "decided", **_header(), **record})
+
+
 @contextmanager
 def refusals_logged(action: str, pids: Sequence[int]) -> Iterator[None]:
     """A request for a process that the user may not touch is logged, as an action is."""

@@ -11,9 +11,18 @@ from vram.errors import AuditUnavailable
 _HINT = "make it a folder that only you can access (mode 0700), or set XDG_STATE_HOME to one"
 
 
+_chosen: str | None = None
+
+
+def use_folder(path: str | None) -> None:
+    """Let this process keep its state in *path* from now on: a service is told where. None: as usual."""
+    global _chosen
+    _chosen = path
+
+
 def folder_path() -> str:
-    """Where it lies: $XDG_STATE_HOME/vram, or ~/.local/state/vram."""
-    return os.path.join(folders.state_path(), "vram")
+    """Where it lies: $XDG_STATE_HOME/vram, or ~/.local/state/vram, unless use_folder() said another."""
+    return _chosen or os.path.join(folders.state_path(), "vram")
 
 
 def has_parked() -> bool:

@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from vram import folders, untrusted
 from vram.errors import ConfigError, UsageError
+from vram.policy.config import read_policies
 from vram.units import parse_duration, parse_size
 
 PORT = 9838
@@ -126,7 +127,7 @@ def parse(data: bytes, path: str) -> ServeConfig:
         check(config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_plain(error)}", hint="see docs/guides/serve.md for its keys") from error
-    except UsageError as error:
+    except (UsageError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}", hint=error.hint) from error
     return config
 
@@ -152,6 +153,7 @@ def check(config: ServeConfig) -> None:
         raise UsageError(
             f"textfile.path is {textfile}", hint="a whole path ending in .prom: node_exporter reads no other"
         )
+    read_policies(list(config.policy))
     for name, path in (("socket.path", config.socket.path), ("history.path", config.history.path)):
         if path and not os.path.isabs(path):
             raise UsageError(f"{name} is {path}", hint="write a whole path, beginning with /")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from vram.serve.history_part import HistoryPart
 from vram.serve.http_part import HttpPart
 from vram.serve.part import ServicePart
+from vram.serve.policy_part import PolicyPart
+from vram.serve.socket_part import SocketPart
 from vram.serve.textfile import TextfilePart
 
 if TYPE_CHECKING:
@@ -17,5 +19,7 @@ if TYPE_CHECKING:
 PARTS: tuple[Callable[[Service], ServicePart], ...] = (
     HistoryPart,
     TextfilePart,
+    PolicyPart,
+    SocketPart,
     HttpPart,
 )

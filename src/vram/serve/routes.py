@@ -226,6 +226,15 @@ def _ghost(service: Service, finding: Finding) -> GhostReport:
     )
 
 
+def _policies(service: Service, request: HttpRequest) -> HttpResponse:
+    from vram.serve.policies_report import policies_report
+    from vram.serve.policy_part import PolicyPart
+
+    part = service.part(PolicyPart.name)
+    assert isinstance(part, PolicyPart)
+    return json_response(policies_report(part, tcp_viewer(service)))
+
+
 # ---- words of a query ----
 
 
@@ -264,6 +273,7 @@ ROUTES: dict[str, Handler] = {
     "/api/v1/ps": _ps,
     "/api/v1/changes": _changes,
     "/api/v1/ghosts": _ghosts,
+    "/api/v1/policies": _policies,
     **HISTORY_ROUTES,
 }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from vram.cli.arguments import add_deadline_argument, add_windows_argument, seconds
 from vram.cli.source import roots
 from vram.cli.terminal import emit
-from vram.errors import ExitCode
+from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.serve.config import Places, ServeConfig
@@ -37,7 +37,12 @@ exit codes: 0 after SIGTERM, Ctrl-C or --for, 5 a configuration that is wrong,
 
 # Words that ask a running service instead of starting one (`vram serve status`): the module of each, with
 # HELP, add_arguments and run as a command has them.
-CLIENTS: dict[str, str] = {}
+CLIENTS: dict[str, str] = {
+    "status": "vram.cli.serve_clients.status",
+    "free": "vram.cli.serve_clients.free",
+    "wait": "vram.cli.serve_clients.wait",
+    "allow-park": "vram.cli.serve_clients.allow_park",
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -69,7 +74,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     if module := CLIENTS.get(getattr(args, "client", None) or ""):
+        _require_no_command(args)
         return cast("int", import_module(module).run(args))
+    _require_no_command(args)
     config = _configuration(args)
     from vram.serve.config import places
 
@@ -94,6 +101,11 @@ def run(args: Namespace) -> int:
     service = Service(config, where, reader=options, load=lambda: _configuration(args))
     asyncio.run(service.run(args.duration))
     return ExitCode.OK
+
+
+def _require_no_command(args: Namespace) -> None:
+    if args.command and getattr(args, "client", None) != "wait":
+        raise UsageError("only `vram serve wait` runs a command", hint="vram serve wait 20GiB -- COMMAND")
 
 
 def _configuration(args: Namespace) -> ServeConfig:

@@ -1,0 +1,75 @@
+"""``vram serve wait SIZE [-- COMMAND]``: wait until a GPU has room, then run a command there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+
+import msgspec
+
+from vram.cli.arguments import gpu_numbers, memory_size, seconds
+from vram.cli.serve_clients import add_socket_argument
+from vram.cli.terminal import emit
+from vram.errors import ExitCode, TimedOut
+from vram.units import size
+
+HELP = "wait until a GPU has room, then run a command on it"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.usage = "vram serve wait [--gpu N[,N...]] [--timeout S] SIZE [-- COMMAND ...]"
+    parser.epilog = (
+        "While somebody waits, a policy park-idle of the service may park idle processes whose owners allow"
+        " it. With a command, the room counts as in use until the command has ended; CUDA_VISIBLE_DEVICES"
+        " names its GPU, unless it is set already. Without one, the number of the GPU is printed."
+    )
+    parser.add_argument("size", type=memory_size, metavar="SIZE", help="how much room, e.g. 20GiB")
+    parser.add_argument("--gpu", action="append", metavar="N[,N...]", help="on one of these (repeatable)")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds (exit code 21)")
+    add_socket_argument(parser)
+
+
+class Room(msgspec.Struct, frozen=True):
+    """Where there is room."""
+
+    gpu: int
+    free_bytes: int
+    uuid: str | None = None
+
+
+def run(args: Namespace) -> int:
+    from vram.serve.client import ServeClient
+
+    with ServeClient(args.socket) as client:
+        room = _room(client, args)
+        print(f"vram: {size(room.free_bytes)} free on GPU {room.gpu}", file=sys.stderr, flush=True)
+        if not args.command:
+            emit(f"{room.gpu}\n")
+            return ExitCode.OK
+        from vram.virtualgpu import launch
+
+        variables = dict(os.environ)
+        variables.setdefault(_VISIBLE, room.uuid or str(room.gpu))
+        # The connection stays open for as long as the command runs: so long the room is in use.
+        with launch.signals_held() as mask:
+            return launch.run(args.command, variables, mask)
+
+
+def _room(client: object, args: Namespace) -> Room:
+    from vram.serve.client import ServeClient
+    from vram.untrusted import decode
+
+    assert isinstance(client, ServeClient)
+    gpus = sorted(gpu_numbers(args.gpu or []))
+    try:
+        for answer in client.ask("wait", timeout_s=args.timeout, nbytes=args.size, gpus=gpus):
+            if answer.event == "room" and not isinstance(answer.data, msgspec.UnsetType):
+                return decode(bytes(answer.data), Room)
+    except TimedOut:
+        raise TimedOut(
+            f"no GPU had {size(args.size)} free within {args.timeout:g} s",
+            hint="`vram who` shows who holds it",
+        ) from None
+    raise TimedOut("the service ended", hint="`vram serve status` shows whether there is one")

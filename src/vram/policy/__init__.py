@@ -1,0 +1,1 @@
+"""Policies: what ``vram serve`` does by itself, decided from readings alone. Nothing here acts."""

@@ -1,0 +1,361 @@
+"""The tables ``[[policy]]`` of a configuration file, read strictly: what cannot be meant is refused.
+
+Patterns are wildcards (``*``, ``?``, ``[a-z]``) over the whole text: they are anchored by nature, take linear
+time on any text, and whether one matches everything can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from vram.diagnosis.leftover import CODES
+from vram.errors import ConfigError, UsageError
+from vram.units import MIB, parse_duration, parse_size
+
+PolicyAction = Literal["end-leftovers", "park-idle", "warn-owner", "alert-unexplained"]
+PolicyMode = Literal["dry-run", "act"]
+
+MOST_POLICIES = 64
+MOST_PER_HOUR = 12
+"""Actions and messages of all policies together."""
+_LONGEST_TEXT = 256  # of what a pattern is compared with, and of a pattern
+_MOST_WORDS = 256
+_SMALLEST_NARROWING = MIB
+
+_COMMON = ("name", "do", "mode", "after", "readings", "most-per-hour", "all", "match")
+_KEYS: dict[PolicyAction, tuple[str, ...]] = {
+    "end-leftovers": (*_COMMON, "grace"),
+    "park-idle": (*_COMMON, "unpark-after"),
+    "warn-owner": (*_COMMON, "again-after", "notify"),
+    "alert-unexplained": (*_COMMON, "again-after", "notify"),
+}
+_PEOPLE = (
+    "gpus",
+    "users",
+    "not-users",
+    "min-size",
+    "min-age",
+    "commands",
+    "units",
+    "slurm-jobs",
+    "containers",
+)
+_MATCH_KEYS: dict[PolicyAction, tuple[str, ...]] = {
+    "end-leftovers": (*_PEOPLE, "codes"),
+    "park-idle": _PEOPLE,
+    "warn-owner": (*_PEOPLE, "codes"),
+    "alert-unexplained": ("gpus", "min-size"),
+}
+_NOTIFY_KEYS = ("terminals", "mail", "mail-to", "webhook", "webhook-token-file")
+_AFTER_S: dict[PolicyAction, float] = {
+    "end-leftovers": 900.0,
+    "park-idle": 900.0,
+    "warn-owner": 300.0,
+    "alert-unexplained": 600.0,
+}
+
+
+class PolicyMatch(Struct, frozen=True, kw_only=True):
+    """Which memory a policy is about; what is empty excludes nothing.
+
+    Every holder must match: a leftover of two users is matched only by a policy that means both.
+    """
+
+    gpus: tuple[int, ...] = ()
+    users: tuple[str, ...] = ()
+    not_users: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    min_bytes: int = 0
+    min_age_s: float = 0.0
+    commands: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    slurm_jobs: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+
+    @property
+    def narrows(self) -> bool:
+        """Whether anything is surely left out. Ages and exceptions do not count: they match the rest."""
+        patterns = (self.users, self.commands, self.units, self.slurm_jobs, self.containers)
+        return bool(
+            self.gpus
+            or (self.codes and set(self.codes) < set(CODES))
+            or self.min_bytes >= _SMALLEST_NARROWING
+            or any(each and not any(map(_matches_everything, each)) for each in patterns)
+        )
+
+
+class NotifyConfig(Struct, frozen=True, kw_only=True):
+    """How people are told. ``mail`` is a command that reads a message; ``{user}`` in it is the recipient."""
+
+    terminals: bool = False
+    mail: tuple[str, ...] = ()
+    mail_to: str = ""
+    webhook: str = ""
+    webhook_token_file: str = ""
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """What to do, to whom, after how long. ``after_s`` counts while the condition holds in every reading."""
+
+    name: str
+    do: PolicyAction
+    mode: PolicyMode = "dry-run"
+    after_s: float = 900.0
+    readings: int = 3
+    most_per_hour: int = 4
+    all: bool = False
+    match: PolicyMatch = PolicyMatch()
+    grace_s: float = 10.0
+    unpark_after_s: float = 60.0
+    again_after_s: float = 86400.0
+    notify: NotifyConfig = NotifyConfig()
+
+
+def read_policies(tables: Any) -> tuple[Policy, ...]:
+    """Read the tables, as a TOML parser returns them. Raises ConfigError, which names policy and key."""
+    if not isinstance(tables, Sequence) or isinstance(tables, str | bytes):
+        raise ConfigError("policy is not a list of tables", hint="begin each one with [[policy]]")
+    if len(tables) > MOST_POLICIES:
+        raise ConfigError(
+            f"there are more than {MOST_POLICIES} policies", hint="one policy may name many users"
+        )
+    policies = tuple(_read(table, at) for at, table in enumerate(tables, 1))
+    names = [policy.name for policy in policies]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two policies have the name {name!r}", hint="give each a name of its own")
+    return policies
+
+
+def _read(table: Any, at: int) -> Policy:
+    where = f"policy {at}"
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} is not a table", hint="begin it with [[policy]]")
+    do: Any = table.get("do")
+    if do not in get_args(PolicyAction):
+        said = "does not say what to do" if do is None else f"says do = {do!r}"
+        raise ConfigError(f"{where} {said}", hint=f"do is one of {', '.join(get_args(PolicyAction))}")
+    if isinstance(table.get("name"), str):
+        where = f"policy {table['name'][:_LONGEST_TEXT]!r}"
+    known = _Table(table, where, _KEYS[do])
+    policy = Policy(
+        name=known.text("name", "", needed=True),
+        do=do,
+        mode=known.choice("mode", get_args(PolicyMode), "dry-run"),
+        after_s=known.duration("after", _AFTER_S[do], least=1.0),
+        readings=known.number("readings", 3, 2, 1000),
+        most_per_hour=known.number("most-per-hour", 4, 1, 1000),
+        all=known.flag("all"),
+        match=_read_match(known.table("match"), f"{where}: match", do),
+        grace_s=known.duration("grace", 10.0, least=0.1, most=600.0),
+        unpark_after_s=known.duration("unpark-after", 60.0, least=0.0),
+        again_after_s=known.duration("again-after", 86400.0, least=60.0),
+        notify=_read_notify(known.table("notify"), f"{where}: notify"),
+    )
+    _require_meant(policy, where)
+    return policy
+
+
+def _require_meant(policy: Policy, where: str) -> None:
+    match, notify = policy.match, policy.notify
+    if policy.do == "alert-unexplained" and match.min_bytes < _SMALLEST_NARROWING:
+        raise ConfigError(
+            f"{where} does not say from which size on", hint='add min-size = "1GiB" below [policy.match]'
+        )
+    if policy.do in ("warn-owner", "alert-unexplained"):
+        if not (notify.terminals or notify.mail or notify.webhook):
+            raise ConfigError(
+                f"{where} tells nobody", hint="add [policy.notify] with terminals, mail or webhook"
+            )
+        if policy.do == "alert-unexplained" and notify.terminals:
+            raise ConfigError(
+                f"{where}: unexplained memory has no owner whose terminal could be written to",
+                hint="use mail with mail-to, or webhook",
+            )
+        if policy.do == "alert-unexplained" and notify.mail and not notify.mail_to:
+            raise ConfigError(f"{where} does not say whom to mail", hint='add mail-to = "root"')
+    if policy.mode == "act" and not policy.all and not match.narrows:
+        raise ConfigError(
+            f"{where} would act on everything: nothing below [policy.match] narrows it down",
+            hint="name gpus, users, codes, min-size ..., or say all = true if that is meant",
+        )
+
+
+def _read_match(table: Mapping[str, Any], where: str, do: PolicyAction) -> PolicyMatch:
+    known = _Table(table, where, _MATCH_KEYS[do])
+    codes = tuple(code.upper() for code in known.words("codes"))
+    for code in codes:
+        if code not in CODES:
+            raise ConfigError(
+                f"{where}: {code!r} is not a finding that speaks of leftovers",
+                hint=f"one of {', '.join(CODES)}",
+            )
+    return PolicyMatch(
+        gpus=known.numbers("gpus"),
+        users=known.patterns("users"),
+        not_users=known.patterns("not-users"),
+        codes=codes,
+        min_bytes=known.size("min-size"),
+        min_age_s=known.duration("min-age", 0.0),
+        commands=known.patterns("commands"),
+        units=known.patterns("units"),
+        slurm_jobs=known.patterns("slurm-jobs"),
+        containers=known.patterns("containers"),
+    )
+
+
+def _read_notify(table: Mapping[str, Any], where: str) -> NotifyConfig:
+    known = _Table(table, where, _NOTIFY_KEYS)
+    mail, webhook = known.words("mail"), known.text("webhook", "")
+    if mail and not mail[0].startswith("/"):
+        raise ConfigError(
+            f"{where}: mail must begin with the whole path of a program, not {mail[0]!r}",
+            hint='for example mail = ["/usr/sbin/sendmail", "-i", "{user}"]; no shell is used',
+        )
+    if webhook:
+        _require_address(webhook, where)
+    token_file = known.text("webhook-token-file", "")
+    if token_file and not token_file.startswith("/"):
+        raise ConfigError(f"{where}: webhook-token-file is not a whole path", hint="begin it with /")
+    return NotifyConfig(
+        terminals=known.flag("terminals"),
+        mail=mail,
+        mail_to=known.text("mail-to", ""),
+        webhook=webhook,
+        webhook_token_file=token_file,
+    )
+
+
+def _require_address(webhook: str, where: str) -> None:
+    try:
+        parts = urlsplit(webhook)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        sound, parts = False, urlsplit("")
+    if not sound or not webhook.isprintable() or " " in webhook or not webhook.isascii():
+        raise ConfigError(f"{where}: webhook is not an address", hint="write https://host/path")
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"{where}: the webhook's address contains a password, which would be shown",
+            hint="put it into a file and name that: webhook-token-file",
+        )
+
+
+def matches_any(patterns: Sequence[str], text: str | None) -> bool:
+    """Whether one of *patterns* matches the whole of *text*, of which so much is read as a pattern may have.
+
+    Of longer text only the beginning is compared: that is a match only where the pattern leaves its end open.
+    """
+    if text is None:
+        return False
+    short = text[:_LONGEST_TEXT]
+    return any(
+        fnmatchcase(short, pattern) and (len(short) == len(text) or pattern.endswith("*"))
+        for pattern in patterns
+    )
+
+
+def _matches_everything(pattern: str) -> bool:
+    """A pattern of wildcards alone; "?" and "[!x]" leave out so little that they do not count."""
+    return not pattern.strip("*?") or pattern.startswith(("*[!", "[!"))
+
+
+class _Table:
+    """One table: only *keys* may be in it, and each has the type that it is asked for."""
+
+    def __init__(self, table: Mapping[str, Any], where: str, keys: Sequence[str]) -> None:
+        self._table, self._where = table, where
+        for key in table:
+            if key not in keys:
+                near = get_close_matches(str(key), keys, 1)
+                hint = f"did you mean {near[0]}?" if near else f"these are known: {', '.join(keys)}"
+                raise ConfigError(f"{where}: there is no key {str(key)[:_LONGEST_TEXT]!r} here", hint=hint)
+
+    def _wrong(self, key: str, hint: str) -> ConfigError:
+        return ConfigError(f"{self._where}: {key} = {self._table[key]!r} is not possible"[:500], hint=hint)
+
+    def text(self, key: str, default: str, *, needed: bool = False) -> str:
+        value = self._table.get(key, default)
+        if needed and value == "":
+            raise ConfigError(f"{self._where} has no {key}", hint=f'add {key} = "..."')
+        if not isinstance(value, str) or len(value) > 4096 or not value.isprintable():
+            raise self._wrong(key, "write text in quotes, on one line")
+        return value
+
+    def choice(self, key: str, words: Sequence[Any], default: Any) -> Any:
+        value = self._table.get(key, default)
+        if value not in words:
+            raise self._wrong(key, f"one of {', '.join(words)}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self._table.get(key, False)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "write true or false")
+        return value
+
+    def number(self, key: str, default: int, least: int, most: int) -> int:
+        value = self._table.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self._wrong(key, f"write a number from {least} to {most}")
+        return value
+
+    def duration(self, key: str, default: float, *, least: float = 0.0, most: float = 3.2e7) -> float:
+        value = self._table.get(key)
+        return (
+            default if value is None else self._parsed(key, parse_duration, least, most, "10s, 15min or 12h")
+        )
+
+    def size(self, key: str) -> int:
+        value = self._table.get(key)
+        if value is None:
+            return 0
+        if isinstance(value, str) and value.strip()[-1:].isdigit():
+            raise self._wrong(key, "it has no unit: write it like 512MiB or 20GiB")
+        return int(self._parsed(key, parse_size, 0, 1 << 60, "512MiB or 20GiB"))
+
+    def _parsed(
+        self, key: str, parse: Callable[[str], float], least: float, most: float, examples: str
+    ) -> float:
+        value = self._table[key]
+        try:
+            number = parse(value) if isinstance(value, str) else -1.0
+        except UsageError:
+            number = -1.0
+        if not least <= number <= most:
+            raise self._wrong(key, f"write it like {examples}")
+        return number
+
+    def words(self, key: str) -> tuple[str, ...]:
+        value = self._table.get(key, [])
+        good = isinstance(value, list) and len(value) <= _MOST_WORDS
+        if not good or not all(isinstance(each, str) and each.isprintable() and each for each in value):
+            raise self._wrong(key, f"write a list of at most {_MOST_WORDS} texts in quotes")
+        return tuple(value)
+
+    def patterns(self, key: str) -> tuple[str, ...]:
+        found = self.words(key)
+        if any(len(each) > _LONGEST_TEXT for each in found):
+            raise self._wrong(key, f"a pattern may have {_LONGEST_TEXT} characters")
+        if key in self._table and not found:
+            raise self._wrong(key, "an empty list would match nobody: leave the key out, or name somebody")
+        return found
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        value = self._table.get(key, [])
+        good = isinstance(value, list) and len(value) <= _MOST_WORDS and (value or key not in self._table)
+        if not good or not all(type(each) is int and 0 <= each < 4096 for each in value):
+            raise self._wrong(key, "write the numbers of GPUs: [0, 1]")
+        return tuple(sorted(set(value)))
+
+    def table(self, key: str) -> Mapping[str, Any]:
+        value = self._table.get(key, {})
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, f"write it as a table: [policy.{key}]")
+        return value

@@ -1,0 +1,203 @@
+"""What a policy could be about in one reading: leftovers, idle processes, unexplained memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from msgspec import Struct
+
+from vram.diagnosis.held import gather, is_healthy
+from vram.diagnosis.leftover import code_of
+from vram.ledger.processes import ProcessMemory, processes
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
+from vram.policy.config import Policy, PolicyMatch, matches_any
+from vram.policy.decision import Identity, PolicyTarget
+from vram.reclaim.candidates import Leftover, leftovers
+from vram.units import size
+
+_MOST_EVIDENCE = 16
+_LONGEST_COMMAND = 200
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """One thing to decide about. ``key`` is the same in every reading in which nothing of it has changed."""
+
+    key: str
+    what: str
+    gpus: tuple[int, ...]
+    nbytes: int
+    code: str | None = None
+    holders: tuple[Holder, ...] = ()
+    evidence: tuple[str, ...] = ()
+    by_gpu: tuple[int, ...] = ()
+
+    @property
+    def targets(self) -> tuple[PolicyTarget, ...]:
+        return tuple(
+            PolicyTarget(each.pid, each.started_at, each.user, _shortened(each.command))
+            for each in self.holders
+            if each.started_at is not None
+        )
+
+
+def subjects(policy: Policy, ledger: Ledger, allowed: Collection[Identity] = ()) -> Iterator[Subject]:
+    """Everything in *ledger* that *policy* is about, where the GPUs concerned answer."""
+    answering = {gpu.index for gpu in ledger.gpus if gpu.status == "ok"}
+    found: Iterable[Subject]
+    if policy.do == "end-leftovers":
+        found = _proven(ledger)
+    elif policy.do == "warn-owner":
+        found = _leftovers(ledger)
+    elif policy.do == "park-idle":
+        found = _idle(ledger, allowed)
+    else:
+        found = _unexplained(ledger)
+    for subject in found:
+        if answering >= set(subject.gpus) and _is_meant(policy.match, subject):
+            yield subject
+
+
+def _proven(ledger: Ledger) -> Iterator[Subject]:
+    """What `vram free` would end by itself, and nothing else."""
+    for leftover in leftovers(ledger, processes(ledger)):
+        holders = tuple(process.holder for process in leftover.processes)
+        if ledger.host.uid != 0 and any(each.user != ledger.host.user for each in holders):
+            continue
+        if all(each.started_at is not None for each in holders):
+            yield _of_leftover(leftover, holders)
+
+
+def _of_leftover(leftover: Leftover, holders: tuple[Holder, ...]) -> Subject:
+    entries = [entry for _, entry in leftover.entries]
+    return Subject(
+        key=_key("leftover", holders),
+        what=f"{size(leftover.nbytes())} of dead owners, held by pid {_pids(holders)}",
+        gpus=leftover.gpus,
+        nbytes=leftover.nbytes(),
+        code=leftover.code,
+        holders=holders,
+        evidence=_evidence(entries),
+    )
+
+
+def _leftovers(ledger: Ledger) -> Iterator[Subject]:
+    """All memory of dead owners that somebody visible holds, also where that is not certain."""
+    for held in gather(ledger.gpus, lambda entry: code_of(entry) is not None):
+        holders = tuple(each for each in held.living if each.started_at is not None)
+        if holders:
+            dead = "" if held.charged_pid is None else f" (dead pid {held.charged_pid})"
+            yield Subject(
+                key=_ghost_key(held.charged_pid, holders),
+                what=f"{size(held.nbytes)} of a dead owner{dead}, held by pid {_pids(holders)}",
+                gpus=tuple(sorted(held.gpus)),
+                nbytes=held.nbytes,
+                code=code_of(held.entries[0]),
+                holders=holders,
+                evidence=_evidence(held.entries),
+            )
+
+
+def _idle(ledger: Ledger, allowed: Collection[Identity]) -> Iterator[Subject]:
+    on_nvidia = {gpu.index for gpu in ledger.gpus if gpu.driver == "nvidia" and not gpu.instances}
+    for process in processes(ledger).values():
+        holder = process.holder
+        if (process.pid, holder.started_at) not in allowed or not _may_be_parked(process, on_nvidia):
+            continue
+        gpus = tuple(sorted(process.charged_by_gpu))
+        yield Subject(
+            key=_key("idle", (holder,)),
+            what=f"{size(process.charged_bytes)} of idle pid {process.pid}",
+            gpus=gpus,
+            nbytes=process.charged_bytes,
+            holders=(holder,),
+            evidence=(*_evidence(process.charged), "it sleeps, and its GPUs report no work"),
+            by_gpu=tuple(process.charged_by_gpu[gpu] or 0 for gpu in gpus),
+        )
+
+
+def _may_be_parked(process: ProcessMemory, on_nvidia: Collection[int]) -> bool:
+    alone = not process.co_holders and not process.uses_mps and process.certain
+    known = all(process.charged_by_gpu.values()) and set(process.gpus) <= set(on_nvidia)
+    return (
+        process.idle
+        and bool(process.charged)
+        and alone
+        and known
+        and process.protected is None
+        and is_healthy(process.holder)
+    )
+
+
+def _unexplained(ledger: Ledger) -> Iterator[Subject]:
+    for gpu in ledger.gpus:
+        entries = [entry for entry in gpu.accounted if _is_unexplained(entry, ledger)]
+        nbytes = known_bytes(entries)
+        if nbytes:
+            yield Subject(
+                key=f"unexplained {_gpu_name(gpu)}",
+                what=f"{size(nbytes)} in use on GPU {gpu.index} that nothing visible accounts for",
+                gpus=(gpu.index,),
+                nbytes=nbytes,
+                evidence=_evidence(entries),
+            )
+
+
+def _is_unexplained(entry: Entry, ledger: Ledger) -> bool:
+    # An ordinary user does not see everybody: what is hidden from one is no news.
+    return entry.kind == "unattributed" or (entry.kind == "hidden" and ledger.host.uid == 0)
+
+
+def _gpu_name(gpu: GpuLedger) -> str:
+    return gpu.uuid or f"GPU {gpu.index}"
+
+
+def _is_meant(match: PolicyMatch, subject: Subject) -> bool:
+    if match.gpus and not set(subject.gpus) <= set(match.gpus):
+        return False
+    if subject.nbytes < match.min_bytes or (match.codes and subject.code not in match.codes):
+        return False
+    return all(_fits(match, holder) for holder in subject.holders)
+
+
+def _fits(match: PolicyMatch, holder: Holder) -> bool:
+    if match.not_users and (holder.user is None or matches_any(match.not_users, holder.user)):
+        return False
+    if (holder.age_s or 0.0) < match.min_age_s:
+        return False
+    workload = holder.workload
+    return all(
+        not patterns or matches_any(patterns, text)
+        for patterns, text in (
+            (match.users, holder.user),
+            (match.commands, holder.command),
+            (match.units, workload.unit),
+            (match.slurm_jobs, workload.slurm_job),
+            (match.containers, workload.container),
+        )
+    )
+
+
+def _key(kind: str, holders: Iterable[Holder]) -> str:
+    return f"{kind} " + ",".join(sorted(f"{each.pid}@{each.started_at}" for each in holders))
+
+
+def _ghost_key(dead: int | None, holders: tuple[Holder, ...]) -> str:
+    """Whose memory it was and who has it: a forked child more or less makes no other ghost."""
+    if dead is None:
+        return _key("ghost", holders)
+    users = sorted({each.user or "?" for each in holders})
+    return f"ghost of {dead} before {min(each.started_at or 0 for each in holders)} held by {','.join(users)}"
+
+
+def _pids(holders: Iterable[Holder]) -> str:
+    return ", ".join(str(each.pid) for each in holders)
+
+
+def _evidence(entries: Iterable[Entry]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for entry in entries for line in entry.evidence))[:_MOST_EVIDENCE]
+
+
+def _shortened(command: str | None) -> str | None:
+    return (
+        command if command is None or len(command) <= _LONGEST_COMMAND else command[:_LONGEST_COMMAND] + "…"
+    )

@@ -1,0 +1,115 @@
+"""``vram serve status`` as text. What a service answers is foreign: it is bounded and made inert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from vram.report.escape import inert
+from vram.units import counted, duration, size
+
+_LONGEST = 200
+
+
+class PartState(Struct, frozen=True):
+    """One part of the service."""
+
+    name: str
+    status: str
+    message: str = ""
+
+
+class HealthState(Struct, frozen=True, kw_only=True):
+    """The parts of the service's own account of its health that are shown."""
+
+    status: str
+    version: str
+    uptime_s: float
+    interval_s: float
+    good_age_s: float | None = None
+    parts: tuple[PartState, ...] = ()
+
+
+class PolicyState(Struct, frozen=True, kw_only=True):
+    """A policy, as the service reports it."""
+
+    name: str
+    do: str
+    mode: str
+    after_s: float
+    most_per_hour: int
+
+
+class DecisionState(Struct, frozen=True, kw_only=True):
+    """A decision, as the service reports it."""
+
+    at: str
+    policy: str
+    do: str
+    verdict: str
+    reason: str
+    status: str
+    message: str = ""
+    freed_bytes: int | None = None
+
+
+class PoliciesState(Struct, frozen=True, kw_only=True):
+    """Policies and decisions."""
+
+    policies: tuple[PolicyState, ...] = ()
+    decisions: tuple[DecisionState, ...] = ()
+
+
+class WaiterState(Struct, frozen=True, kw_only=True):
+    """Somebody who waits for room."""
+
+    uid: int
+    nbytes: int
+    gpus: tuple[int, ...] = ()
+    is_served: bool = False
+
+
+class ServiceStatus(Struct, frozen=True, kw_only=True):
+    """What the service answers to ``status``."""
+
+    health: HealthState
+    policies: PoliciesState
+    waiting: tuple[WaiterState, ...] = ()
+
+
+def status(found: ServiceStatus, most_decisions: int) -> str:
+    """A screen of plain lines."""
+    return "".join(f"{inert(line)[:_LONGEST]}\n" for line in _lines(found, most_decisions))
+
+
+def _lines(found: ServiceStatus, most_decisions: int) -> Iterator[str]:
+    health = found.health
+    age = "nothing was read yet" if health.good_age_s is None else f"last read {health.good_age_s:.1f} s ago"
+    yield f"service   {health.status} · {health.version} · up {duration(health.uptime_s)} · {age}"
+    for part in health.parts:
+        if part.status != "ok":
+            yield f"  {part.name}: {part.status}: {part.message}"
+    for each in found.waiting:
+        where = f"GPU {', '.join(map(str, each.gpus))}" if each.gpus else "any GPU"
+        has = "has room" if each.is_served else "waits"
+        yield f"waiting   uid {each.uid} {has}: {size(each.nbytes)} on {where}"
+    policies = found.policies.policies
+    yield f"policies  {counted(len(policies), 'policy') if policies else 'none: nothing is done by itself'}"
+    for policy in policies:
+        yield (
+            f"  {policy.name}: {policy.do}, {policy.mode}, after {duration(policy.after_s)},"
+            f" at most {policy.most_per_hour} an hour"
+        )
+    decisions = found.policies.decisions[:most_decisions]
+    if decisions:
+        yield "decisions, newest first"
+    for decision in decisions:
+        yield f"  {decision.at}  {decision.policy}: {_decided(decision)}"
+
+
+def _decided(decision: DecisionState) -> str:
+    freed = f", {size(decision.freed_bytes)} freed" if decision.freed_bytes else ""
+    if decision.verdict != "act":
+        return f"{decision.verdict}: would {decision.do}: {decision.reason}"
+    return f"{decision.do}: {decision.reason}: {decision.status}{freed}"

@@ -1,0 +1,138 @@
+"""Who is at the other end of the socket, as the kernel says; and which processes are whose.
+
+Nothing that a client writes about itself is used. A peer in another PID or user namespace may read, and not
+act: its pids and uids mean others there than here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from msgspec import Struct
+
+from vram.errors import NoSuchProcess, NotPermitted
+from vram.payloads.procfs import ProcessFolder
+from vram.serve.worker_process import RunAs
+
+OPT_IN = b"VRAM_ALLOW_PARK=idle"
+_SO_PEERGROUPS = 59
+_MOST_GROUPS = 65536
+_OVERFLOW_UID = 65534
+_MOST_ENVIRONMENT = 2 << 20
+
+
+class Peer(Struct, frozen=True):
+    """Who connected. ``pid`` is 0 where it is in a PID namespace that we do not see into."""
+
+    uid: int
+    gid: int
+    pid: int
+    groups: tuple[int, ...] = ()
+
+    @property
+    def run_as(self) -> RunAs:
+        return RunAs(self.uid, self.gid, self.groups)
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """The credentials with which the other end connected."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3I", raw)
+    return Peer(uid, gid, pid, _groups(connection))
+
+
+def _groups(connection: socket.socket) -> tuple[int, ...]:
+    """Its supplementary groups; none where the kernel does not say: fewer rights, never more."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+    except OSError:
+        return ()
+    return tuple(struct.unpack(f"{len(raw) // 4}I", raw))
+
+
+def require_may_act(peer: Peer) -> None:
+    """Raise where nothing may be done in the name of *peer*."""
+    if peer.uid == _OVERFLOW_UID:
+        raise NotPermitted(
+            "the kernel does not name your user here, or it is nobody",
+            hint="run it as a user of this machine",
+        )
+    if peer.pid <= 0 or not _shares_our_namespaces(peer.pid):
+        raise NotPermitted(
+            "you are in another PID or user namespace, where pids and users mean others than here",
+            hint="run it on the host, outside of the container",
+        )
+    if os.geteuid() not in (0, peer.uid):
+        raise NotPermitted(
+            "this service runs as another user, and can act only for that one",
+            hint="a service that acts for every user runs as root",
+        )
+
+
+def _shares_our_namespaces(pid: int) -> bool:
+    try:
+        return all(
+            os.path.samestat(os.stat(f"/proc/{pid}/ns/{kind}"), os.stat(f"/proc/self/ns/{kind}"))
+            for kind in ("pid", "user")
+        )
+    except OSError:  # it has ended, or hides from us
+        return False
+
+
+# ---- processes and their owners ----
+
+
+def identify_own(pid: int, peer: Peer) -> tuple[int, int]:
+    """*pid* with its start time. Raises where it is not a process of *peer*'s and of nobody else."""
+    with _folder(pid) as folder:
+        stat = folder.stat()
+        owner = _owner(folder)
+    if stat is None or stat.has_ended:
+        raise NoSuchProcess(f"there is no process {pid}", hint="`vram who` lists those that hold GPU memory")
+    if owner is None or owner.uid != peer.uid:
+        raise NotPermitted(f"pid {pid} is not yours", hint="only its owner can allow that")
+    return pid, stat.started_at
+
+
+def _folder(pid: int) -> ProcessFolder:
+    try:
+        return ProcessFolder("/proc", pid)
+    except OSError as error:
+        raise NoSuchProcess(f"there is no process {pid}", hint="`vram who` lists processes") from error
+
+
+def owner_of(pid: int, started_at: int) -> RunAs | None:
+    """Whose process it is; None where it has ended, or where it has the rights of two users at once."""
+    try:
+        with ProcessFolder("/proc", pid) as folder:
+            stat = folder.stat()
+            return _owner(folder) if stat is not None and stat.started_at == started_at else None
+    except OSError:
+        return None
+
+
+def _owner(folder: ProcessFolder) -> RunAs | None:
+    status = folder.status()
+    uids, gids = set(_numbers(status.get(b"Uid"))), _numbers(status.get(b"Gid"))
+    # A program that runs set-uid is partly somebody else's: nobody alone may decide about it.
+    if len(uids) != 1 or len(set(gids)) != 1:
+        return None
+    return RunAs(uids.pop(), gids[0], tuple(_numbers(status.get(b"Groups"))))
+
+
+def _numbers(field: bytes | None) -> list[int]:
+    return [int(word) for word in (field or b"").split() if word.isdigit()]
+
+
+def opted_in(pid: int, started_at: int) -> bool:
+    """Whether its owner started it with VRAM_ALLOW_PARK=idle, and so allows that it is parked when idle."""
+    try:
+        with ProcessFolder("/proc", pid) as folder:
+            stat = folder.stat()
+            if stat is None or stat.started_at != started_at or stat.state == "D":
+                return False
+            return OPT_IN in (folder.read("environ", _MOST_ENVIRONMENT) or b"").split(b"\0")
+    except OSError:
+        return False

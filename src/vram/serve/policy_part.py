@@ -1,0 +1,343 @@
+"""Carries out what policies decide: audited first, in a worker, one at a time.
+
+Ending runs as the service's own user. A process is parked and brought back as its owner, who finds it in
+`vram parked` and can resume it. Without an audit log nothing is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from vram import untrusted
+from vram.errors import AuditUnavailable, NotPermitted, VramError
+from vram.ledger.processes import processes
+from vram.model.ledger import Ledger
+from vram.policy.config import Policy, read_policies
+from vram.policy.decision import Decision, DecisionStatus, Identity, PolicyMemory
+from vram.policy.engine import HOUR_S, PolicyEngine, PolicyReading
+from vram.policy.subjects import subjects
+from vram.reclaim import audit, state
+from vram.serve import policy_memory
+from vram.serve.notices import notice
+from vram.serve.part import PartHealth, ServicePart
+from vram.serve.peers import Peer, identify_own, opted_in, owner_of
+from vram.serve.waiting import WaitingList
+from vram.serve.worker import WorkerAnswer, WorkerRequest
+from vram.serve.worker_process import RunAs, failed, own_rights, start_worker
+from vram.units import duration
+
+if TYPE_CHECKING:
+    from vram.serve.config import ServeConfig
+    from vram.serve.service import Service
+    from vram.serve.state import Reading
+
+MOST_DECISIONS = 200
+_LOCK = "policy-action.lock"
+_LONGEST_MESSAGE = 500
+_END_S, _MOVE_S, _TELL_S = 60.0, 900.0, 120.0
+# These say that there is nothing to bring back any more.
+_NOT_PARKED = ("CannotPark", "NoSuchProcess", "WorldChanged")
+_REFUSALS = (
+    *(
+        "NoSuchProcess",
+        "NotOnGpu",
+        "NotPermitted",
+        "Protected",
+        "WorldChanged",
+        "AuditUnavailable",
+        "CannotPark",
+    ),
+    *("GoalImpossible", "Refused", "UsageError"),
+)
+
+
+class PolicyPart(ServicePart):
+    """The policies of the configuration, at work. ``decisions`` are the last two hundred, oldest first."""
+
+    name = "policies"
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.waiting = WaitingList()
+        self.decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
+        self.engine = PolicyEngine(())
+        self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
+        self._not_before = 0.0
+        self._lock = -1
+        self._opted_in: dict[Identity, bool] = {}
+
+    # ---- as a part of the service ----
+
+    async def start(self) -> None:
+        state.use_folder(self._service.places.state)
+        self._lock = state.open_file(_LOCK, os.O_RDWR | os.O_CREAT)
+        self.engine = PolicyEngine(read_policies(self._service.config.policy), self._loaded())
+        for policy in self.engine.policies:
+            self._service.log.info(f"policy {policy.name!r} ({policy.do}): {policy.mode}")
+
+    def _loaded(self) -> PolicyMemory:
+        try:
+            return policy_memory.load()
+        except untrusted.Rejected as error:
+            # What was done in the last hour is not known: so long nothing is.
+            self._not_before = self._service.clock.now().boot + HOUR_S
+            self._trouble = f"what policies did before is not readable ({error}); they wait for an hour"
+            self._service.log.error(self._trouble)
+            policy_memory.set_aside()
+            return PolicyMemory()
+
+    async def reload(self, config: ServeConfig) -> None:
+        self.engine.use(read_policies(config.policy))
+
+    async def close(self) -> None:
+        """What is being done now is ended as by Ctrl-C: a process that is being moved is brought back."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def health(self) -> PartHealth:
+        return PartHealth("degraded", self._trouble) if self._trouble else PartHealth()
+
+    async def on_reading(self, reading: Reading) -> None:
+        if reading.ledger is None or not (self.engine.policies or self.engine.memory.parked):
+            return
+        for decision in self.engine.decide(self._policy_reading(reading, reading.ledger)):
+            self._take(decision, reading.ledger)
+
+    def _policy_reading(self, reading: Reading, ledger: Ledger) -> PolicyReading:
+        return PolicyReading(
+            ledger=ledger,
+            moment=reading.moment,
+            good=reading.error is None,
+            longest_pause_s=3 * self._service.config.interval_s + 2 * self._service.most_reading_s,
+            waiters=self.waiting.waiters,
+            allowed=self._allowed(ledger),
+        )
+
+    # ---- who may be parked ----
+
+    def allow(self, pid: int, peer: Peer, *, revoke: bool) -> Identity:
+        """Remember that its owner lets *pid* be parked when idle. Raises where *peer* is not that owner."""
+        identity = identify_own(pid, peer)
+        boot_id = self._service.clock.now().boot_id
+        memory = self.engine.memory
+        memory.allowed = [each for each in memory.allowed if (each[0], each[1]) != identity][-1000:]
+        if not revoke:
+            memory.allowed.append((*identity, boot_id))
+        policy_memory.save(memory)
+        return identity
+
+    def _allowed(self, ledger: Ledger) -> frozenset[Identity]:
+        """Those whose owner said so: at the start, in the environment, or over the socket."""
+        if not any(policy.do == "park-idle" for policy in self.engine.policies):
+            return frozenset()
+        # Read once: what a process was started with stays. Before it is parked, it is asked again.
+        idle = [
+            (each.pid, each.holder.started_at)
+            for each in processes(ledger).values()
+            if each.idle and each.holder.started_at is not None
+        ]
+        self._opted_in = {each: self._opted_in.get(each) or opted_in(*each) for each in idle}
+        said = {(pid, started_at) for pid, started_at, _ in self.engine.memory.allowed}
+        return frozenset(each for each in idle if self._opted_in[each] or each in said)
+
+    def _is_allowed(self, identity: Identity) -> bool:
+        said = {(pid, started_at) for pid, started_at, _ in self.engine.memory.allowed}
+        return identity in said or opted_in(*identity)
+
+    # ---- decisions ----
+
+    def _take(self, decision: Decision, ledger: Ledger) -> None:
+        """Log *decision*, and carry it out where it says so. No log, no action."""
+        now = self._service.clock.now()
+        if decision.verdict == "act" and now.boot < self._not_before:
+            decision = replace(decision, verdict="refused", message=self._trouble)
+        try:
+            token = self._logged(decision)
+            if token is not None:
+                self.engine.begun(decision, now)
+                if decision.do == "park":
+                    self._expect_parked(decision)
+                policy_memory.save(self.engine.memory)
+        except AuditUnavailable as error:
+            self._note_trouble(f"nothing is done: {error}")
+            self.engine.finished(decision, "refused", now)
+            self._remember(replace(decision, verdict="refused", status="refused", message=str(error)))
+            return
+        self._trouble = "" if now.boot >= self._not_before else self._trouble
+        self._remember(decision)
+        if token is not None or (
+            decision.verdict == "dry-run" and decision.do == "end" and self._task is None
+        ):
+            self._task = asyncio.create_task(self._carry_out(decision, token, ledger.host.name))
+        elif decision.verdict == "refused":
+            self.engine.finished(decision, "refused", now)
+
+    def _logged(self, decision: Decision) -> str | None:
+        """Write it down; the token of an action that is about to be done."""
+        record = {"action": "policy", "decision": msgspec.to_builtins(decision)}
+        if decision.verdict == "act":
+            return audit.log_intent(record)
+        audit.log_decision(record)
+        return None
+
+    def _note_trouble(self, sentence: str) -> None:
+        if sentence != self._trouble:
+            self._service.log.error(sentence)
+        self._trouble = sentence
+
+    def _remember(self, decision: Decision) -> None:
+        for at, each in enumerate(self.decisions):
+            if each.number == decision.number:
+                self.decisions[at] = decision
+                return
+        self.decisions.append(decision)
+
+    # ---- carrying out ----
+
+    async def _carry_out(self, decision: Decision, token: str | None, host_name: str) -> None:
+        try:
+            answer = await self._worked(decision, host_name)
+        except VramError as error:
+            answer = failed(error)
+        except asyncio.CancelledError:
+            self._finish(decision, token, "failed", WorkerAnswer(message="the service was stopped"))
+            raise
+        finally:
+            self._task = None
+        self._finish(decision, token, _status(answer), answer)
+
+    async def _worked(self, decision: Decision, host_name: str) -> WorkerAnswer:
+        if decision.do == "end":
+            return await self._end(decision)
+        if decision.do == "park":
+            return await self._park(decision)
+        if decision.do == "unpark":
+            return await self._unpark(decision)
+        return await self._tell(decision, host_name)
+
+    async def _end(self, decision: Decision) -> WorkerAnswer:
+        self._require_nobody_acts()
+        order = WorkerRequest(
+            job="end",
+            state=self._service.places.state,
+            deadline_s=self._service.reader_options.deadline_s,
+            targets=tuple(target.identity for target in decision.targets),
+            grace_s=decision.grace_s,
+            dry_run=decision.verdict != "act",
+        )
+        limit_s = _END_S + (decision.grace_s + 10.0) * len(decision.targets)
+        return await self._asked(order, own_rights(), limit_s, self._lock)
+
+    def _require_nobody_acts(self) -> None:
+        """A worker of a service that died may still be at it: it has the lock for as long as it lives."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NotPermitted("an action that an earlier service began is not over yet") from error
+
+    async def _park(self, decision: Decision) -> WorkerAnswer:
+        (target,) = decision.targets
+        owner = owner_of(*target.identity)
+        if owner is None or not self._is_allowed(target.identity):
+            self.engine.unparked(target.identity)
+            raise NotPermitted(f"pid {target.pid} has ended, changed its user, or does not allow it any more")
+        answer = await self._asked(self._move("park", decision, owner), owner, _MOVE_S)
+        if _status(answer) == "refused":
+            self.engine.unparked(target.identity)
+        elif _status(answer) != "done":
+            await self._asked(self._move("recover", decision, owner), owner, _MOVE_S)
+        return answer
+
+    def _expect_parked(self, decision: Decision) -> None:
+        """Remember it before it is done: were the service killed then, the next one brings it back."""
+        owner = owner_of(*decision.targets[0].identity)
+        shares = dict(zip(decision.gpus, decision.by_gpu, strict=True))
+        self.engine.parked(decision, owner.uid if owner else -1, shares, self._service.clock.now())
+
+    async def _unpark(self, decision: Decision) -> WorkerAnswer:
+        (target,) = decision.targets
+        owner = owner_of(*target.identity)
+        if owner is None:
+            self.engine.unparked(target.identity)
+            return WorkerAnswer(is_last=True, status="not-needed", message="it has ended")
+        answer = await self._asked(self._move("unpark", decision, owner), owner, _MOVE_S)
+        if answer.error is None or answer.error.name in _NOT_PARKED:
+            self.engine.unparked(target.identity)
+        return answer
+
+    def _move(self, job: Any, decision: Decision, owner: RunAs) -> WorkerRequest:
+        own = owner.uid == os.geteuid()
+        return WorkerRequest(
+            job=job,
+            state=self._service.places.state if own else None,
+            deadline_s=self._service.reader_options.deadline_s,
+            targets=tuple(target.identity for target in decision.targets),
+        )
+
+    async def _tell(self, decision: Decision, host_name: str) -> WorkerAnswer:
+        policy = next((each for each in self.engine.policies if each.name == decision.policy), None)
+        if policy is None:
+            return WorkerAnswer(is_last=True, status="not-needed", message="the policy was removed meanwhile")
+        owners = [owner_of(*target.identity) for target in decision.targets]
+        uids = tuple(dict.fromkeys(owner.uid for owner in owners if owner is not None))
+        order = WorkerRequest(job="notify", message=notice(decision, host_name, uids), notify=policy.notify)
+        return await self._asked(order, own_rights(), _TELL_S)
+
+    async def _asked(
+        self, order: WorkerRequest, run_as: RunAs, limit_s: float, lock: int | None = None
+    ) -> WorkerAnswer:
+        worker = start_worker(order, run_as, limit_s, lock)
+        try:
+            return await worker.last()
+        finally:
+            worker.end(late=False)
+            await worker.has_ended.wait()
+
+    def _finish(
+        self, decision: Decision, token: str | None, status: DecisionStatus, answer: WorkerAnswer
+    ) -> None:
+        now = self._service.clock.now()
+        message = (answer.error.message if answer.error else answer.message)[:_LONGEST_MESSAGE]
+        done = replace(
+            decision, status=status, message=message, digest=answer.digest, freed_bytes=answer.freed_bytes
+        )
+        if token is not None:
+            self.engine.finished(decision, status, now)
+            with suppress(AuditUnavailable):
+                audit.log_outcome(token, {"status": status, "message": message, "freed": answer.freed_bytes})
+                policy_memory.save(self.engine.memory)
+            self._service.read_soon()
+        elif status == "refused":
+            done = replace(done, verdict="refused")
+        self._remember(done)
+        self._service.log.info(f"policy {done.policy!r}: {done.do}: {done.reason}: {status}: {message}")
+
+    # ---- what it would do ----
+
+    def would(self, ledger: Ledger) -> Iterable[tuple[Policy, str]]:
+        """What each policy is about right now, whatever its delay."""
+        allowed = self._allowed(ledger)
+        for policy in self.engine.policies:
+            for subject in subjects(policy, ledger, allowed):
+                yield policy, f"{subject.what}; after {duration(policy.after_s)} of it"
+
+
+def _status(answer: WorkerAnswer) -> DecisionStatus:
+    if answer.error is None:
+        return answer.status or "failed"
+    return "refused" if answer.error.name in _REFUSALS else "failed"

@@ -1,0 +1,319 @@
+"""The Unix socket of the service: what users ask for, done as them. One request for each connection.
+
+    → {"schema": 1, "do": "plan", "words": {"goal_bytes": 21474836480}}
+    ← {"is_last": true, "data": {...}}
+
+A request is one line of JSON of at most 64 KiB, complete within ten seconds. Who asks is what the kernel says
+of the connection. Actions run in a worker with that user's rights. See docs/guides/serve-socket.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from vram import untrusted
+from vram.errors import AuditUnavailable, ExitCode, NotPermitted, UsageError, VramError
+from vram.reclaim import audit
+from vram.report.escape import json_inert
+from vram.serve.peers import Peer, peer_of, require_may_act
+from vram.serve.protocol import (
+    LARGEST_REQUEST,
+    SCHEMA,
+    RequestedThing,
+    SocketAnswer,
+    SocketRequest,
+    WorkerError,
+    require_sound,
+)
+from vram.serve.worker import WorkerAnswer, WorkerRequest
+from vram.serve.worker_process import own_rights, start_worker
+
+REQUEST_S = 10.0
+SEND_S = 10.0
+MOST_CONNECTIONS, MOST_OF_ONE_USER = 256, 16
+REQUESTS_PER_MINUTE = 120
+MOST_WORKERS = 4
+PLAN_S, RUN_S = 60.0, 900.0
+_MOST_ITEMS = 4096
+_LONGEST_MESSAGE = 500
+
+
+class RequestBudget:
+    """How often each user asks: so many requests a minute, so many connections at once."""
+
+    def __init__(self, per_minute: int = REQUESTS_PER_MINUTE) -> None:
+        self._per_minute = per_minute
+        self._open: Counter[int] = Counter()
+        self._asked: dict[int, deque[float]] = {}
+
+    def enter(self, uid: int, now: float) -> str:
+        """Count a connection; why it is refused, or nothing. Each that was not refused must :meth:`leave`."""
+        if self._open.total() >= MOST_CONNECTIONS or self._open[uid] >= MOST_OF_ONE_USER:
+            return "too many connections at once"
+        asked = self._asked.setdefault(uid, deque())
+        while asked and now - asked[0] >= 60.0:
+            asked.popleft()
+        if len(asked) >= self._per_minute:
+            return f"more than {self._per_minute} requests in a minute"
+        asked.append(now)
+        self._open[uid] += 1
+        return ""
+
+    def leave(self, uid: int, now: float) -> None:
+        self._open[uid] -= 1
+        if self._open[uid] <= 0:
+            del self._open[uid]
+        for each in [each for each, asked in self._asked.items() if not asked or now - asked[-1] >= 60.0]:
+            del self._asked[each]
+
+
+class Connection:
+    """One client: who it is, what it asked, and a way to answer."""
+
+    def __init__(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peer = peer
+        self._reader = reader
+        self._writer = writer
+
+    async def request(self, limit_s: float) -> SocketRequest:
+        """What it asks for. Raises Rejected where that is no request, or comes too slowly."""
+        try:
+            async with asyncio.timeout(limit_s):
+                line = await self._reader.readuntil(b"\n")
+        except TimeoutError:
+            raise untrusted.Rejected("late", f"no whole request within {limit_s:g} s") from None
+        except asyncio.LimitOverrunError:
+            message = f"a request has at most {LARGEST_REQUEST >> 10} KiB"
+            raise untrusted.Rejected("too-large", message) from None
+        except (asyncio.IncompleteReadError, OSError):
+            raise untrusted.Rejected("cut-short", "the request is not complete") from None
+        request = untrusted.decode(line, SocketRequest, most_items=_MOST_ITEMS)
+        if request.schema != SCHEMA:
+            raise untrusted.Rejected("wrong-shape", f"this service knows schema {SCHEMA}")
+        return request
+
+    async def answer(self, answer: SocketAnswer) -> None:
+        """Send a line. Raises OSError where the client does not take it."""
+        self._writer.write(json_inert(msgspec.json.encode(answer)) + b"\n")
+        try:
+            async with asyncio.timeout(SEND_S):
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise ConnectionError("the client does not read") from error
+
+    async def last(self, data: Any) -> None:
+        await self.answer(SocketAnswer(is_last=True, data=Raw(msgspec.json.encode(data))))
+
+    async def closed(self) -> None:
+        """Come back when the client has gone, or says what nobody asked for."""
+        with suppress(OSError):
+            await self._reader.read(1)
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+Handler = Callable[[Connection, SocketRequest], Awaitable[None]]
+
+
+class SocketServer:
+    """Accepts connections on a listening socket, and answers each by the handler of what it asks for."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        handlers: dict[RequestedThing, Handler],
+        on_error: Callable[[str], None],
+        *,
+        budget: RequestBudget | None = None,
+        request_s: float = REQUEST_S,
+    ) -> None:
+        self._socket = listening
+        self._handlers = handlers
+        self._on_error = on_error
+        self._budget = budget or RequestBudget()
+        self._request_s = request_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+        self.requests: Counter[str] = Counter()
+
+    def start(self) -> None:
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Stop accepting, and cut off who is still connected."""
+        tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError as error:  # out of descriptors: those that are open will be closed
+                self._on_error(f"cannot accept a connection: {error.strerror}")
+                await asyncio.sleep(0.5)
+                continue
+            try:
+                peer = peer_of(connection)
+                refusal = self._budget.enter(peer.uid, loop.time())
+            except OSError:
+                connection.close()
+                continue
+            if refusal:
+                self.requests["refused"] += 1
+                _turn_away(connection, refusal)
+                continue
+            task = asyncio.create_task(self._serve(connection, peer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, raw: socket.socket, peer: Peer) -> None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=raw, limit=LARGEST_REQUEST)
+        except OSError:
+            raw.close()
+            self._budget.leave(peer.uid, asyncio.get_running_loop().time())
+            return
+        client = Connection(peer, reader, writer)
+        try:
+            await self._answered(client)
+            await client.close()
+        except OSError:
+            pass  # it has gone
+        except Exception as error:
+            self._on_error(f"a request failed: {type(error).__name__}: {error}")
+        finally:
+            client.abort()
+            self._budget.leave(peer.uid, asyncio.get_running_loop().time())
+
+    async def _answered(self, client: Connection) -> None:
+        try:
+            request = await client.request(self._request_s)
+            self.requests[request.do] += 1
+            handler = self._handlers.get(request.do)
+            if handler is None:
+                raise UsageError(f"this service does not answer {request.do!r}")
+            await handler(client, request)
+        except untrusted.Rejected as error:
+            self.requests["rejected"] += 1
+            await client.answer(_error(error, ExitCode.USAGE))
+        except VramError as error:
+            await client.answer(_error(error, error.exit_code))
+
+
+def _error(error: VramError, code: int) -> SocketAnswer:
+    told = WorkerError(name=type(error).__name__, message=str(error), hint=error.hint, exit_code=code)
+    return SocketAnswer(is_last=True, error=told)
+
+
+def _turn_away(connection: socket.socket, refusal: str) -> None:
+    """Say why in one packet, which fits into the buffer of a new connection, and hang up."""
+    error = NotPermitted(refusal, hint="wait a moment")
+    with suppress(OSError):
+        connection.setblocking(False)
+        connection.send(msgspec.json.encode(_error(error, error.exit_code)) + b"\n")
+    connection.close()
+
+
+# ---- plans and runs: in a worker, as the user ----
+
+
+class ActionRunner:
+    """Runs what users ask for: each in a worker with that user's rights, one for each user at a time."""
+
+    def __init__(self, state: str, deadline_s: float, on_acted: Callable[[], None]) -> None:
+        self._state = state
+        self._deadline_s = deadline_s
+        self._on_acted = on_acted
+        self._busy: set[int] = set()
+        self._slots = asyncio.Semaphore(MOST_WORKERS)
+
+    async def plan(self, client: Connection, request: SocketRequest) -> None:
+        await self._do(client, request, PLAN_S)
+
+    async def run(self, client: Connection, request: SocketRequest) -> None:
+        if not request.digest:
+            raise UsageError("a run needs the digest of its plan", hint="ask for the plan first")
+        require_may_act(client.peer)
+        record = {"action": "socket", "peer_uid": client.peer.uid, "words": request.words}
+        token = audit.log_intent({**record, "digest": request.digest})
+        outcome = {"status": "failed", "message": "cut off"}
+        try:
+            outcome = await self._do(client, request, RUN_S)
+        except VramError as error:
+            outcome = {"status": "refused", "message": str(error)}
+            raise
+        finally:
+            self._on_acted()
+            with suppress(AuditUnavailable):  # the next request meets it before anything is done
+                audit.log_outcome(token, outcome)
+
+    async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
+        require_may_act(client.peer)
+        require_sound(request.words)
+        if not 0.1 <= request.grace_s <= 600.0:
+            raise UsageError("the grace is not possible", hint="from 0.1 to 600 seconds")
+        uid = client.peer.uid
+        if uid in self._busy:
+            raise NotPermitted("another request of yours is being worked on", hint="wait until it is done")
+        self._busy.add(uid)
+        try:
+            async with self._slots:
+                return await self._worked(client, request, limit_s)
+        finally:
+            self._busy.discard(uid)
+
+    async def _worked(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
+        """Relay what the worker says; what came of it, in its own words."""
+        order = WorkerRequest(
+            job="plan" if request.do == "plan" else "run",
+            state=self._state if client.peer.uid == own_rights().uid else None,
+            deadline_s=self._deadline_s,
+            words=request.words,
+            digest=request.digest,
+            grace_s=request.grace_s,
+        )
+        worker = start_worker(order, client.peer.run_as, limit_s)
+        gone = asyncio.create_task(client.closed())
+        gone.add_done_callback(lambda _: worker.end(late=False))
+        outcome = {"status": "failed", "message": "the client went away"}
+        try:
+            async for answer in worker.answers():
+                if answer.is_last:
+                    outcome = _outcome(answer)
+                await client.answer(_as_socket_answer(answer))
+            return outcome
+        finally:
+            gone.cancel()
+            worker.end(late=False)
+            await worker.has_ended.wait()
+
+
+def _outcome(answer: WorkerAnswer) -> dict[str, str]:
+    if answer.error is not None:
+        return {"status": "refused", "message": answer.error.message[:_LONGEST_MESSAGE]}
+    freed = "" if answer.freed_bytes is None else f"{answer.freed_bytes} bytes freed"
+    return {"status": "done", "message": freed}
+
+
+def _as_socket_answer(answer: WorkerAnswer) -> SocketAnswer:
+    if not isinstance(answer.outcome, UnsetType):
+        return SocketAnswer(event="outcome", data=answer.outcome, is_last=answer.is_last)
+    return SocketAnswer(is_last=answer.is_last, data=answer.report, error=answer.error)

@@ -1,0 +1,279 @@
+"""The worker: a process for one action of ``vram serve``, as the user in whose name it is done.
+
+It reads one request from standard input, and writes JSON lines to standard output: outcomes as they come, and
+at last a report or an error. It plans, compares and acts as the commands do, with the rights of its user:
+the kernel refuses what that user may not do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, Literal, NoReturn
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from vram import untrusted
+from vram.errors import CannotPark, ExitCode, UsageError, VramError, WorldChanged
+from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, StepKind
+from vram.policy.config import NotifyConfig
+from vram.serve.protocol import PlanWords, WorkerError, require_sound
+
+LARGEST_REQUEST = 256 << 10
+LARGEST_ANSWER = 16 << 20
+
+WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """What people are told: a sentence in the title, and lines."""
+
+    title: str
+    lines: tuple[str, ...]
+    uids: tuple[int, ...] = ()
+    facts: dict[str, Any] = {}
+
+
+class WorkerRequest(Struct, frozen=True, kw_only=True):
+    """One action. ``targets`` are pids with their start times: nobody else is meant."""
+
+    job: WorkerJob
+    state: str | None = None
+    deadline_s: float = 5.0
+    words: PlanWords = PlanWords()
+    digest: str | None = None
+    targets: tuple[tuple[int, int], ...] = ()
+    grace_s: float = 10.0
+    dry_run: bool = False
+    message: Notice | None = None
+    notify: NotifyConfig = NotifyConfig()
+
+
+class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line. The last one has ``is_last``.
+
+    ``report`` is what `vram free --json` prints. ``shares`` are bytes by GPU of a process that was parked.
+    """
+
+    is_last: bool = False
+    outcome: Raw | UnsetType = UNSET
+    report: Raw | UnsetType = UNSET
+    status: OutcomeStatus | None = None
+    message: str = ""
+    digest: str | None = None
+    freed_bytes: int | None = None
+    shares: dict[int, int] = {}
+    error: WorkerError | None = None
+
+
+def main() -> NoReturn:
+    """Do what standard input says."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _leave)
+    code: int = ExitCode.OK
+    try:
+        request = untrusted.decode(untrusted.read_stream(0, nbytes=LARGEST_REQUEST), WorkerRequest)
+        if request.state is not None:
+            from vram.reclaim import state
+
+            state.use_folder(request.state)
+        _JOBS[request.job](request)
+    except VramError as error:
+        code = error.exit_code
+        name = type(error).__name__
+        _say(_failed(WorkerError(name=name, message=str(error), hint=error.hint, exit_code=code)))
+    sys.exit(code)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    """As Ctrl-C: every clean-up is passed on the way out."""
+    raise SystemExit(128 + number)
+
+
+def _failed(error: WorkerError) -> WorkerAnswer:
+    return WorkerAnswer(is_last=True, error=error)
+
+
+def _say(answer: WorkerAnswer) -> None:
+    """Who does not listen any more has gone; what was begun is finished all the same."""
+    with suppress(OSError):
+        left = msgspec.json.encode(answer) + b"\n"
+        while left:
+            left = left[os.write(1, left) :]
+
+
+def _say_outcome(outcome: Outcome) -> None:
+    _say(WorkerAnswer(outcome=Raw(msgspec.json.encode(outcome))))
+
+
+# ---- what a user asks for: plans, and running them ----
+
+
+def _draft(request: WorkerRequest) -> Draft:
+    from vram.reclaim import plan
+
+    words = request.words
+    require_sound(words)
+    return plan(
+        words.goal_bytes,
+        gpus=words.gpus,
+        up_to=words.up_to,
+        only=words.only,
+        findings=words.findings,
+        pids=words.pids,
+        park_idle=words.park_idle,
+        tree=words.tree,
+        deadline_s=request.deadline_s,
+    )
+
+
+def _plan(request: WorkerRequest) -> None:
+    _say_report(_draft(request), None)
+
+
+def _run(request: WorkerRequest) -> None:
+    from vram.reclaim import remaining
+    from vram.reclaim.audit import refusals_logged
+
+    with refusals_logged("serve", request.words.pids):
+        draft = _draft(request)
+    if request.digest != draft.plan.digest:
+        raise WorldChanged(
+            f"the plan is now {draft.plan.digest[:12]}: the machine has changed since it was shown",
+            hint="ask for the plan again, and check it",
+        )
+    receipt = _executed(draft, request) if draft.plan.steps else None
+    left: tuple[Skipped, ...] = ()
+    if receipt is not None and request.words.goal_bytes is None and not request.words.pids:
+        left = remaining(draft.plan, request.words.findings, deadline_s=request.deadline_s)
+    _say_report(draft, receipt, left)
+
+
+def _say_report(draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...] = ()) -> None:
+    from vram.report.json_reports import reclaim
+
+    _say(
+        WorkerAnswer(
+            is_last=True,
+            report=Raw(msgspec.json.format(reclaim(draft, receipt, left), indent=-1)),
+            digest=draft.plan.digest,
+            freed_bytes=receipt.returned_bytes if receipt else None,
+        )
+    )
+
+
+def _executed(draft: Draft, request: WorkerRequest) -> Receipt:
+    from vram.reclaim import execute
+
+    patience: dict[StepKind, float] = {"kill": request.grace_s}
+    return execute(draft.plan, deadline_s=request.deadline_s, patience_s=patience, on_outcome=_say_outcome)
+
+
+# ---- what policies decide ----
+
+
+def _end(request: WorkerRequest) -> None:
+    """End the holders of one leftover, all of them or nobody."""
+    from vram.host.local import LocalHost
+    from vram.reclaim.ending import plan_ending
+
+    draft = plan_ending(LocalHost(), request.targets, request.deadline_s)
+    _finish(draft, None if request.dry_run else _executed(draft, request))
+
+
+def _finish(draft: Draft, receipt: Receipt | None, shares: dict[int, int] | None = None) -> None:
+    worst = _worst(receipt.outcomes) if receipt else None
+    _say(
+        WorkerAnswer(
+            is_last=True,
+            status=worst.status if worst else "done",
+            message=(worst.message or "") if worst else "only planned",
+            digest=draft.plan.digest,
+            freed_bytes=receipt.returned_bytes if receipt else None,
+            shares=shares or {},
+        )
+    )
+
+
+_RANK: tuple[OutcomeStatus, ...] = ("done", "not-needed", "refused", "failed", "unkillable")
+
+
+def _worst(outcomes: tuple[Outcome, ...]) -> Outcome | None:
+    return max(outcomes, key=lambda each: _RANK.index(each.status), default=None)
+
+
+def _park(request: WorkerRequest) -> None:
+    """Park one process, if it is still the one that was meant, and still idle."""
+    from vram.host.local import LocalHost
+    from vram.reclaim import plan
+    from vram.reclaim.borrow import idle_pids
+    from vram.reclaim.preflight import read_driver
+
+    ((pid, started_at),) = request.targets
+    host = LocalHost()
+    draft = plan(only="park", pids=(pid,), host=host, deadline_s=request.deadline_s)
+    _require_same(draft, pid, started_at)
+    report = read_driver(host, request.deadline_s)
+    shares = {share.gpu: share.nbytes for share in report.shares(pid)}
+    if any(pid not in idle_pids(host, report, gpu, [pid]) for gpu in shares):
+        raise CannotPark(f"pid {pid} works again")
+    _finish(draft, None if request.dry_run else _executed(draft, request), shares)
+
+
+def _require_same(draft: Draft, pid: int, started_at: int) -> None:
+    for step in draft.plan.steps:
+        process = step.target.process if step.target else None
+        if process is None or (process.pid, process.started_at) != (pid, started_at):
+            raise WorldChanged(f"pid {pid} is a different process now")
+
+
+def _unpark(request: WorkerRequest) -> None:
+    from vram.host.local import LocalHost
+    from vram.reclaim.parking import Parking
+
+    ((pid, started_at),) = request.targets
+    host = LocalHost()
+    if host.proc.started_at(pid) != started_at:
+        raise WorldChanged(f"the process that was parked as pid {pid} has ended")
+    with Parking(host) as parking:
+        parking.recover()
+        (entry,) = parking.entries_of([pid])
+        if entry.target.process.started_at != started_at:
+            raise WorldChanged(f"pid {pid} is a different process now")
+        moved = parking.unpark(entry)
+    _say(WorkerAnswer(is_last=True, status="done", message=f"back on its GPU in {moved.took_s:.1f} s"))
+
+
+def _recover(request: WorkerRequest) -> None:
+    """Bring back what a worker that was killed left locked."""
+    from vram.host.local import LocalHost
+    from vram.reclaim.parking import Parking
+
+    with Parking(LocalHost()) as parking:
+        found = parking.recover() if parking.journal.entries() else ()
+    left = ", ".join(f"pid {each.entry.target.process.pid} {each.done}" for each in found)
+    _say(WorkerAnswer(is_last=True, status="done", message=left))
+
+
+def _notify(request: WorkerRequest) -> None:
+    from vram.serve.notify import notify
+
+    if request.message is None:
+        raise UsageError("there is nothing to tell")
+    done, failed = notify(request.message, request.notify)
+    status: OutcomeStatus = "done" if done or not failed else "failed"
+    _say(WorkerAnswer(is_last=True, status=status, message="; ".join((*done, *failed))))
+
+
+_JOBS = {
+    "plan": _plan,
+    "run": _run,
+    "end": _end,
+    "park": _park,
+    "unpark": _unpark,
+    "recover": _recover,
+    "notify": _notify,
+}

@@ -1,0 +1,225 @@
+"""Starts workers and listens to them: as which user, with which environment, for how long, for how much.
+
+A worker of another user belongs to that user, who may stop it, kill it or write anything in its name. So it
+inherits nothing but its request and a pipe; what it answers is bounded, and proves nothing to anybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+
+from vram import untrusted
+from vram.errors import ExitCode, NotPermitted, TimedOut, VramError
+from vram.host.local.child import interpreter
+from vram.serve.protocol import WorkerError
+from vram.serve.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
+
+# From SIGTERM, on which a worker brings back what it was moving, to SIGKILL.
+GRACE_S = 20.0
+_MOST_ITEMS = 200_000
+_PASSED_ON = (
+    *("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH"),
+    *("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VRAM_VIRTUAL_GPU"),
+)
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class RunAs(Struct, frozen=True):
+    """Whose rights a worker has, by numbers that the kernel said."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def own_rights() -> RunAs:
+    return RunAs(os.geteuid(), os.getegid(), tuple(os.getgroups()))
+
+
+class WorkerProcess:
+    """One worker from its start to its end. Iterate over :meth:`answers`, then :meth:`close` it."""
+
+    def __init__(
+        self, request: WorkerRequest, run_as: RunAs, deadline_s: float, lock: int | None = None
+    ) -> None:
+        """Start it; *lock* is a descriptor that a worker of our own user keeps open while it lives.
+
+        Raises OSError where no process can be started.
+        """
+        foreign = run_as.uid != os.geteuid()
+        assert not (foreign and lock is not None), "somebody else could keep it for good"
+        self._loop = asyncio.get_running_loop()
+        self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._heard = bytearray()
+        self._total = 0
+        self._process = _spawned(request, run_as if foreign else None, lock)
+        assert self._process.stdout is not None
+        self._pipe = self._process.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._is_reading = True
+        self._loop.add_reader(self._pipe, self._read)
+        self._loop.add_reader(self._pidfd, self._exited)
+        self.has_ended = asyncio.Event()
+        self._timer = self._loop.call_later(deadline_s, self.end)
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self.was_late = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self, *, late: bool = True) -> None:
+        """Have it end: by SIGTERM, which lets it clean up, and after a while by SIGKILL."""
+        self.was_late = self.was_late or late
+        if not self.has_ended.is_set() and self._kill_timer is None:
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)
+            self._kill_timer = self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL)
+
+    async def answers(self) -> AsyncIterator[WorkerAnswer]:
+        """Its lines as they come, ending with the last one; one is made where it has left none."""
+        while (line := await self._inbox.get()) is not None:
+            answer = _decoded(line)
+            yield answer
+            if answer.is_last:
+                return
+        await self.has_ended.wait()
+        yield self._end_without_answer()
+
+    async def last(self) -> WorkerAnswer:
+        """Only its last line."""
+        heard = [answer async for answer in self.answers()]
+        return heard[-1]
+
+    async def close(self) -> None:
+        """Wait until it has ended, and forget it. Does not end it."""
+        await self.has_ended.wait()
+
+    def _read(self) -> None:
+        try:
+            part = os.read(self._pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        self._total += len(part)
+        if not part or self._total > LARGEST_ANSWER:
+            self._stop_reading()
+            return
+        self._heard += part
+        *lines, rest = self._heard.split(b"\n")
+        self._heard = bytearray(rest)
+        for line in lines:
+            self._inbox.put_nowait(bytes(line))
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._pipe)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._inbox.put_nowait(None)
+
+    def _exited(self) -> None:
+        # What it wrote last is read first; a child of its own may have the pipe open, and is not waited for.
+        while self._is_reading:
+            before = self._total
+            self._read()
+            if self._total == before:
+                self._stop_reading()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self._timer.cancel()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self.has_ended.set()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.has_ended.is_set():
+            with suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _end_without_answer(self) -> WorkerAnswer:
+        if self.was_late:
+            error: VramError = TimedOut("it took too long and was ended", hint="try again later")
+            return failed(error)
+        code = self._process.returncode
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        message = f"the worker {how} and left no answer"
+        return WorkerAnswer(
+            is_last=True,
+            error=WorkerError(name="WorkerLost", message=message, exit_code=ExitCode.PARTIAL),
+        )
+
+
+def start_worker(
+    order: WorkerRequest, run_as: RunAs, limit_s: float, lock: int | None = None
+) -> WorkerProcess:
+    """Start a worker; raises NotPermitted where that user cannot run one."""
+    try:
+        return WorkerProcess(order, run_as, limit_s, lock)
+    except OSError as error:
+        raise NotPermitted(
+            f"no worker can be started as uid {run_as.uid}: {error.strerror or error}",
+            hint="that user must be able to run this Python; a package installs it where everybody can",
+        ) from error
+
+
+def failed(error: VramError) -> WorkerAnswer:
+    """*error* as a worker would have answered it."""
+    return WorkerAnswer(
+        is_last=True,
+        error=WorkerError(
+            name=type(error).__name__, message=str(error), hint=error.hint, exit_code=error.exit_code
+        ),
+    )
+
+
+def _decoded(line: bytes) -> WorkerAnswer:
+    try:
+        return untrusted.decode(line, WorkerAnswer, most_items=_MOST_ITEMS)
+    except untrusted.Rejected as error:
+        message = f"the worker's answer is not usable: {error.code}"
+        return WorkerAnswer(
+            is_last=True, error=WorkerError(name="WorkerLost", message=message, exit_code=ExitCode.PARTIAL)
+        )
+
+
+def _spawned(request: WorkerRequest, run_as: RunAs | None, lock: int | None) -> subprocess.Popen[bytes]:
+    # A file in memory takes the whole request at once: nobody has to be waited for.
+    text = os.memfd_create("vram-request", os.MFD_CLOEXEC)
+    try:
+        os.write(text, msgspec.json.encode(request))
+        os.lseek(text, 0, os.SEEK_SET)
+        return subprocess.Popen(
+            interpreter("vram.serve.worker"),
+            stdin=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=clean_environment(),
+            cwd="/",
+            start_new_session=True,
+            user=run_as.uid if run_as else None,
+            group=run_as.gid if run_as else None,
+            extra_groups=run_as.groups if run_as else None,
+            umask=0o077,
+            pass_fds=() if lock is None else (lock,),
+        )
+    finally:
+        os.close(text)
+
+
+def clean_environment() -> dict[str, str]:
+    """What a worker is started with. Where its home is, it asks the system by its uid."""
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {"PATH": _PATH, **kept}
