@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from vram.history.questions import Questions
 from vram.history.store import HistoryStore
 from vram.model.gpu import GpuFacts
@@ -105,3 +107,23 @@ class Written:
         """Who held memory of GPU 0 then."""
         when = None if seconds is None else START + seconds
         return sorted(each.pid or 0 for each in self.ask().holders_at(gpu, when).holders)
+
+
+def example(folder: Path) -> Written:
+    """Two hours: a job on two GPUs, an idle notebook, a ghost that stays, a service that was stopped once."""
+    written = Written(folder)
+    for number in range(720):
+        if number == 300:
+            written.restarts()
+        if 300 <= number < 330:
+            continue
+        train = (
+            [process(4101, (20 + number // 90) * GIB, command="python train.py --lr 3e-4")]
+            if number < 500
+            else []
+        )
+        idle = process(4102, 6 * GIB, state="S", command="python -m ipykernel", user="ben", uid=1001)
+        stopped = replace(idle, holder=replace(idle.holder, state="T")) if number > 60 else idle
+        left = [ghost(4100, 4103, 2 * GIB, command="python train.py --lr 1e-4")] if number > 200 else []
+        written.reads(ledger(*train, *left, more_gpus=[(*train, stopped)]), at(number * 10))
+    return written

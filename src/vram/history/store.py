@@ -18,6 +18,7 @@ from vram.diagnosis.answering import Answering
 from vram.diagnosis.watched import Identity, Item, Key
 from vram.errors import HistoryUnavailable
 from vram.history import schema
+from vram.history.checkpoint import Checkpointer
 from vram.history.file import DAMAGE, DamagedRow, WritableFile, is_damage
 from vram.history.retention import Retention
 from vram.history.things import (
@@ -34,6 +35,7 @@ from vram.history.things import (
 from vram.history.timeline import Moment, Recording
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.process import Workload
+from vram.units import MIB
 
 COMMIT_S = 60.0
 IDLE_S = 60.0
@@ -41,7 +43,7 @@ IDLE_S = 60.0
 _RETRY_S = 10.0
 _MOST_PROGRAMS = 4096
 _LEAST_GAP_S = 60.0
-_LOG_PAGES = 2000  # after which the log is copied into the file
+_LOG_NBYTES = 2 * MIB  # after which the log is copied into the file
 _NOT_NAMED = -1
 
 
@@ -102,10 +104,11 @@ class HistoryStore:
         if self._file is not None:
             return
         self._file = WritableFile(self.path)
+        self._checkpointer = Checkpointer(self._file.path)
         self.notice = self._file.notice or self.notice
         try:
             connection = self._file.connection
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
             self._retention = Retention(self._file, self.interval_s)
             self._retention.limit(self.most_bytes)
             gap_s = max(_LEAST_GAP_S, 3 * self.interval_s)
@@ -156,6 +159,8 @@ class HistoryStore:
         if self._file is not None and self._file.connection.in_transaction:
             self._write_usage()
             self._file.connection.execute("COMMIT")
+            if self._file.log_nbytes > _LOG_NBYTES:
+                self._checkpointer.start()
             self._retention.check_log()
 
     def limit(self, keep_s: float, most_bytes: int) -> None:
@@ -184,6 +189,7 @@ class HistoryStore:
             with suppress(*DAMAGE):
                 file.connection.execute("ROLLBACK")
         if file is not None and is_damage(error):
+            self._checkpointer.close()
             file.connection.close()
             try:
                 file.move_aside("damaged")
@@ -200,6 +206,7 @@ class HistoryStore:
         file, self._file = self._file, None
         self._forget()
         if file is not None:
+            self._checkpointer.close()
             with suppress(*DAMAGE):
                 file.close()
 
