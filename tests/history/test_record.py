@@ -72,6 +72,30 @@ def test_a_ghost_stays_the_same_when_another_process_holds_it(written: Written) 
     assert (found.dead_pid, found.pid, found.held_s, found.code) == (5, 8, 20.0, "VR101")
 
 
+def test_a_command_that_is_changed_at_the_start_is_followed(written: Written) -> None:
+    """As by exec; a program that writes its progress into its name every reading is not followed for ever."""
+    for number in range(30):
+        written.reads(ledger(process(7, command=f"step {number}")), at(number * 10))
+    (row,) = written.ask().search("step", None, None).rows
+    assert row.command == "step 12"
+    assert written.ask().search("step 1", None, None).rows[0].command == "step 12"
+    connection = written.store.connection
+    assert connection is not None
+    assert connection.execute("SELECT count(*) FROM program").fetchone()[0] == 1
+
+
+def test_questions_do_not_make_commits_more_frequent(written: Written) -> None:
+    """Asked after every reading, as a page does: the file is written to once a minute all the same."""
+    commits = 0
+    for number in range(61):
+        written.reads(ledger(process(7, number * GIB + GIB)), at(number * 5))
+        connection = written.store.connection
+        assert connection is not None
+        commits += not connection.in_transaction
+        written.ask().waste(None, None)
+    assert commits <= 6
+
+
 def test_a_gpu_that_does_not_answer_ends_nothing(written: Written) -> None:
     """What was there is still there when it answers again; in between nothing is known of its memory."""
     written.reads(ledger(process(7)), at(0)).reads(ledger(status="timeout"), at(10))

@@ -22,9 +22,9 @@ from vram.history.schema import KINDS_BY_NUMBER, SAMPLED
 from vram.history.things import plain
 from vram.history.timeline import Times
 from vram.model.history import (
-    GhostsReport,
     Held,
     HoldersReport,
+    PastGhostsReport,
     Recorded,
     SearchReport,
     SeriesPoint,
@@ -96,7 +96,7 @@ class Questions:
 
     def ghosts(
         self, start: float | None, end: float | None, *, gpu: str | None = None, limit: int = 100
-    ) -> GhostsReport:
+    ) -> PastGhostsReport:
         """Memory of dead processes, and memory that nobody accounts for, in that time; the newest first."""
         first, last = self._range(start, end)
         gpus = set(self._gpu_ids(gpu))
@@ -112,7 +112,9 @@ class Questions:
                 found.append(self._held(row, self._times.last))
                 if len(found) > limit:
                     break
-        return GhostsReport(ghosts=tuple(found[:limit]), recorded=self._recorded(), more=len(found) > limit)
+        return PastGhostsReport(
+            ghosts=tuple(found[:limit]), recorded=self._recorded(), more=len(found) > limit
+        )
 
     def search(
         self,

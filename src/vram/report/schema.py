@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from vram.model.change import Change, WatchState
-from vram.model.history import GhostsReport, HoldersReport, SearchReport, SeriesReport, WasteReport
+from vram.model.history import HoldersReport, PastGhostsReport, SearchReport, SeriesReport, WasteReport
 from vram.model.slurm import HookResult
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
@@ -34,7 +34,7 @@ REPORTS: dict[str, Any] = {
     "fit": FitReport,
     "slurm": HookResult,
     "history": HoldersReport,
-    "history-ghosts": GhostsReport,
+    "history-ghosts": PastGhostsReport,
     "history-waste": WasteReport,
     "history-series": SeriesReport,
     "history-search": SearchReport,
