@@ -14,7 +14,7 @@ from vram.model.process import Workload
 _MOST_KNOWN = 4096
 
 
-class Programs:
+class ProgramTable:
     """Finds and writes the rows of ``program``; the last thousands are remembered."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:

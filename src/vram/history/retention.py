@@ -14,7 +14,7 @@ from vram.errors import HistoryUnavailable
 from vram.history import schema
 from vram.history.file import PAGE_NBYTES, WritableFile
 from vram.history.intervals import overlapping
-from vram.history.programs import Programs
+from vram.history.programs import ProgramTable
 from vram.history.timeline import ReadingMoment, Times
 from vram.units import MIB
 
@@ -36,7 +36,7 @@ _ROUTINE_S = 60.0
 class Retention:
     """Deletes from *file*. ``step`` is called with every reading."""
 
-    def __init__(self, file: WritableFile, programs: Programs, interval_s: float) -> None:
+    def __init__(self, file: WritableFile, programs: ProgramTable, interval_s: float) -> None:
         self._file, self._programs = file, programs
         self._connection = file.connection
         self._log_nbytes = 0

@@ -18,7 +18,7 @@ from vram.history import schema
 from vram.history.checkpoint import Checkpointer
 from vram.history.file import DAMAGE, WritableFile, is_damage
 from vram.history.holds import OpenHold, load, others_text, who_columns
-from vram.history.programs import Programs
+from vram.history.programs import ProgramTable
 from vram.history.retention import Retention
 from vram.history.things import (
     UNKNOWN_SAMPLE,
@@ -87,7 +87,7 @@ class HistoryStore:
         try:
             connection = self._file.connection
             connection.execute("PRAGMA wal_autocheckpoint = 0")
-            self._programs, self._usage = Programs(connection), Usage(connection)
+            self._programs, self._usage = ProgramTable(connection), Usage(connection)
             self._retention = Retention(self._file, self._programs, self.interval_s)
             self._retention.limit(self.most_bytes)
             self._check_log()
