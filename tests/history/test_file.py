@@ -130,6 +130,15 @@ def test_a_database_of_another_program_is_moved_aside(folder: Path) -> None:
     assert aside.name in written.store.notice
 
 
+def test_a_file_that_was_being_made_is_not_foreign(folder: Path) -> None:
+    """Killed after its first page and before its tables: nothing is moved aside."""
+    with closing(sqlite3.connect(folder / "history.sqlite")) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    assert (folder / "history.sqlite").stat().st_size
+    written = Written(folder).reads(ledger(process(7)), at(0))
+    assert (written.pids(), written.store.notice) == ([7], "")
+
+
 def test_triggers_in_a_file_are_not_run(folder: Path) -> None:
     """Whoever could change the file does not decide what its reader or writer does."""
     Written(folder).reads(ledger(process(7)), at(0)).store.close()

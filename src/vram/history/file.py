@@ -198,9 +198,12 @@ class WritableFile:
             return None
         if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
             return "foreign"
-        if int.from_bytes(header[_APPLICATION_AT : _APPLICATION_AT + 4], "big") != schema.APPLICATION_ID:
+        mark = int.from_bytes(header[_APPLICATION_AT : _APPLICATION_AT + 4], "big")
+        if mark == schema.APPLICATION_ID:
+            require_known_version(int.from_bytes(header[_VERSION_AT : _VERSION_AT + 4], "big"), self.path)
+        elif mark:
             return "foreign"
-        require_known_version(int.from_bytes(header[_VERSION_AT : _VERSION_AT + 4], "big"), self.path)
+        # Without a mark it may be our own, killed while it was made: _connected looks whether it has tables.
         return None
 
     def _connected(self) -> sqlite3.Connection:
@@ -208,6 +211,8 @@ class WritableFile:
         connection.text_factory = _text
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
+            if not schema.is_ours(connection):
+                raise _Foreign
             # Most rows of a minute belong to different places: small pages make for few bytes written.
             connection.execute(f"PRAGMA page_size = {PAGE_NBYTES}")
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vram.serve.service import Service
     from vram.serve.state import Reading
 
-ANSWER_S = 1.0
+ANSWER_S = 0.5
 """What a question may take: meanwhile the service does nothing else."""
 _POINTS, _LIMIT = 400, 100
 
