@@ -242,9 +242,8 @@ def _turn_away(connection: socket.socket, refusal: str) -> None:
 class ActionRunner:
     """Runs what users ask for: each in a worker with that user's rights, one for each user at a time."""
 
-    def __init__(self, state: str, deadline_s: float, on_acted: Callable[[], None]) -> None:
+    def __init__(self, state: str, on_acted: Callable[[], None]) -> None:
         self._state = state
-        self._deadline_s = deadline_s
         self._on_acted = on_acted
         self._busy: set[int] = set()
         self._runs = RequestBudget(RUNS_PER_MINUTE)
@@ -280,8 +279,8 @@ class ActionRunner:
     async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
         require_may_act(client.peer)
         require_sound(request.words)
-        if not 0.1 <= request.grace_s <= 600.0:
-            raise UsageError("the grace is not possible", hint="from 0.1 to 600 seconds")
+        if not (0.1 <= request.grace_s <= 600.0 and 0.1 <= request.deadline_s <= 60.0):
+            raise UsageError("grace or deadline is not possible", hint="from 0.1 to 600 or 60 seconds")
         uid = client.peer.uid
         if uid in self._busy:
             raise NotPermitted("another request of yours is being worked on", hint="wait until it is done")
@@ -298,7 +297,7 @@ class ActionRunner:
         order = WorkerRequest(
             job="plan" if request.do == "plan" else "run",
             state=self._state if client.peer.uid == own_rights().uid else None,
-            deadline_s=self._deadline_s,
+            deadline_s=request.deadline_s,
             words=request.words,
             digest=request.digest,
             grace_s=request.grace_s,
