@@ -382,7 +382,7 @@ class Cluster:
             [
                 # Where /mnt is what jobs see.
                 *("nsenter", f"--mount=/proc/{self.supervisor}/ns/mnt", "--wd=/tmp"),
-                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
+                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--pdeathsig=KILL"),
                 *(command, *options, *words),
             ],
             env={"PATH": SYSTEM_PATH, "SLURM_CONF": str(self.conf), **self.gpu_environment, **env},
