@@ -109,13 +109,8 @@ class Ender:
     def _is_target(self, each: Judged, inventory: Inventory) -> bool:
         if each.whose != self._whose or _key(each) in self.result.given_up:
             return False
-        others = [
-            other.memory.pid
-            for other in inventory.processes.values()
-            if other.memory.uses_mps and other.whose not in ("job", "ended-job")
-        ]
-        if each.memory.uses_mps and others:
-            why = f"it is an MPS client, and so is pid {others[0]} of somebody else, which could fail with it"
+        if beside := inventory.mps_client_beside(each):
+            why = f"it is an MPS client, and so is pid {beside} of somebody else, which could fail with it"
             self._refused(each, why)
             return False
         return True
