@@ -5,6 +5,7 @@
 KIND: daemon    escaped (double fork, setsid), with a context of its own
       stubborn  the same, and it ignores SIGTERM
       stopped   the same, and it stopped itself
+      family    escaped, with COUNT forked children that have its files open while it lives
       forked    COUNT children that hold the memory of their dead parent
       exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
       late      a daemon that uses the GPU only once it is sent SIGUSR1
@@ -26,7 +27,7 @@ import driver
 MIB = 1024**2
 
 
-def escape(tell: int, nbytes: int, kind: str) -> None:
+def escape(tell: int, nbytes: int, kind: str, count: int) -> None:
     """In a child: leave session and parent behind, as daemons do; then use the GPU."""
     os.setsid()
     if os.fork():
@@ -42,6 +43,14 @@ def escape(tell: int, nbytes: int, kind: str) -> None:
         signal.sigwait([signal.SIGUSR1])
         driver.context()
         driver.alloc(nbytes)
+    elif kind == "family":
+        driver.context()
+        driver.alloc(nbytes)
+        for _ in range(count):
+            if os.fork() == 0:
+                break
+        os.write(tell, b"%d\n" % os.getpid())
+        os.close(tell)
     else:
         use(tell, nbytes)
     if kind == "stopped":
@@ -124,7 +133,7 @@ def main() -> None:
         elif kind in ("exported", "dmabuf"):
             hold_exported(tell, nbytes, kind)
         else:
-            escape(tell, nbytes, kind)
+            escape(tell, nbytes, kind, count)
     os.close(tell)
     with os.fdopen(hear, "rb") as told:  # to its end: all of them have spoken
         pids = [int(line) for line in told]

@@ -16,18 +16,19 @@ from vram.units import MIB
 
 NOBODY, DAEMON = 65534, 1
 SHARD = ("--gres=shard:1",)
-KINDS = ("daemon", "stubborn", "stopped", "forked", "exported", "dmabuf")
+KINDS = ("daemon", "stubborn", "stopped", "family", "forked", "exported", "dmabuf")
 
 
 def test_every_kind_of_leftover_is_freed_and_the_job_is_told(site: Site) -> None:
-    """Escaped daemons, stopped and stubborn ones, forked children, exported handles and dma-bufs."""
+    """Escaped daemons, alone and with children, stopped and stubborn ones, forked children whose parent is
+    dead, exported handles and dma-bufs."""
     program = f"{site.python} {SHARED}/tests/leave.py"
     job = site.sbatch("#!/bin/sh\n" + "".join(f"{program} {kind} 128 3\n" for kind in KINDS), *SHARD)
     assert site.wait(job) == "COMPLETED"
     printed = site.output(job).splitlines()
     left = [Left(**json.loads(line)) for line in printed[: len(KINDS)]]
     pids = {pid for each in left for pid in each.pids}
-    assert len(pids) == len(KINDS) + 2
+    assert len(pids) == len(KINDS) + 3 + 2
     result, ended = site.result(job), site.ended(job)
     assert (result["verdict"], result["exit_code"]) == ("clean", 0)
     assert ended.keys() == pids

@@ -109,6 +109,10 @@ class Ender:
     def _is_target(self, each: Judged, inventory: Inventory) -> bool:
         if each.whose != self._whose or _key(each) in self.result.given_up:
             return False
+        if not (each.memory.charged or each.memory.retained):
+            return (
+                False  # it only has the GPU's files open; if it holds more without the others, that is read
+            )
         if beside := inventory.mps_client_beside(each):
             why = f"it is an MPS client, and so is pid {beside} of somebody else, which could fail with it"
             self._refused(each, why)
