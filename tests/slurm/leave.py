@@ -7,6 +7,7 @@ KIND: daemon    escaped (double fork, setsid), with a context of its own
       stopped   the same, and it stopped itself
       family    escaped, with COUNT forked children that have its files open while it lives
       forked    COUNT children that hold the memory of their dead parent
+      respawns  escaped, without a context: its child has one, and is started again whenever it ends
       exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
       late      a daemon that uses the GPU only once it is sent SIGUSR1
       works     no leftover: allocates, prints, and stays
@@ -43,6 +44,8 @@ def escape(tell: int, nbytes: int, kind: str, count: int) -> None:
         signal.sigwait([signal.SIGUSR1])
         driver.context()
         driver.alloc(nbytes)
+    elif kind == "respawns":
+        respawn(tell, nbytes)
     elif kind == "family":
         driver.context()
         driver.alloc(nbytes)
@@ -57,6 +60,26 @@ def escape(tell: int, nbytes: int, kind: str, count: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         signal.pause()
+
+
+def respawn(tell: int, nbytes: int) -> None:
+    """Say who we are once the first worker uses the GPU; then start one after the other."""
+    ready, worker_says = os.pipe()
+    told = False
+    while True:
+        worker = os.fork()
+        if worker == 0:
+            use(worker_says, nbytes)
+            if not told:
+                os.close(tell)
+            while True:
+                signal.pause()
+        if not told:
+            os.read(ready, 1)
+            os.write(tell, b"%d\n" % os.getpid())
+            os.close(tell)
+            told = True
+        os.waitpid(worker, 0)
 
 
 def use(tell: int, nbytes: int) -> None:

@@ -88,6 +88,15 @@ def test_neighbours_on_the_same_gpu_do_not_notice(site: Site, beside: list[Runni
     assert site.state() != "drain"
 
 
+def test_who_starts_workers_again_and_again_is_ended_with_them(site: Site) -> None:
+    """It holds no memory itself, and all that it starts does."""
+    left = site.leave("respawns", 64, options=SHARD)
+    result = site.result(left.job)
+    assert (result["verdict"], result["exit_code"]) == ("clean", 0), site.events(left.job)
+    assert not left.living()
+    assert left.pids[0] in site.ended(left.job)
+
+
 def test_a_job_array_is_many_jobs(site: Site) -> None:
     """Each task ends with its own leftovers, while the others go on."""
     script = f"#!/bin/sh\n{' '.join(site.program('daemon', 64))}\n[ $SLURM_ARRAY_TASK_ID = 2 ] && sleep 3\n"
