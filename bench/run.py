@@ -35,6 +35,7 @@ from bench.cases import (  # noqa: E402
     park,
     scan,
     scopes,
+    serve_page,
     top,
     trace,
     trace_page,
@@ -66,6 +67,7 @@ CASES = {
     "oom": oom,
     "trace": trace,
     "trace-page": trace_page,
+    "serve-page": serve_page,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)

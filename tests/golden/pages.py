@@ -30,7 +30,8 @@ from vram.cli.app import main
 from vram.doctor.engine import examine
 from vram.model.change import Change
 from vram.model.observation import ProbeRun
-from vram.report import changes, doctor, trace_chart, trace_fit, trace_summary, trace_views
+from vram.model.slurm import EndedProcess, HookResult, JobHolder, SlurmJob
+from vram.report import changes, doctor, slurm, trace_chart, trace_fit, trace_summary, trace_views
 from vram.report.layout import RenderOptions
 from vram.report.trace_views import ViewOptions
 from vram.trace.fit import fit
@@ -184,6 +185,7 @@ def _still(situation: Situation) -> dict[str, str]:
         "fit": _fit(),
         "serve": _serve(situation),
         "doctor": _doctor(),
+        "slurm": _slurm(vram),
         "help": vram("help") + vram("help", "wyh"),
         "completion": vram("completion") + vram("completion", "--help"),
     }
@@ -219,6 +221,40 @@ def _doctor() -> str:
         shown = doctor.text(examine(host), facts.host, facts.taken_at, RenderOptions(width=WIDTH))
         page += f"$ vram doctor\n{_printed(shown)}"
     return page
+
+
+def _slurm(vram: Callable[..., str]) -> str:
+    """Hooks that freed all, that could not, and that do not know; a cluster is in tests/slurm."""
+    job = SlurmJob(job="42", uid=1000, user="user", gpus=("0",))
+    train = {"user": "user", "command": "python train.py --epochs 90"}
+    term = EndedProcess(pid=4101, left_by="42", by="cgroup", status="done", message=TERMINATED, **train)
+    kill = EndedProcess(pid=4102, left_by="42", by="environment", status="done", message=KILLED, **train)
+    stuck = JobHolder(gpu=0, nbytes=20 * GIB, pid=4103, whose="job", job_of_process="42", note=STUCK, **train)
+    hidden = JobHolder(gpu=1, nbytes=GIB, pid=None, user=None, command=None, whose="unknown", note=UNSEEN)
+    freed = HookResult(
+        hook="epilog", job=job, gpus=(0,), verdict="clean", ended=(term, kill), freed_bytes=40 * GIB
+    )
+    results = {
+        "epilog": (freed, replace(freed, verdict="held", ended=(), freed_bytes=0, held=(stuck,))),
+        "prolog": (replace(freed, hook="prolog", verdict="held", ended=(), freed_bytes=0, reasons=(UNMET,)),),
+        "health": (
+            replace(
+                freed, hook="health", job=None, verdict="unknown", ended=(), held=(hidden,), freed_bytes=0
+            ),
+        ),
+    }
+    page = "".join(
+        f"$ vram slurm {hook}\n{slurm.text(each, WIDTH)}" for hook, found in results.items() for each in found
+    )
+    return page + vram("slurm", "epilog") + vram("slurm", "health", "--drain", "--node", "a b")
+
+
+TERMINATED, KILLED = (
+    "it exited after SIGTERM",
+    "it did not exit within 2 s of SIGTERM and was killed (SIGKILL)",
+)
+STUCK = "it is waiting in the kernel (state D); signals have no effect now"
+UNSEEN, UNMET = "no visible process holds it", "GPU 0 has 60.0 GiB free, 70.0 GiB are required"
 
 
 def _report(vram: Callable[..., str]) -> str:

@@ -20,6 +20,7 @@ COMMANDS = (
     *("run", "attach", "detach", "report", "fit"),
     *("serve", "history"),
     *("doctor", "oom"),
+    "slurm",
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),
 )

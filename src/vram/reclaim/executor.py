@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from vram.diagnosis.leftover import CODES
-from vram.errors import AuditUnavailable, NoSuchProcess, Refused, VramError, WorldChanged
+from vram.errors import AuditUnavailable, NoSuchProcess, Refused, UsageError, VramError, WorldChanged
 from vram.host.ports import Host
 from vram.ledger.processes import processes
 from vram.model.finding import Finding
@@ -79,16 +79,22 @@ def execute(
     timeout_s: Mapping[StepKind, float] = TIMEOUT_S,
     on_outcome: OnOutcome | None = None,
     used_now: int | None = None,
+    together: bool = False,
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
-    *used_now* is what the plan's GPUs had in use a moment ago, where that was read. Raises only while
-    nothing was touched: from then on, what goes wrong is an outcome.
+    *used_now* is what the plan's GPUs had in use a moment ago, where that was read. *together* ends all
+    processes of a plan that has only kills and no goal at once, each for itself: one that cannot be ended
+    does not keep the others. Raises only while nothing was touched: from then on, what goes wrong is an
+    outcome.
     """
-    check(host, plan)
+    if together and (plan.goal_bytes is not None or any(step.kind != "kill" for step in plan.steps)):
+        raise UsageError("only processes can be ended together, and without a goal")
+    if not together:
+        check(host, plan)
     run = _Run(host, plan, timeout_s, used_now)
     outcomes = []
-    for outcome in run.outcomes():
+    for outcome in run.outcomes_together() if together else run.outcomes():
         outcomes.append(outcome)
         if on_outcome:
             on_outcome(outcome)
@@ -130,6 +136,41 @@ class _Run:
         for at, step in enumerate(self._plan.steps):
             skipped = self._skip_reason(self._plan.steps[at:])
             yield self._not_run(step, *skipped) if skipped else self._do(step)
+
+    def outcomes_together(self) -> Iterator[Outcome]:
+        """All at once, every intent logged before the first signal is sent."""
+        from vram.reclaim.actions.kill import end_together
+
+        began, before = self._host.clock.monotonic(), self._last
+        tokens: list[str] = []
+        for step in self._plan.steps:
+            try:
+                tokens.append(audit.log_intent(self._record(step, used_before=before)))
+            except AuditUnavailable as error:
+                if not tokens:
+                    raise
+                self._stop = f"not tried: {error}"
+                break
+        logged = self._plan.steps[: len(tokens)]
+        results = [self._judged(each) for each in end_together(self._host, logged, self._timeout_s["kill"])]
+        done = tuple(step for step, (status, _) in zip(logged, results, strict=True) if status == "done")
+        self._last = settled_bytes(self._host, self._plan.gpus, before, promised(done) if done else None)
+        took_s = self._host.clock.monotonic() - began
+        for step, token, (status, message) in zip(logged, tokens, results, strict=True):
+            outcome = self._outcome(step, status, before, took_s, message)
+            self._write(token, outcome)
+            yield outcome
+        for step in self._plan.steps[len(tokens) :]:
+            yield self._not_run(step, "refused", self._stop or "")
+
+    def _judged(self, result: str | VramError) -> tuple[OutcomeStatus, str]:
+        if isinstance(result, str):
+            return "done", result
+        if isinstance(result, NoSuchProcess):
+            return "not-needed", str(result)
+        if isinstance(result, Unkillable):
+            return "unkillable", str(result)
+        return "refused" if isinstance(result, Refused) else "failed", str(result)
 
     def _skip_reason(self, left: tuple[Step, ...]) -> tuple[OutcomeStatus, str] | None:
         """Why the next step is not taken, if it is not."""

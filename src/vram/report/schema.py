@@ -13,6 +13,7 @@ import msgspec
 
 from vram.model.change import Change, WatchState
 from vram.model.history import GhostsReport, HoldersReport, SearchReport, SeriesReport, WasteReport
+from vram.model.slurm import HookResult
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
@@ -31,6 +32,7 @@ REPORTS: dict[str, Any] = {
     "report": TraceReport,
     "report-diff": TraceDiffReport,
     "fit": FitReport,
+    "slurm": HookResult,
     "history": HoldersReport,
     "history-ghosts": GhostsReport,
     "history-waste": WasteReport,

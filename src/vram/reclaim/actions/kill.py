@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from signal import SIGCONT, SIGKILL, SIGTERM
 
-from vram.errors import NoSuchProcess, Refused, UsageError
+from vram.errors import NoSuchProcess, Refused, UsageError, VramError
 from vram.host.ports import Host, Sent
 from vram.model.plan import Step, StepKind, Target
 from vram.reclaim.actions import Unfinished, Unkillable
@@ -14,6 +15,8 @@ from vram.reclaim.identity import VerifiedProcess, open_verified
 # SIGKILL needs no grace; this is for the kernel to tear a large process down. Freeing 4 GiB of
 # GPU memory took 110 ms.
 TEARDOWN_S = 5.0
+# Each is held by a descriptor, and a process may often have no more than 1,024.
+MOST_AT_ONCE = 500
 
 
 class Kill:
@@ -35,11 +38,7 @@ class Kill:
                 raise Unkillable(
                     _why_it_lives(host, process.target), hint="wait, then check again with `vram why`"
                 )
-        if sent == "gone":
-            return "it exited after SIGTERM"
-        if was_exiting:
-            return f"it was still exiting {timeout_s:g} s after SIGTERM, and was killed (SIGKILL)"
-        return f"it did not exit within {timeout_s:g} s of SIGTERM and was killed (SIGKILL)"
+        return _killed(sent, was_exiting, timeout_s)
 
     def verify(self, host: Host, step: Step) -> bool:
         try:
@@ -47,6 +46,74 @@ class Kill:
                 return False
         except NoSuchProcess:
             return True
+
+
+def end_together(
+    host: Host, steps: Sequence[Step], timeout_s: float, teardown_s: float = TEARDOWN_S
+) -> list[str | VramError]:
+    """Terminate the targets of *steps* with one grace for all; for each, what was done or why it was not.
+
+    One after the other, a hundred processes that ignore SIGTERM would take a hundred times as long. Each is
+    compared with its target before every signal, as alone.
+    """
+    found: list[str | VramError] = []
+    for first in range(0, len(steps), MOST_AT_ONCE):
+        with ExitStack() as opened:
+            part = [_open(host, step, opened) for step in steps[first : first + MOST_AT_ONCE]]
+            found += _end_opened(host, part, timeout_s, teardown_s)
+    return found
+
+
+def _open(host: Host, step: Step, opened: ExitStack) -> VerifiedProcess | VramError:
+    try:
+        return opened.enter_context(open_verified(host, _target(step)))
+    except VramError as error:
+        return error
+
+
+def _end_opened(
+    host: Host, part: Sequence[VerifiedProcess | VramError], timeout_s: float, teardown_s: float
+) -> Iterable[str | VramError]:
+    results: dict[int, str | VramError] = {}
+    living: dict[int, VerifiedProcess] = {}
+    for at, each in enumerate(part):
+        if isinstance(each, VramError):
+            results[at] = each
+            continue
+        try:
+            _terminate(each)
+            living[at] = each
+        except VramError as error:
+            results[at] = error
+    grace_ends = host.clock.monotonic() + timeout_s
+    stubborn = {at: each for at, each in living.items() if not _ended_by(host, each, grace_ends)}
+    results |= dict.fromkeys(living.keys() - stubborn.keys(), "it exited after SIGTERM")
+    killed: dict[int, tuple[Sent, bool]] = {}
+    for at, process in stubborn.items():
+        try:
+            killed[at] = _kill(process)
+        except VramError as error:
+            results[at] = error
+    teardown_ends = host.clock.monotonic() + teardown_s
+    for at, (sent, was_exiting) in killed.items():
+        if _ended_by(host, stubborn[at], teardown_ends):
+            results[at] = _killed(sent, was_exiting, timeout_s)
+        else:
+            why = _why_it_lives(host, stubborn[at].target)
+            results[at] = Unkillable(why, hint="wait, then check again with `vram why`")
+    return [results[at] for at in range(len(part))]
+
+
+def _ended_by(host: Host, process: VerifiedProcess, deadline: float) -> bool:
+    return process.ended(max(0.0, deadline - host.clock.monotonic()))
+
+
+def _killed(sent: Sent, was_exiting: bool, timeout_s: float) -> str:
+    if sent == "gone":
+        return "it exited after SIGTERM"
+    if was_exiting:
+        return f"it was still exiting {timeout_s:g} s after SIGTERM, and was killed (SIGKILL)"
+    return f"it did not exit within {timeout_s:g} s of SIGTERM and was killed (SIGKILL)"
 
 
 def _terminate(process: VerifiedProcess) -> None:

@@ -1,0 +1,225 @@
+"""Ends what a job left on its GPUs, within a deadline, and reads the GPUs again until that is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from vram.diagnosis.engine import diagnose
+from vram.errors import Refused, VramError
+from vram.host.ports import Host
+from vram.ledger.build import build_ledger
+from vram.model.ledger import Ledger
+from vram.model.plan import Outcome, Plan, PlanRequest
+from vram.model.slurm import EndedProcess, JobHolder, SlurmJob, Whose
+from vram.probes.survey import survey
+from vram.reclaim import executor
+from vram.reclaim.actions import TIMEOUT_S
+from vram.reclaim.device_state import used_in
+from vram.reclaim.identity import identify
+from vram.reclaim.planner import plan
+from vram.slurm.inventory import Inventory, Judged, is_of, take
+from vram.slurm.ownership import Node
+
+READ_S = 5.0
+MOST_ROUNDS = 6
+# The driver may free memory a moment after its process has ended.
+SETTLE_S = 2.0
+_PAUSE_S = 0.1
+# To read the GPUs once more, and to say so.
+_RESERVE_S = 2.0
+
+
+class Deadline:
+    """The time that is left."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left_s(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def read_s(self) -> float:
+        """How long one reading may take."""
+        return max(0.5, min(READ_S, self.left_s() / 2))
+
+
+class Ending(Struct):
+    """Who was ended so far, why others were not, and the bytes that were measured to be free again."""
+
+    ended: list[EndedProcess]
+    why_not: dict[tuple[int, int | None], str]
+    freed_bytes: int | None = 0
+
+
+NewNode = Callable[[], Node]
+"""Reads anew which jobs run here."""
+
+
+class Ender:
+    """Ends the processes on some GPUs that belong to one owner: the job, or jobs that ended before."""
+
+    def __init__(
+        self,
+        host: Host,
+        job: SlurmJob | None,
+        whose: Whose,
+        node: NewNode,
+        *,
+        grace_s: float,
+        deadline: Deadline,
+        on_ended: Callable[[EndedProcess], None] = lambda ended: None,
+    ) -> None:
+        self._host, self._job, self._whose, self._node = host, job, whose, node
+        self._grace_s, self._deadline, self._on_ended = grace_s, deadline, on_ended
+        self.result = Ending([], {})
+
+    def run(self, ledger: Ledger, gpus: tuple[int, ...]) -> Inventory:
+        """End them, round after round while new ones appear; return what is held after the last reading."""
+        inventory = self._take(ledger, gpus)
+        for _ in range(MOST_ROUNDS):
+            targets = [each for each in inventory.processes.values() if self._is_target(each, inventory)]
+            if not targets or self._deadline.left_s() < _RESERVE_S:
+                break
+            self._end(ledger, gpus, targets)
+            ledger, inventory = self._settled(gpus)
+        return inventory
+
+    def annotate(self, piece: JobHolder, inventory: Inventory) -> str:
+        """Why a piece of memory is still held, as far as it was found out."""
+        judged = inventory.processes.get(piece.pid or 0)
+        said = self.result.why_not.get(_key(judged)) if judged else None
+        return said or piece.note
+
+    def _take(self, ledger: Ledger, gpus: tuple[int, ...]) -> Inventory:
+        return take(self._host, ledger, gpus, self._job, self._node())
+
+    def _is_target(self, each: Judged, inventory: Inventory) -> bool:
+        if each.whose != self._whose or _key(each) in self.result.why_not:
+            return False
+        others = [
+            other.memory.pid
+            for other in inventory.processes.values()
+            if other.memory.uses_mps and other.whose not in ("job", "ended-job")
+        ]
+        if each.memory.uses_mps and others:
+            self.result.why_not[_key(each)] = (
+                f"it is an MPS client, and so is pid {others[0]} of somebody else, which could fail with it"
+            )
+            return False
+        return True
+
+    def _end(self, ledger: Ledger, gpus: tuple[int, ...], targets: list[Judged]) -> None:
+        made = self._planned(ledger, gpus, {each.memory.pid: each for each in targets})
+        if made is None:
+            return
+        by_pid = {each.memory.pid: each for each in targets}
+        grace_s = max(0.0, min(self._grace_s, self._deadline.left_s() / 3))
+        try:
+            receipt = executor.execute(
+                self._host,
+                made,
+                timeout_s={**TIMEOUT_S, "kill": grace_s},
+                on_outcome=lambda outcome: self._note(outcome, by_pid),
+                used_now=used_in(ledger, made.gpus),
+                together=True,
+            )
+        except VramError as error:  # nothing was touched: the audit log cannot be written, say
+            for each in targets:
+                self._refused(each, str(error))
+            return
+        returned = receipt.returned_bytes
+        if returned is None or self.result.freed_bytes is None:
+            self.result.freed_bytes = None
+        else:
+            self.result.freed_bytes += max(0, returned)
+
+    def _planned(self, ledger: Ledger, gpus: tuple[int, ...], targets: dict[int, Judged]) -> Plan | None:
+        """The plan that ends all *targets* that may be ended; None where none is left.
+
+        A plan holds what each process was when it was made. Whose it is, is judged again after that: if
+        it is another program by then, acting notices.
+        """
+        findings = diagnose(ledger)
+        while targets:
+            for pid in tuple(targets):
+                try:
+                    identify(self._host, pid)
+                except VramError as error:
+                    self._refused(targets.pop(pid), str(error))
+            if not targets:
+                break
+            request = PlanRequest(gpus=gpus, pids=tuple(targets), only="kill")
+            try:
+                draft = plan(self._host, ledger, findings, request)
+            except Refused as error:
+                # Somebody ended or changed in this very moment: the next round reads it all again.
+                self._refused_all(targets, str(error))
+                return None
+            node = self._node()
+            planned = [step.target.process.pid for step in draft.plan.steps if step.target]
+            changed = [pid for pid in planned if not self._is_still(pid, node)]
+            if not changed:
+                return draft.plan
+            for pid in changed:
+                self._refused(targets.pop(pid), "it is no longer what it was")
+        return None
+
+    def _is_still(self, pid: int, node: Node) -> bool:
+        return is_of(self._host, pid, self._whose, self._job, node) is not None
+
+    def _refused_all(self, targets: dict[int, Judged], why: str) -> None:
+        if len(targets) == 1:
+            for each in targets.values():
+                self._refused(each, why)
+
+    def _refused(self, judged: Judged, why: str) -> None:
+        self.result.why_not[_key(judged)] = why
+
+    def _note(self, outcome: Outcome, by_pid: dict[int, Judged]) -> None:
+        target = outcome.step.target
+        if target is None:
+            return
+        judged = by_pid[target.process.pid]
+        message = outcome.message or ""
+        if outcome.status not in ("done", "not-needed"):
+            self._refused(judged, message)
+        ended = EndedProcess(
+            pid=target.process.pid,
+            user=target.user,
+            command=target.command,
+            left_by=judged.claim.job or "",
+            by=judged.claim.by or "environment",
+            status=outcome.status,
+            message=message,
+        )
+        self.result.ended.append(ended)
+        self._on_ended(ended)
+
+    def _settled(self, gpus: tuple[int, ...]) -> tuple[Ledger, Inventory]:
+        """Read again; where memory is still without a holder, once more in a moment."""
+        deadline = time.monotonic() + min(SETTLE_S, self._deadline.left_s() / 2)
+        while True:
+            ledger = read(self._host, self._deadline)
+            inventory = self._take(ledger, gpus)
+            left = inventory.of(self._whose, "unknown")
+            if not any(_is_passing(each, inventory) for each in left) or time.monotonic() > deadline:
+                return ledger, inventory
+            time.sleep(_PAUSE_S)
+
+
+def read(host: Host, deadline: Deadline) -> Ledger:
+    """Read the GPUs and everybody's files."""
+    return build_ledger(survey(host, deadline_s=deadline.read_s()))
+
+
+def _is_passing(piece: JobHolder, inventory: Inventory) -> bool:
+    """Whether it may be gone in a moment: nobody holds it any more, or its holder is exiting."""
+    judged = inventory.processes.get(piece.pid or 0)
+    return judged is None or judged.memory.holder.exiting
+
+
+def _key(judged: Judged) -> tuple[int, int | None]:
+    return judged.memory.pid, judged.memory.holder.started_at

@@ -1,0 +1,232 @@
+"""The three programs for slurm.conf: what each frees, measures and answers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.diagnosis.words import where_to_look
+from vram.errors import AuditUnavailable
+from vram.host.local.slurm_steps import RunningSteps, running_steps
+from vram.host.ports import Host
+from vram.model.ledger import Ledger
+from vram.model.slurm import EndedProcess, Hook, HookResult, HookVerdict, JobHolder, SlurmJob, Whose
+from vram.slurm import ended_jobs
+from vram.slurm.ended_jobs import EndedJob, since_boot_s
+from vram.slurm.ending import Deadline, Ender, read
+from vram.slurm.environment import gpus_of
+from vram.slurm.inventory import Inventory, take
+from vram.slurm.ownership import Node
+from vram.units import size
+
+# A step that has just been started has no title yet.
+NAMING_S = 1.0
+_PAUSE_S = 0.02
+
+
+class HookOptions(Struct, frozen=True, kw_only=True):
+    """How a hook was called."""
+
+    deadline_s: float
+    grace_s: float = 2.0
+    all_gpus: bool = False
+    cgroup_only: bool = False
+    dry_run: bool = False
+    require_bytes: int | None = None
+    require_clean: bool = False
+    allow_bytes: int = 0
+    expect_gpus: int | None = None
+
+
+OnEnded = Callable[[EndedProcess], None]
+
+
+def epilog(
+    host: Host, job: SlurmJob, options: HookOptions, on_ended: OnEnded = lambda each: None
+) -> HookResult:
+    """End what *job* left on its GPUs, and say whether memory of it is still held."""
+    run = _Run(host, "epilog", job, options, on_ended)
+    if job.gpus is None and not options.all_gpus:
+        return run.result((), "clean", reasons=("the job had no GPU",))
+    if job.job in run.node.steps.jobs:
+        return run.result((), "unknown", reasons=(f"a step of job {job.job} still runs here",))
+    ledger = read(host, run.deadline)
+    gpus, reasons = run.gpus(ledger)
+    inventory = run.end(ledger, gpus, "job")
+    if not options.dry_run:
+        run.remember(reasons)
+    reasons += inventory.unread
+    held = inventory.of("job")
+    unknown = inventory.of("unknown", "user")
+    verdict: HookVerdict = "held" if _matters(held, options.allow_bytes) else "clean"
+    if verdict == "clean" and (reasons or _matters(unknown, options.allow_bytes)):
+        verdict = "unknown"
+    return run.result(gpus, verdict, reasons, inventory, (*held, *unknown))
+
+
+def prolog(
+    host: Host, job: SlurmJob, options: HookOptions, on_ended: OnEnded = lambda each: None
+) -> HookResult:
+    """End what jobs that ended before left on the job's GPUs; say whether these are as required.
+
+    The verdict is "held" where a requirement is not met, "unknown" where that cannot be told.
+    """
+    run = _Run(host, "prolog", job, options, on_ended)
+    if job.gpus is None and not options.all_gpus:
+        return run.result((), "clean", reasons=("the job has no GPU",))
+    ledger = read(host, run.deadline)
+    gpus, reasons = run.gpus(ledger)
+    inventory = run.end(ledger, gpus, "ended-job")
+    held = inventory.of("job", "ended-job", "unknown", "user", "other")
+    reasons += inventory.unread
+    unmet: list[str] = []
+    if options.require_bytes is not None:
+        for gpu in gpus:
+            free = inventory.free_bytes.get(gpu)
+            if free is None:
+                reasons.append(f"GPU {gpu} does not report its free memory")
+            elif free < options.require_bytes:
+                unmet.append(f"GPU {gpu} has {size(free)} free, {size(options.require_bytes)} are required")
+    if options.require_clean and _matters(held, options.allow_bytes):
+        unmet.append("memory is held on the job's GPUs by no running job")
+    verdict: HookVerdict = "held" if unmet else "unknown" if reasons else "clean"
+    return run.result(gpus, verdict, [*unmet, *reasons], inventory, held)
+
+
+def health(host: Host, options: HookOptions) -> HookResult:
+    """Say whether memory is held on any GPU that no running job accounts for; nothing is touched."""
+    run = _Run(host, "health", None, replace(options, dry_run=True, all_gpus=True))
+    ledger = read(host, run.deadline)
+    gpus, reasons = run.gpus(ledger)
+    if options.expect_gpus is not None and len(gpus) != options.expect_gpus:
+        reasons.append(f"{len(gpus)} GPUs answer, {options.expect_gpus} are expected")
+    inventory = take(host, ledger, gpus, None, run.node)
+    reasons += inventory.unread
+    held = inventory.of("ended-job")
+    unknown = inventory.of("unknown")
+    verdict: HookVerdict = "held" if _matters(held, options.allow_bytes) else "clean"
+    if verdict == "clean" and (reasons or _matters(unknown, options.allow_bytes)):
+        verdict = "unknown"
+    return run.result(gpus, verdict, reasons, inventory, (*held, *unknown))
+
+
+class _Run:
+    """One run of a hook: its job, its time, and what it ended."""
+
+    def __init__(
+        self,
+        host: Host,
+        hook: Hook,
+        job: SlurmJob | None,
+        options: HookOptions,
+        on_ended: OnEnded = lambda each: None,
+    ) -> None:
+        self._host, self._hook, self._job, self._options = host, hook, job, options
+        self._on_ended = on_ended
+        self._began = time.monotonic()
+        self.deadline = Deadline(options.deadline_s)
+        self._boot_id = host.limits.boot_id()
+        own = host.proc.facts(os.getpid())
+        self._own_cgroup = own[1].cgroup if own else None
+        # Read once: what ends from here on is another epilog's business.
+        self._ended = ended_jobs.ended_jobs(self._boot_id)
+        self.node = self.read_node()
+        self._ender: Ender | None = None
+
+    def read_node(self) -> Node:
+        return Node(
+            steps=_named_steps(),
+            own_cgroup=self._own_cgroup,
+            job_ended=self._hook == "epilog",
+            ended=self._ended,
+            cgroup_only=self._options.cgroup_only,
+        )
+
+    def gpus(self, ledger: Ledger) -> tuple[tuple[int, ...], list[str]]:
+        """The GPUs in question, and what is wrong with them."""
+        reasons = [] if ledger.gpus else [_no_gpu(ledger)]
+        if self._options.all_gpus or self._job is None:
+            return tuple(gpu.index for gpu in ledger.gpus), reasons
+        found, missing = gpus_of(self._job, ledger)
+        if ledger.gpus and missing:
+            reasons.append(f"the driver knows no GPU {', '.join(missing)}, which the job was given")
+        return found, reasons
+
+    def end(self, ledger: Ledger, gpus: tuple[int, ...], whose: Whose) -> Inventory:
+        """End the processes of *whose*, unless this is a dry run; return what is held then."""
+        if self._options.dry_run:
+            return take(self._host, ledger, gpus, self._job, self.node)
+        self._ender = Ender(
+            self._host,
+            self._job,
+            whose,
+            self.read_node,
+            grace_s=self._options.grace_s,
+            deadline=self.deadline,
+            on_ended=self._on_ended,
+        )
+        return self._ender.run(ledger, gpus)
+
+    def remember(self, reasons: list[str]) -> None:
+        """Write down that the job has ended, for prologs and health checks to come."""
+        if self._job is None:
+            return
+        try:
+            ended_jobs.record(
+                EndedJob(job=self._job.job, uid=self._job.uid, ended_s=since_boot_s(), boot_id=self._boot_id)
+            )
+        except AuditUnavailable as error:
+            reasons.append(str(error))
+
+    def result(
+        self,
+        gpus: tuple[int, ...],
+        verdict: HookVerdict,
+        reasons: Iterable[str] = (),
+        inventory: Inventory | None = None,
+        held: Iterable[JobHolder] = (),
+    ) -> HookResult:
+        ender = self._ender
+        if ender is not None and inventory is not None:
+            held = [replace(each, note=ender.annotate(each, inventory)) for each in held]
+        return HookResult(
+            hook=self._hook,
+            job=self._job,
+            gpus=gpus,
+            verdict=verdict,
+            reasons=tuple(reasons),
+            ended=tuple(ender.result.ended) if ender else (),
+            held=tuple(held),
+            freed_bytes=ender.result.freed_bytes if ender else 0,
+            free_bytes=inventory.free_bytes if inventory else {},
+            took_s=round(time.monotonic() - self._began, 3),
+            dry_run=self._options.dry_run,
+        )
+
+
+def _named_steps() -> RunningSteps:
+    """Which jobs run here; a step that has no title yet is waited for, for a moment."""
+    deadline = time.monotonic() + NAMING_S
+    while (steps := running_steps()).unnamed and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+    return steps
+
+
+def _matters(pieces: Iterable[JobHolder], allow_bytes: int) -> bool:
+    """Whether more than *allow_bytes* are held on one GPU, or an unknown size."""
+    sums: dict[int, int] = {}
+    for piece in pieces:
+        if piece.nbytes is None:
+            return True
+        sums[piece.gpu] = sums.get(piece.gpu, 0) + piece.nbytes
+    return any(nbytes > allow_bytes for nbytes in sums.values())
+
+
+def _no_gpu(ledger: Ledger) -> str:
+    nvml = next((probe for probe in ledger.probes if probe.name == "nvml"), None)
+    reason = (nvml and nvml.message) or "none was found"
+    return f"no GPU answers: {reason}; {where_to_look(ledger.driver)}"

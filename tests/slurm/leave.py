@@ -1,0 +1,138 @@
+"""A program that a job runs, and that leaves something on the GPU when it ends.
+
+    leave.py KIND MIB [COUNT]     prints one JSON line: {"pids": [...], "job": ID, "gpus": GPUS}, then exits
+
+KIND: daemon    escaped (double fork, setsid), with a context of its own
+      stubborn  the same, and it ignores SIGTERM
+      stopped   the same, and it stopped itself
+      forked    COUNT children that hold the memory of their dead parent
+      exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
+      late      a daemon that uses the GPU only once it is sent SIGUSR1
+      works     no leftover: allocates, prints, and stays
+
+Nothing of it ends by itself: the epilog does that, or the end of the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+import driver
+
+MIB = 1024**2
+
+
+def escape(tell: int, nbytes: int, kind: str) -> None:
+    """In a child: leave session and parent behind, as daemons do; then use the GPU."""
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    for descriptor in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    if kind == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if kind == "late":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        os.write(tell, b"%d\n" % os.getpid())
+        os.close(tell)
+        signal.sigwait([signal.SIGUSR1])
+        driver.context()
+        driver.alloc(nbytes)
+    else:
+        use(tell, nbytes)
+    if kind == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        signal.pause()
+
+
+def use(tell: int, nbytes: int) -> None:
+    driver.context()
+    driver.alloc(nbytes)
+    os.write(tell, b"%d\n" % os.getpid())
+    os.close(tell)
+
+
+def hold_of_the_dead(tell: int, nbytes: int, count: int) -> None:
+    """In a child: allocate, fork holders, and die."""
+    os.setsid()
+    driver.context()
+    driver.alloc(nbytes)
+    for _ in range(count):
+        if os.fork() == 0:
+            for descriptor in (0, 1, 2):
+                os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            os.write(tell, b"%d\n" % os.getpid())
+            os.close(tell)
+            while True:
+                signal.pause()
+    os._exit(0)
+
+
+def hold_exported(tell: int, nbytes: int, kind: str) -> None:
+    """In a child: a holder that never uses CUDA, and an allocator that dies once it has handed over."""
+    os.setsid()
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        driver.context()
+        if kind == "dmabuf":
+            descriptor = driver.dmabuf(driver.alloc(nbytes), nbytes)
+        else:
+            descriptor = driver.export(driver.create(nbytes))
+        socket.send_fds(theirs, [b"."], [descriptor])
+        theirs.recv(1)
+        os._exit(0)
+    socket.recv_fds(ours, 1, 1)
+    ours.send(b".")
+    os.wait()
+    for descriptor in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    os.write(tell, b"%d\n" % os.getpid())
+    os.close(tell)
+    while True:
+        signal.pause()
+
+
+def works(nbytes: int) -> None:
+    driver.context()
+    pointer = driver.alloc(nbytes)
+    driver.fill(pointer, 0x5A, MIB)
+    say([os.getpid()])
+    signal.pause()
+
+
+def say(pids: list[int]) -> None:
+    variables = {"job": os.environ.get("SLURM_JOB_ID"), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    print(json.dumps({"pids": pids, **variables}), flush=True)
+
+
+def main() -> None:
+    kind, nbytes = sys.argv[1], int(sys.argv[2]) * MIB
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    if kind == "works":
+        return works(nbytes)
+    hear, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(hear)
+        if kind == "forked":
+            hold_of_the_dead(tell, nbytes, count)
+        elif kind in ("exported", "dmabuf"):
+            hold_exported(tell, nbytes, kind)
+        else:
+            escape(tell, nbytes, kind)
+    os.close(tell)
+    with os.fdopen(hear, "rb") as told:  # to its end: all of them have spoken
+        pids = [int(line) for line in told]
+    if kind not in ("exported", "dmabuf"):
+        os.waitpid(child, 0)
+    say(pids)
+    return None
+
+
+if __name__ == "__main__":
+    main()
