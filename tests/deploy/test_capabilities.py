@@ -275,9 +275,10 @@ def test_these_are_enough_to_act_by_policy_and_for_a_user(limited: LimitedMachin
         children[user] = os.pidfd_open(family.pids["child"])
         family.kill("parent")
     service.until(lambda: is_gone(children["alice"]))
+    service.until(lambda: "outcome" in [line["event"] for line in limited.audit()])
     assert not is_gone(children["bob"])
     freed = limited.serve("bob", "free", "--yes", "--json")
-    assert freed.returncode == 0, freed.stderr
+    assert freed.returncode == 0, (freed.stdout, freed.stderr, service.log)
     assert json.loads(freed.stdout)["receipt"]["returned_bytes"] > 2 * GIB
     assert is_gone(children["bob"])
     assert [line["event"] for line in limited.audit("bob")] == ["intend", "outcome"]
