@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo test faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
+.PHONY: help native demo fleet-demo test faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -28,6 +28,7 @@ help: ## this list
 # ---- set-up: a stamp per purpose, so that only the first run waits ----
 
 groups-run =
+groups-demo = demo
 groups-test = test clients docs services
 groups-lint = lint test
 groups-docs = docs
@@ -45,6 +46,9 @@ native:
 
 demo: $(VENV)/ready-run native ## the five questions, shown by real processes on a virtual GPU
 	@$(RUN)/vram demo $(ARGS)
+
+fleet-demo: $(VENV)/ready-demo native ## many machines in one table: virtual nodes, by Ray where it is installed
+	@$(RUN)/python tools/fleet_demo.py $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
 	@tools/get-test-tools

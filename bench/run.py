@@ -24,6 +24,7 @@ from bench.cases import (  # noqa: E402
     answer,
     buffer,
     driver,
+    fleet,
     free,
     growth,
     imports,
@@ -68,6 +69,7 @@ CASES = {
     "trace": trace,
     "trace-page": trace_page,
     "serve-page": serve_page,
+    "fleet": fleet,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)

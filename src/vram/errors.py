@@ -8,6 +8,7 @@ VramError
 ├── DeviceError         the driver answered with an error          exit 3
 │   └── OutOfMemory          it has too little memory free
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
+│   └── NewerSnapshot        a newer version of vram wrote it
 ├── BadTrace            a trace file cannot be read                exit 5
 ├── BadInput            another input is damaged or cut short      exit 5
 ├── ConfigError         a configuration file is wrong              exit 5
@@ -151,6 +152,10 @@ class BadSnapshot(VramError):
     """A snapshot file is broken, foreign or newer than this program."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class NewerSnapshot(BadSnapshot):
+    """A snapshot whose schema this version does not know yet."""
 
 
 class BadTrace(VramError):

@@ -24,14 +24,16 @@ from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from tests.doctor.hosts import SOUND, confined
+from tests.fleet import snapshots as fleet_snapshots
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from tests.report import training_traces
 from vram.cli.app import main
 from vram.doctor.engine import examine
 from vram.model.change import Change
+from vram.model.fleet import FleetFree, FleetFreeReport
 from vram.model.observation import ProbeRun
 from vram.model.slurm import EndedProcess, HookResult, JobHolder, SlurmJob
-from vram.report import changes, doctor, slurm, trace_chart, trace_fit, trace_summary, trace_views
+from vram.report import changes, doctor, fleet, slurm, trace_chart, trace_fit, trace_summary, trace_views
 from vram.report.layout import RenderOptions
 from vram.report.trace_views import ViewOptions
 from vram.trace.fit import fit
@@ -184,6 +186,7 @@ def _still(situation: Situation) -> dict[str, str]:
         "report": _report(vram),
         "fit": _fit(),
         "serve": _serve(situation),
+        "fleet": _fleet(situation),
         "doctor": _doctor(),
         "slurm": _slurm(vram),
         "help": vram("help") + vram("help", "wyh"),
@@ -210,6 +213,49 @@ def _serve(situation: Situation) -> str:
         words = ("--config", "serve.toml", "--state", "/tmp/state", "--socket", "/tmp/vram.sock")
         page += f"# {text.strip().splitlines()[-1]}\n"
         page += situation.in_process("serve", "--check-config", *words)
+    return page
+
+
+def _fleet(situation: Situation) -> str:
+    """Four nodes: healthy, with a ghost, cut short, and of another version."""
+    folder = situation.folder / "nodes"
+    folder.mkdir()
+    for survey in (fleet_snapshots.healthy("gpu-1"), fleet_snapshots.haunted("gpu-2")):
+        (folder / f"{survey.host.name}.json").write_bytes(msgspec.json.encode(survey))
+    (folder / "gpu-3.json").write_bytes(b'{"schema": 1, "program": "vram')
+    (folder / "gpu-4.json").write_bytes(b'{"schema": 99, "program": "vram 9.9.0"}')
+    vram = situation.in_process
+    return (
+        vram("fleet", "--from", "nodes")
+        + vram("fleet", "--from", "nodes", "--node", "gpu-2")
+        + vram("fleet", "--from", "nodes", "--by", "user")
+        + vram("fleet", "free", "--from", "nodes")
+        + vram("fleet", "--hosts", "gpu;1")
+        + _fleet_free()
+    )
+
+
+def _fleet_free() -> str:
+    """Plans of three nodes, and what came of them."""
+    ghost = "kill 4.5 GiB: pid 4202 · user · python serve.py"
+    alone = {
+        "message": "no vram service answers here: there is no socket at /run/vram/vram.sock",
+        "hint": "start one with `vram serve`, or name it: --socket PATH",
+    }
+    planned = {"digest": "0" * 64, "steps": (ghost,), "promised_bytes": 4 * GIB}
+    plans = (
+        FleetFree(name="gpu-2", state="planned", **planned),
+        FleetFree(name="gpu-5", state="refused", **alone),
+        FleetFree(name="gpu-6", state="nothing"),
+    )
+    done = (replace(plans[0], state="freed", returned_bytes=4 * GIB), *plans[1:])
+    page = "$ vram fleet free --hosts gpu-2,gpu-5,gpu-6\n"
+    for nodes in (plans, done):
+        executed = nodes is done
+        report = FleetFreeReport(
+            schema=1, executed=executed, returned_bytes=4 * GIB if executed else None, nodes=nodes
+        )
+        page += _printed(fleet.free(report, RenderOptions(width=WIDTH)))
     return page
 
 

@@ -18,7 +18,7 @@ COMMANDS = (
     *("why", "ps", "top", "who", "watch", "inside", "check"),
     *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("run", "attach", "detach", "report", "fit"),
-    *("serve", "history"),
+    *("serve", "history", "fleet"),
     *("doctor", "oom"),
     "slurm",
     *("snapshot", "explain", "lab", "demo", "virtual"),
@@ -43,7 +43,7 @@ class CommandModule(Protocol):
 
 
 # Names and options of these may stand in any order: `vram lab run --json kill-nine`.
-MIXED = frozenset(("history", "lab", "report"))
+MIXED = frozenset(("fleet", "history", "lab", "report"))
 # What follows the first -- of these is a command to run, and none of our own words.
 RUNNERS = frozenset(("borrow", "run", "serve"))
 

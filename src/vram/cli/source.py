@@ -12,7 +12,7 @@ from vram.errors import DriverMissing, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.ledger import GpuLedger, Ledger
+    from vram.model.ledger import Ledger
     from vram.model.observation import Survey
 
 
@@ -115,7 +115,9 @@ def completeness(ledger: Ledger) -> ExitCode:
     A denied probe is no gap of this kind: the bytes are all there, and the answer says what
     another user could name. Process lists that are denied are one: nobody is named.
     """
-    if any(_is_missing(gpu) for gpu in ledger.gpus):
+    from vram.diagnosis.verdict import is_missing
+
+    if any(is_missing(gpu) for gpu in ledger.gpus):
         return ExitCode.PARTIAL
     if any(probe.status in ("failed", "timeout", "lost") for probe in ledger.probes):
         return ExitCode.PARTIAL
@@ -124,22 +126,14 @@ def completeness(ledger: Ledger) -> ExitCode:
 
 def require_driver(ledger: Ledger) -> None:
     """Raise DriverMissing where there is no driver at all; one that hangs or fails is there."""
-    if ledger.gpus or (ledger.driver is not None and ledger.driver.driver_version is not None):
-        return
-    for probe in ledger.probes:
-        if probe.name == "nvml" and probe.status == "unsupported":
-            from vram.diagnosis.words import where_to_look
+    from vram.diagnosis.verdict import without_driver
 
-            raise DriverMissing(
-                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'none installed'}; no"
-                " AMD or Intel GPU was found either",
-                hint=where_to_look(ledger.driver),
-            )
+    probe = without_driver(ledger)
+    if probe is not None:
+        from vram.diagnosis.words import where_to_look
 
-
-def _is_missing(gpu: GpuLedger) -> bool:
-    # Under MIG the whole GPU may be withheld from us while all its instances are reported.
-    totals = [instance.total_bytes for instance in gpu.instances]
-    unread = gpu.total_bytes is None and (not totals or None in totals)
-    unlisted = gpu.status == "denied" and not gpu.instances
-    return unread or unlisted or gpu.status in ("failed", "timeout", "lost")
+        raise DriverMissing(
+            f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'none installed'}; no"
+            " AMD or Intel GPU was found either",
+            hint=where_to_look(ledger.driver),
+        )

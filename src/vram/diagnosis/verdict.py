@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from vram.diagnosis.held import is_stopped
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
+from vram.model.observation import ProbeRun
 
 Verdict = Literal["clean", "held", "unknown"]
 
@@ -48,6 +49,23 @@ def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
     if "held" in found:
         return "held"
     return "clean" if found == {"clean"} else "unknown"
+
+
+def is_missing(gpu: GpuLedger) -> bool:
+    """Whether a GPU's memory could not be read, or nobody on it can be named."""
+    # Under MIG the whole GPU may be withheld from us while all its instances are reported.
+    totals = [instance.total_bytes for instance in gpu.instances]
+    unread = gpu.total_bytes is None and (not totals or None in totals)
+    unlisted = gpu.status == "denied" and not gpu.instances
+    return unread or unlisted or gpu.status in ("failed", "timeout", "lost")
+
+
+def without_driver(ledger: Ledger) -> ProbeRun | None:
+    """How the driver's probe went where there is no driver at all; one that hangs or fails is there."""
+    if ledger.gpus or (ledger.driver is not None and ledger.driver.driver_version is not None):
+        return None
+    nvml = (probe for probe in ledger.probes if probe.name == "nvml" and probe.status == "unsupported")
+    return next(nvml, None)
 
 
 def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:

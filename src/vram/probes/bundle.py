@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vram import untrusted
-from vram.errors import BadSnapshot
+from vram.errors import BadSnapshot, NewerSnapshot
 from vram.files import write_file
 from vram.model.files import CapacityFacts, ClientFacts, SystemMemoryFacts
 from vram.model.gpu import MemoryFacts, MigFacts
@@ -68,7 +68,7 @@ def loads(data: bytes, origin: str = "the snapshot") -> Survey:
 
 def _require_our_schema(label: _Label, origin: str) -> None:
     if label.schema > SURVEY_SCHEMA:
-        raise BadSnapshot(
+        raise NewerSnapshot(
             f"{origin} was written by a newer version ({label.program[:40]!r}, schema {label.schema})",
             hint=f"this version reads schema {SURVEY_SCHEMA}: upgrade vram",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -39,13 +39,18 @@ def gpu_names(row: ProcessRow) -> str:
     """Return the GPUs of a row, with ranges: 0-3,7."""
     if not all(place.isdigit() for place in row.gpus):
         return ",".join(row.gpus) or "-"
+    return ranges(map(int, row.gpus)) or "-"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return ascending *numbers* as 0-3,7."""
     runs: list[list[int]] = []
-    for number in map(int, row.gpus):
+    for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs) or "-"
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def row_size(row: ProcessRow) -> str:

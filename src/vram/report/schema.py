@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from vram.model.change import Change, WatchState
+from vram.model.fleet import FleetFreeReport, FleetReport
 from vram.model.history import GhostsReport, HoldersReport, SearchReport, SeriesReport, WasteReport
 from vram.model.slurm import HookResult
 from vram.report.json import ProcessReport, WhyReport
@@ -32,6 +33,8 @@ REPORTS: dict[str, Any] = {
     "report": TraceReport,
     "report-diff": TraceDiffReport,
     "fit": FitReport,
+    "fleet": FleetReport,
+    "fleet-free": FleetFreeReport,
     "slurm": HookResult,
     "history": HoldersReport,
     "history-ghosts": GhostsReport,

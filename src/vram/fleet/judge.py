@@ -1,0 +1,316 @@
+"""One node's snapshot judged: its sums where it can be believed, else a line that says why not.
+
+A snapshot comes from another machine, and whoever is root there can write anything into it. So it is
+read within limits, compared with what was asked for, and refused where it contradicts itself. What is
+wrong with it never raises: it becomes a node in the state "rejected", without any of its figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+
+from msgspec import Struct
+
+from vram.diagnosis.verdict import is_missing, judge, without_driver
+from vram.errors import BadSnapshot, NewerSnapshot
+from vram.ledger.build import build_ledger
+from vram.ledger.processes import living_holders
+from vram.model.fleet import FleetGhost, FleetGpu, FleetNode, FleetShare, Grouping, NodeCode, NodeState
+from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.observation import Observation, Survey
+from vram.model.process import ProcessFacts
+from vram.probes import bundle
+from vram.report.process_rows import ProcessRow, rows
+from vram.units import duration, size
+
+MOST_SNAPSHOT_BYTES = 32 << 20
+"""A node of 16 GPUs and 2,000 processes has a fifth of it."""
+_MOST_GPUS = 64
+_MOST_GPU_BYTES = 16 << 40
+_MOST_PID = 1 << 31
+_LONGEST_AGE_S = 100 * 365 * 86400
+# Clocks of nodes differ by seconds where they are kept, and by hours where a time zone is wrong.
+_MOST_APART_S = 3600
+_GAP_PART = 16  # the driver's own totals may differ by so much of the whole: they are read one by one
+_MOST_GHOSTS = 32
+_MOST_SHARES = 256
+_LONGEST_NAME = 200
+
+UNCHECKED_FAILURES = ("failed", "timeout", "lost")
+
+
+class JudgeRequest(Struct, frozen=True, kw_only=True):
+    """What was asked: the node's name, the host names it may have (None: any), and when.
+
+    ``now`` None: the snapshot was recorded earlier, and only must not come from the future.
+    ``path`` is where the snapshot lies.
+    """
+
+    name: str
+    path: str
+    host_names: tuple[str, ...] | None = None
+    now: float | None = None
+    by: Grouping | None = None
+
+
+class _Rejected(Exception):
+    """The snapshot is not believed."""
+
+    def __init__(self, code: NodeCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def judge_snapshot(data: bytes, asked: JudgeRequest) -> FleetNode:
+    """Return the node that *data* describes, or a line that says why it is not believed."""
+    try:
+        survey = _read(data)
+        _require_honest(survey, asked)
+        return _node(survey, asked, len(data))
+    except _Rejected as error:
+        return rejected(asked.name, error.code, error.message)
+
+
+def rejected(name: str, code: NodeCode, message: str) -> FleetNode:
+    """A node whose snapshot is not counted."""
+    state: NodeState = "unread" if code in ("no-driver", "not-judged", "too-large") else "rejected"
+    return FleetNode(name=name, state=state, code=code, message=message[:500])
+
+
+def _read(data: bytes) -> Survey:
+    try:
+        return bundle.loads(data, "it")
+    except NewerSnapshot as error:
+        raise _Rejected("other-version", str(error)) from error
+    except BadSnapshot as error:
+        raise _Rejected("bad-snapshot", str(error)) from error
+
+
+# ---- is it what was asked for, and can it be? ----
+
+
+def _require_honest(survey: Survey, asked: JudgeRequest) -> None:
+    _require_host(survey.host.name, asked)
+    _require_time(survey.taken_at, asked.now)
+    totals = _totals(survey)
+    for seen in survey.observations:
+        _require_possible(seen, totals)
+    _require_gpus(survey)
+
+
+def _require_host(said: str, asked: JudgeRequest) -> None:
+    if asked.host_names is None:
+        return
+    if _short(said) not in map(_short, asked.host_names):
+        raise _Rejected("other-host", f"its snapshot says that it is {said[:60]!r}")
+
+
+def _short(name: str) -> str:
+    """A host name without its domain: some nodes know theirs, some do not."""
+    return name.lower().partition(".")[0]
+
+
+def _require_time(text: str, now: float | None) -> None:
+    try:
+        taken = datetime.fromisoformat(text)
+        at = (taken if taken.tzinfo else taken.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise _Rejected("impossible", f"its snapshot was taken at {text[:40]!r}, which is no time") from error
+    apart_s = at - (datetime.now(UTC).timestamp() if now is None else now)
+    if apart_s > _MOST_APART_S or (now is not None and apart_s < -_MOST_APART_S):
+        where = "in the future" if apart_s > 0 else "ago"
+        raise _Rejected("wrong-time", f"its snapshot was taken {duration(abs(apart_s))} {where}")
+
+
+def _totals(survey: Survey) -> dict[int | None, int]:
+    return {seen.gpu: seen.facts.total for seen in survey.observations if isinstance(seen.facts, MemoryFacts)}
+
+
+def _require_possible(seen: Observation, totals: dict[int | None, int]) -> None:
+    if seen.gpu is not None and seen.gpu < 0:
+        raise _Rejected("impossible", f"it has a GPU {seen.gpu}")
+    if seen.process is not None and not 0 <= seen.process.pid < _MOST_PID:
+        raise _Rejected("impossible", f"it has a process {seen.process.pid}")
+    match seen.facts:
+        case MemoryFacts():
+            _require_memory(seen.gpu, seen.facts)
+        case MigFacts(memory=MemoryFacts() as memory):
+            _require_memory(seen.gpu, memory)
+        case ChargeFacts() if (seen.nbytes or 0) > totals.get(seen.gpu, _MOST_GPU_BYTES):
+            held = f"a process holds {size(seen.nbytes or 0)} on GPU {seen.gpu}"
+            raise _Rejected("impossible", f"{held}, which has {size(totals[seen.gpu])}")
+        case ProcessFacts(age_s=float() as age_s) if not 0 <= age_s < _LONGEST_AGE_S:
+            raise _Rejected("impossible", f"it has a process that started {age_s:.0f} seconds ago")
+
+
+def _require_memory(gpu: int | None, memory: MemoryFacts) -> None:
+    total = memory.total
+    if total > _MOST_GPU_BYTES:
+        raise _Rejected("impossible", f"GPU {gpu} has {size(total)} of memory")
+    gap = total - memory.free - memory.used - (memory.reserved or 0)
+    if memory.free > total or memory.used > total or abs(gap) > total // _GAP_PART:
+        parts = f"{size(memory.used)} used and {size(memory.free)} free"
+        raise _Rejected("impossible", f"GPU {gpu} has {parts} of {size(total)}: that does not add up")
+
+
+def _require_gpus(survey: Survey) -> None:
+    gpus = {seen.gpu for seen in survey.observations if seen.gpu is not None}
+    if len(gpus) > _MOST_GPUS:
+        raise _Rejected(
+            "impossible", f"it says that it has {len(gpus):,} GPUs; {_MOST_GPUS} are the most here"
+        )
+    uuids: dict[str, int | None] = {}
+    for seen in survey.observations:
+        if isinstance(seen.facts, GpuFacts):
+            other = uuids.setdefault(seen.facts.uuid, seen.gpu)
+            if other != seen.gpu:
+                raise _Rejected("impossible", f"its GPUs {other} and {seen.gpu} have the same UUID")
+
+
+# ---- its sums ----
+
+
+def _node(survey: Survey, asked: JudgeRequest, nbytes: int) -> FleetNode:
+    ledger = build_ledger(survey)
+    missing = without_driver(ledger)
+    if missing is not None:
+        raise _Rejected("no-driver", f"no driver answers there: {missing.message or 'none is installed'}")
+    left = {verdict.index: verdict.entries for verdict in judge(ledger, leftovers=True)}
+    gpus = tuple(_gpu(gpu, left.get(gpu.index, ())) for gpu in ledger.gpus)
+    code, message = _gap(ledger)
+    return FleetNode(
+        name=asked.name,
+        state=_state(gpus, code),
+        code=code,
+        message=message and message[:500],
+        host=survey.host.name[:_LONGEST_NAME],
+        taken_at=survey.taken_at,
+        program=survey.program[:60],
+        driver_version=_cut(ledger.driver.driver_version) if ledger.driver else None,
+        virtual=survey.host.virtual or any(gpu.facts and gpu.facts.virtual for gpu in ledger.gpus),
+        nbytes=nbytes,
+        gpus=gpus,
+        ghosts=tuple(_ghosts(ledger)) if any(gpu.leftover_bytes for gpu in gpus) else (),
+        shares=tuple(_shares(ledger, left, asked.by)) if asked.by else (),
+    )
+
+
+def _gpu(gpu: GpuLedger, left: Sequence[Entry]) -> FleetGpu:
+    held = free = unexplained = total = 0
+    for entry in gpu.accounted:
+        nbytes = entry.nbytes or 0
+        total += nbytes
+        held += nbytes if entry.kind_facts.held else 0
+        free += nbytes if entry.kind == "free" else 0
+        unexplained += nbytes if entry.kind == "unattributed" else 0
+    known = not is_missing(gpu)
+    leftovers = [entry for entry in left if entry.kind != "unattributed"]
+    return FleetGpu(
+        index=gpu.index,
+        uuid=_cut(gpu.uuid),
+        name=gpu.name[:_LONGEST_NAME],
+        total_bytes=total if known else None,
+        held_bytes=held if known else None,
+        leftover_bytes=sum(entry.nbytes or 0 for entry in leftovers) if known else None,
+        unexplained_bytes=unexplained if known else None,
+        free_bytes=free if known else None,
+        other_bytes=total - held - free if known else None,
+        oldest_ghost_s=_oldest(leftovers),
+        status=gpu.status,
+        message=_cut(gpu.message),
+    )
+
+
+def _oldest(leftovers: Sequence[Entry]) -> float | None:
+    ages = [
+        holder.age_s for entry in leftovers for holder in living_holders(entry) if holder.age_s is not None
+    ]
+    return max(ages, default=None)
+
+
+def _gap(ledger: Ledger) -> tuple[NodeCode | None, str | None]:
+    """Why the answer is not whole; None where it is."""
+    for gpu in ledger.gpus:
+        if is_missing(gpu):
+            return "gpu", f"GPU {gpu.index}: {gpu.message or gpu.status}"
+    for probe in ledger.probes:
+        if probe.status in UNCHECKED_FAILURES:
+            return "source", f"{probe.name} {probe.status}: {probe.message or ''}".rstrip(": ")
+    return None, None
+
+
+def _state(gpus: Sequence[FleetGpu], code: NodeCode | None) -> NodeState:
+    if any(gpu.leftover_bytes for gpu in gpus):
+        return "leftovers"
+    if any(gpu.unexplained_bytes for gpu in gpus):
+        return "unexplained"
+    return "ok" if code is None else "incomplete"
+
+
+def _ghosts(ledger: Ledger) -> Iterator[FleetGhost]:
+    """The largest, in the order of `vram ps`."""
+    ghosts = (row for row in rows(ledger) if row.state == "ghost")
+    return (_ghost(row) for row in islice(ghosts, _MOST_GHOSTS))
+
+
+def _ghost(row: ProcessRow) -> FleetGhost:
+    return FleetGhost(
+        gpus=row.gpus,
+        nbytes=row.nbytes,
+        pid=row.pid,
+        user=_cut(row.user),
+        command=_cut(row.command),
+        age_s=row.age_s,
+        dead_pids=row.dead_pids[:_MOST_GHOSTS],
+        certain=row.certain,
+    )
+
+
+def _cut(text: str | None) -> str | None:
+    return text and text[:_LONGEST_NAME]
+
+
+# ---- who holds it: each held byte counted once ----
+
+
+class _Share(Struct):
+    held: int = 0
+    left: int = 0
+    processes: set[int] = set()
+    gpus: set[int] = set()
+
+
+def _shares(ledger: Ledger, left: dict[int, tuple[Entry, ...]], by: Grouping) -> Iterator[FleetShare]:
+    found: dict[str | None, _Share] = {}
+    for gpu in ledger.gpus:
+        leftovers = {id(entry) for entry in left.get(gpu.index, ()) if entry.kind != "unattributed"}
+        for entry in gpu.accounted:
+            if not entry.kind_facts.held or not entry.nbytes:
+                continue
+            people = living_holders(entry) or entry.holders
+            share = found.setdefault(_name(people[0], by) if people else None, _Share())
+            share.held += entry.nbytes
+            share.left += entry.nbytes if id(entry) in leftovers else 0
+            share.processes.update(person.pid for person in people[:1])
+            share.gpus.add(gpu.index)
+    largest = sorted(found, key=lambda name: -found[name].held)
+    for name in largest[:_MOST_SHARES]:
+        share = found[name]
+        yield FleetShare(
+            name=name,
+            held_bytes=share.held,
+            leftover_bytes=share.left,
+            processes=len(share.processes),
+            gpus=len(share.gpus),
+        )
+
+
+def _name(person: Holder, by: Grouping) -> str | None:
+    origin = person.workload
+    if by == "job":
+        return _cut(origin.slurm_job or origin.claimed_job)
+    return _cut(person.user) if by == "user" else _cut(origin.pod_name or origin.pod)

@@ -1,0 +1,130 @@
+"""Snapshots made to harm whoever reads them: thousands cost little, and none gets further than a line."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.fleet.mutations import mutations
+from tests.fleet.snapshots import encoded, haunted, healthy, judged, named, write
+from tests.ledger.world import World
+from vram.fleet.judge import MOST_SNAPSHOT_BYTES, JudgeRequest
+from vram.fleet.judges import Judges
+from vram.model.fleet import FleetNode
+from vram.model.observation import Survey
+from vram.report.fleet import fleet
+from vram.report.json import encode
+from vram.report.layout import RenderOptions
+from vram.units import GIB
+
+EACH = 1500
+
+
+def check(node: FleetNode) -> None:
+    """It is a line, or its figures are possible and add up."""
+    if node.state == "rejected":
+        assert node.code
+        assert not node.gpus
+    for gpu in node.gpus:
+        sizes = (gpu.held_bytes, gpu.free_bytes, gpu.other_bytes)
+        if gpu.total_bytes is not None:
+            assert sum(size or 0 for size in sizes) == gpu.total_bytes
+            assert all(size is not None and 0 <= size <= gpu.total_bytes for size in sizes)
+            assert 0 <= (gpu.leftover_bytes or 0) <= gpu.total_bytes
+    assert len(encode(node)) < 1 << 20
+
+
+@pytest.mark.parametrize("survey", [healthy(), haunted()], ids=["healthy", "haunted"])
+def test_thousands_of_mutated_snapshots_are_judged_in_bounds(survey: Survey) -> None:
+    states: dict[str, int] = {}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for data in mutations(encoded(survey), EACH, seed=15):
+        node = judged(data, by="user", now=None)
+        check(node)
+        states[node.state] = states.get(node.state, 0) + 1
+    assert states["rejected"] > EACH // 4
+    assert states.get("ok", 0) + states.get("leftovers", 0) > EACH // 50, "some must get past the checks"
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 256 << 10, "KiB"
+
+
+def crowded() -> Survey:
+    """16 GPUs, a chain of 6,000 processes, half of which are charged."""
+    world = World()
+    for gpu in range(16):
+        world.gpu(gpu, used=90 * GIB)
+    for pid in range(100, 6100):
+        world.process(pid, parent=pid - 1)
+    for pid in range(100, 3100):
+        world.charge(pid, 1 << 20, gpu=pid % 16)
+    return named(world.survey(), "crowded")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder of snapshots that are large, deep, or none at all."""
+    write(tmp_path, healthy("good"), crowded())
+    (tmp_path / "huge.json").write_bytes(b" " * (MOST_SNAPSHOT_BYTES + 1))
+    (tmp_path / "deep.json").write_bytes(b"[" * (20 << 20))
+    (tmp_path / "objects.json").write_bytes(b'{"observations":[' + b"{}," * (9 << 20))
+    (tmp_path / "digits.json").write_bytes(b"9" * (20 << 20))
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    (tmp_path / "gone.json").symlink_to("nowhere")
+    return tmp_path
+
+
+def judge_all(folder: Path, judges: Judges) -> dict[str, FleetNode]:
+    files = sorted(folder.glob("*.json"))
+    return {file.stem: judges.judge(JudgeRequest(name=file.stem, path=str(file), now=None)) for file in files}
+
+
+def test_files_that_are_no_snapshots_are_lines_and_the_others_are_judged(hostile: Path) -> None:
+    began = time.monotonic()
+    with Judges(1) as judges:
+        nodes = judge_all(hostile, judges)
+    good = {name for name, node in nodes.items() if node.state not in ("rejected", "unread")}
+    assert good == {"good", "crowded"}
+    assert nodes["huge"].code == "too-large"
+    assert time.monotonic() - began < 60, "in all; it is about two seconds"
+
+
+def test_a_judge_that_is_killed_costs_one_node_at_most(tmp_path: Path) -> None:
+    write(tmp_path, healthy("gpu-1"))
+    asked = JudgeRequest(name="gpu-1", path=str(tmp_path / "gpu-1.json"), now=None)
+    with Judges(1) as judges:
+        assert judges.judge(asked).state == "ok"
+        os.kill(judges._idle[0]._process.pid, signal.SIGKILL)
+        assert judges.judge(asked).code == "not-judged"
+        assert judges.judge(asked).state == "ok"
+
+
+def test_names_of_a_node_cannot_steer_a_terminal() -> None:
+    survey = msgspec.to_builtins(haunted("evil"))
+    for each in survey["observations"]:
+        if (each.get("facts") or {}).get("type") == "process":
+            each["facts"] |= {"command": "\x1b]0;x\x07", "argv": ["\x1b[2J", "\u202e"], "user": "\r\x1b[1A"}
+    from io import StringIO
+
+    from rich.console import Console
+
+    from vram.fleet.summary import fleet_report
+
+    node = judged(msgspec.json.encode(survey), "e\x1b[31mvil", by="user")
+    assert node.state == "leftovers"
+    for by in (None, "user"):
+        report = fleet_report([node], source="recorded", took_s=0.1, by=by)  # type: ignore[arg-type]
+        for every_node in (False, True):
+            out = StringIO()
+            console = Console(file=out, width=80, color_system=None)
+            console.print(fleet(report, RenderOptions(80), every_node=every_node))
+            assert all(char.isprintable() or char == "\n" for char in out.getvalue())
+        assert b"\x1b" not in encode(report)
