@@ -28,13 +28,23 @@ pytestmark = [
 ]
 
 
-def observed(folder: Path, capabilities: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Leftovers and memory by kind, as a service of another user with *capabilities* alone reports them."""
+def observed(folder: Path, capabilities: tuple[str, ...]) -> dict[str, Any]:
+    """`vram why` as a service of another user with *capabilities* alone answers it."""
     folder.mkdir()
     os.chown(folder, OBSERVER, OBSERVER)
     with RunningService(folder, None, "--observe", prefix=as_observer(capabilities)) as service:
-        service.readings(2)
-        return service.get("/api/v1/ghosts")["ghosts"], by_kind(service.get("/api/v1/why"))
+        answer: dict[str, Any] = service.get("/api/v1/why")
+        return answer
+
+
+def leftovers(answer: dict[str, Any]) -> list[tuple[int | None, str, int]]:
+    """Of each leftover: who holds it, how sure that is, and its size."""
+    return [
+        (entry["holder"]["pid"] if entry["holder"] else None, entry["confidence"], entry["nbytes"])
+        for gpu in answer["gpus"]
+        for entry in gpu["entries"]
+        if entry["kind"] == "orphaned"
+    ]
 
 
 def by_kind(answer: dict[str, Any]) -> dict[str, int]:
@@ -49,19 +59,22 @@ def test_an_observer_proves_who_holds_a_leftover_of_root(record: Record, tmp_pat
     with DemoProgram(Here(), "forks.orphan", 2 * GIB) as family:
         child = family.pids["child"]
         family.kill("parent")
-        ghosts, kinds = observed(tmp_path / "both", NEEDED)
-        blind, less = observed(tmp_path / "one", ("dac_read_search",))
-        root = by_kind(why())
+        both = observed(tmp_path / "both", NEEDED)
+        one = observed(tmp_path / "one", ("dac_read_search",))
+        root = why()
+    said = {name: leftovers(answer) for name, answer in (("both", both), ("one", one), ("root", root))}
     record(
-        with_both=[(each["code"], each["nbytes"]) for each in ghosts],
-        with_one=[(each["code"], each["nbytes"]) for each in blind],
-        kinds=kinds,
-        kinds_with_one=less,
-        kinds_as_root=root,
+        leftovers={name: [each[1:] for each in found] for name, found in said.items()},
+        kinds=by_kind(both),
+        kinds_with_one=by_kind(one),
+        kinds_as_root=by_kind(root),
     )
-    assert [(each["code"], each["pids"]) for each in ghosts] == [("VR101", [child])]
-    assert ghosts[0]["nbytes"] > 2 * GIB
-    assert not blind
+    ((holder, confidence, nbytes),) = said["both"]
+    assert (holder, confidence) == (child, "fact")
+    assert nbytes > 2 * GIB
+    assert said["root"] == said["both"]
+    assert "fact" not in [confidence for _, confidence, _ in said["one"]]
     # The totals need no capability.
-    for other in (less, root):
+    for other in (by_kind(one), by_kind(root)):
+        kinds = by_kind(both)
         assert all(abs(kinds.get(kind, 0) - other.get(kind, 0)) <= 16 * MIB for kind in {*kinds, *other})
