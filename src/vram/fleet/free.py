@@ -58,9 +58,8 @@ class FleetPlanner:
             elif node.state == "leftovers" or node.name in named:
                 asked.append(self._addresses[node.name])
         self._until = time.monotonic() + self._options.fleet_s
-        plans = in_threads(self._planned, asked, self._options.parallel, self._source) if asked else []
-        failures = lines if named else []  # a table of the fleet has them; here only what was asked for
-        return FleetFreeReport(schema=1, executed=False, returned_bytes=None, nodes=(*plans, *failures))
+        plans = in_threads(self._planned, asked, self._options.parallel, self._source.cancel) if asked else []
+        return FleetFreeReport(schema=1, executed=False, returned_bytes=None, nodes=(*plans, *lines))
 
     def run(self, plans: FleetFreeReport) -> FleetFreeReport:
         """Have each node run the plan that it was shown with."""
@@ -73,7 +72,7 @@ class FleetPlanner:
             self.done[address.name] = self._ran(address, wanted[address.name])
             return self.done[address.name]
 
-        in_threads(run_one, asked, self._options.parallel, self._source)
+        in_threads(run_one, asked, self._options.parallel, self._source.cancel)
         return self.report(plans)
 
     def report(self, plans: FleetFreeReport) -> FleetFreeReport:

@@ -284,15 +284,20 @@ def _share_row(cells: Sequence[str]) -> str:
 
 # ---- `vram fleet free` ----
 
+_MOST_UNREAD = 8
 _FREE_STYLES = {"freed": "green", "planned": "bold", "nothing": "dim"}
 
 
 def free(report: FleetFreeReport, options: RenderOptions) -> RenderableType:
     """Return each node's plan with its digest, or what came of it."""
-    acting = [node for node in report.nodes if node.state != "nothing"]
+    unread = [node for node in report.nodes if node.state == "unread"]
+    acting = [node for node in report.nodes if node.state not in ("nothing", "unread")]
+    acting, unread = [*acting, *unread[:_MOST_UNREAD]], unread[_MOST_UNREAD:]
     width = min(30, max((cell_len(options.clean(node.name)) for node in acting), default=4))
     lines = [line for node in acting for line in _free_lines(node, width, options)]
-    idle = len(report.nodes) - len(acting)
+    if unread:
+        lines.append(Text(f"+{len(unread):,} more nodes that gave no answer: vram fleet -v", style="yellow"))
+    idle = len(report.nodes) - len(acting) - len(unread)
     if idle:
         lines.append(Text(f"{counted(idle, 'node')} with nothing to free", style="dim"))
     return Group(*lines, *([Text()] if lines else []), _free_sum(report, options))
