@@ -105,6 +105,7 @@ pictures: $(VENV)/ready-test native ## draw the pictures of docs/ and README.md,
 	@$(RUN)/python docs/generators/pictures.py docs
 	@$(RUN)/python docs/generators/top_pictures.py docs/pictures
 	@$(RUN)/python docs/generators/trace_pictures.py docs/pictures
+	@$(RUN)/python docs/generators/serve_pictures.py docs/pictures
 	@$(RUN)/python tools/bytes_picture.py docs/bytes.svg
 
 matrix: ## the suite on every supported Python that is found

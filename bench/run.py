@@ -36,6 +36,7 @@ from bench.cases import (  # noqa: E402
     park,
     scan,
     scopes,
+    serve_page,
     top,
     trace,
     trace_page,
@@ -67,6 +68,7 @@ CASES = {
     "oom": oom,
     "trace": trace,
     "trace-page": trace_page,
+    "serve-page": serve_page,
     "fleet": fleet,
     "injection": injection,
 }

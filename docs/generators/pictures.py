@@ -63,10 +63,10 @@ def draw(demos: Sequence[Demo], picture: Path) -> None:
     picture.write_text(svg.draw(lambda options: screen(ledger, findings, options), prompt="vram why"))
 
 
-def observe(demos: Sequence[Demo], path: Path) -> dict[int, int]:
+def observe(demos: Sequence[Demo], path: Path, *, gpus: int = 1) -> dict[int, int]:
     """Write what is observed while *demos* run; return the pid that each process has on pictures."""
     with ExitStack() as cleanup:
-        gpu = cleanup.enter_context(VirtualGpu.create(memory_bytes=24 * 2**30, name="NVIDIA GPU"))
+        gpu = cleanup.enter_context(VirtualGpu.create(gpus, memory_bytes=24 * 2**30, name="NVIDIA GPU"))
         pids: list[int] = []
         for demo in demos:
             program = cleanup.enter_context(DemoProgram(gpu, demo.program, demo.size))

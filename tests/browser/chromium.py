@@ -33,7 +33,7 @@ FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
     "--force-color-profile=srgb",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-pipe",
 )
 
@@ -148,7 +148,7 @@ class Page:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             # Asking lets events come in, also for a condition that only reads them.
-            answer = self.run(condition if isinstance(condition, str) else "0")
+            answer = self.run(f"Boolean({condition})" if isinstance(condition, str) else "0")
             if answer if isinstance(condition, str) else condition():
                 return
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The pictures of the guide are taken by their script, at the size that the guide shows."""
+"""The pictures of the guides are taken by their scripts, at the size that the guides show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.docs.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generators import trace_pictures
+from generators import serve_pictures, trace_pictures
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -27,3 +27,14 @@ def test_the_pictures_of_a_trace_are_taken(browser: Browser, tmp_path: Path) -> 
     for name in names:
         assert png_size(tmp_path / name) == png_size(ROOT / "docs" / "pictures" / name) == (1200, 900)
     assert (tmp_path / "trace-page.png").read_bytes() != (tmp_path / "trace-page-dark.png").read_bytes()
+
+
+def test_the_pictures_of_the_service_are_taken(
+    browser: Browser, native_libraries: Path, tmp_path: Path
+) -> None:
+    serve_pictures.take(browser, tmp_path)
+    names = {path.name for path in tmp_path.glob("*.png")}
+    assert names == {path.name for path in (ROOT / "docs" / "pictures").glob("serve-*.png")}
+    for name in names:
+        assert png_size(tmp_path / name) == png_size(ROOT / "docs" / "pictures" / name) == (1200, 900)
+    assert (tmp_path / "serve-page.png").read_bytes() != (tmp_path / "serve-page-dark.png").read_bytes()

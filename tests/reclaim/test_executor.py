@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.diagnosis.ledgers import entry, gpu, holder, ledger, process
 from tests.reclaim.town import PidHandle, Town
 from vram.diagnosis.engine import diagnose
-from vram.errors import AuditUnavailable, NotPermitted, WorldChanged
+from vram.errors import AuditUnavailable, NotPermitted, UsageError, WorldChanged
 from vram.host.local.vendor import LocalVendor
 from vram.model.ledger import Ledger
 from vram.model.plan import Plan, PlanRequest, Receipt
@@ -257,6 +257,38 @@ def test_who_ends_right_before_it_is_asked_was_not_ended_by_that(state: Path):
     town = Town(orphans(51))
     town.open = lambda pid: Brief(town, pid) if pid in town.living else None  # type: ignore[method-assign]
     assert statuses(ran(town, made(town))) == ["not-needed"]
+
+
+def test_together_each_is_ended_for_itself(state: Path):
+    """One that has changed or ended meanwhile does not keep the others, and all intents come first."""
+    town = Town(orphans(51, 52, 53, 54), returns={51: 2 * GIB, 54: 2 * GIB})
+    what = made(town)
+    town.living[52] = replace(town.living[52], executable="/usr/bin/another")
+    del town.living[53]
+    receipt = execute(town, what, timeout_s=PATIENCE, together=True)
+    assert statuses(receipt) == ["done", "refused", "not-needed", "done"]
+    assert town.signals_sent == [(51, SIGTERM), (54, SIGTERM)]
+    assert receipt.returned_bytes == 4 * GIB
+    assert [each["event"] for each in records(state)] == ["intend"] * 4 + ["outcome"] * 4
+    tokens = [each["token"] for each in records(state)]
+    assert tokens[:4] == tokens[4:]
+
+
+def test_together_without_a_log_nobody_is_signalled(state: Path):
+    town = Town(orphans(51, 52))
+    what = made(town)
+    state.mkdir(mode=0o755, parents=True)
+    state.chmod(0o755)
+    with pytest.raises(AuditUnavailable):
+        execute(town, what, timeout_s=PATIENCE, together=True)
+    assert town.signals_sent == []
+
+
+def test_only_kills_without_a_goal_are_done_together(state: Path):
+    town = Town(orphans(51, 52))
+    with pytest.raises(UsageError):
+        execute(town, made(town, goal_bytes=GIB), timeout_s=PATIENCE, together=True)
+    assert town.signals_sent == []
 
 
 def test_the_reset_runs_the_vendors_command_for_the_gpu_that_was_named(state: Path):

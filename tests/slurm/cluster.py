@@ -82,7 +82,11 @@ class Left:
 
     def living(self) -> list[int]:
         """Those that have not ended."""
-        return [pid for pid, pidfd in self._pidfds.items() if not select.select([pidfd], [], [], 0)[0]]
+        poll = select.poll()  # select() takes no descriptor above 1,023
+        for pidfd in self._pidfds.values():
+            poll.register(pidfd, select.POLLIN)
+        ended = {pidfd for pidfd, _ in poll.poll(0)}
+        return [pid for pid, pidfd in self._pidfds.items() if pidfd not in ended]
 
     def signal(self, number: int) -> None:
         for pidfd in self._pidfds.values():

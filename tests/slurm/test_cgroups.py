@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.slurm.cluster import Left, Running
 from tests.slurm.conftest import Site
 from tests.slurm.test_epilog import DAEMON, NOBODY, by_hand
+from vram.report.schema import generate
+from vram.virtualgpu.demos import PROGRAMS
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 GPU = ("--gres=gpu:1",)
@@ -84,6 +90,7 @@ def test_a_process_is_of_the_job_whose_control_group_it_is_in(
         found["left"].pids[0]: "cgroup",
         found["subuid"].pids[0]: "cgroup",
     }
+    jsonschema.validate(result, generate("slurm"))
     alive = {name for name, each in found.items() if each.living()}
     assert alive == set(names) - {"left", "subuid"}
     # The job's user has processes there that no job accounts for: whose they are, nobody can tell.
@@ -136,3 +143,46 @@ def test_slurmd_runs_the_health_check(cgroup_site: Site) -> None:
     """Once when it starts, before it takes jobs; without a job and nearly without an environment."""
     (found,) = [each for each in cgroup_site.events("None", "health") if each["event"] == "result"]
     assert (found["verdict"], found["exit_code"], found["gpus"]) == ("clean", 0, [0, 1])
+
+
+@pytest.mark.fault(4)
+def test_a_process_that_waits_in_the_kernel_is_said_once_and_the_memory_counts(
+    cgroup_site: Site, groups: Groups
+) -> None:
+    """State D: SIGTERM and SIGKILL once, a sentence, and exit code 1 well before the deadline."""
+    site = cgroup_site
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("no file system can be made here that never answers")
+    job = site.first_job + 9_400
+    stuck = subprocess.Popen(
+        ["unshare", "--mount", sys.executable, str(STUCK), sys.executable, "-c", HOLDER],
+        env=site.gpu.environment(),
+        cwd=PROGRAMS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert stuck.stdout is not None
+    try:
+        lines = {stuck.stdout.readline().strip() for _ in range(2)}
+        if b"waits" not in lines:
+            pytest.skip("FUSE may not be mounted here")
+        pid = int((lines - {b"waits"}).pop())
+        groups.put(pid, f"/slurm_{site.node}/uid_{NOBODY}/job_{job}/step_0")
+        done = by_hand(site, "epilog", site.hook_environment(job, NOBODY, "0"), "--json", "--grace", "0.1")
+        result = json.loads(done.stdout)
+        assert (done.returncode, result["verdict"]) == (1, "held")
+        assert [(each["pid"], each["status"]) for each in result["ended"]] == [(pid, "unkillable")]
+        assert "state D" in result["held"][0]["note"]
+        assert result["took_s"] < 25
+    finally:
+        stuck.communicate()
+
+
+STUCK = Path(__file__).parents[1] / "reclaim" / "stuck.py"
+HOLDER = """
+import driver, os, sys
+driver.context()
+driver.alloc(1 << 26)
+print("waits", flush=True)
+os.stat(sys.argv[1])
+"""

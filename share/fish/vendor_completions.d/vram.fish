@@ -307,6 +307,7 @@ complete -c vram -n '__vram_at \'serve\'' -s h -l help -d 'show this help messag
 complete -c vram -n '__vram_at \'serve\'' -l config -r -F -d 'read this instead of /etc/vram/serve.toml'
 complete -c vram -n '__vram_at \'serve\'' -l check-config -d 'say what the configuration means, and whether it is right'
 complete -c vram -n '__vram_at \'serve\'' -l listen -x -d 'listen there for HTTP; port 0 is a free one, \'\' is none (repeatable)'
+complete -c vram -n '__vram_at \'serve\'' -l observe -d 'never act: no socket, and no policies whatever the configuration says'
 complete -c vram -n '__vram_at \'serve\'' -l interval -x -d 'read this often, for example 5s'
 complete -c vram -n '__vram_at \'serve\'' -l socket -r -F -d 'the Unix socket for actions'
 complete -c vram -n '__vram_at \'serve\'' -l state -x -a '(__fish_complete_directories)' -d 'keep state and history in this private folder'

@@ -21,9 +21,10 @@ class ProcessRef(Struct, frozen=True, omit_defaults=True):
 class Workload(Struct, frozen=True):
     """What started a process, as its cgroup tells: container, pod, job or service.
 
-    Names are other people's words: ``container_name`` is the runtime's, ``pod_name`` the
-    runtime's or the process's own; ``claimed_job`` (a Slurm job that only the environment
-    speaks of), ``job_name`` and ``notebook`` (of a Jupyter kernel) are the process's own.
+    Names are other people's words: ``container_name`` is the runtime's; ``pod_name`` is the
+    runtime's ("namespace/name"), or the process's own (a name alone); ``claimed_job`` (a Slurm
+    job that only the environment speaks of), ``job_name`` and ``notebook`` (of a Jupyter
+    kernel) are the process's own.
     """
 
     container: str | None = None

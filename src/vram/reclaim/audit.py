@@ -28,25 +28,38 @@ def log_intent(record: Mapping[str, Any]) -> str:
 
     Raises AuditUnavailable where it cannot be written, and then nothing may be done.
     """
-    token = os.urandom(8).hex()
-    _append({"event": "intend", "token": token, **_header(), **record})
-    return token
+    return log_intents((record,))[0]
+
+
+def log_intents(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Log what is about to happen at once, all of it before the first is done; return the tokens."""
+    tokens = [os.urandom(8).hex() for _ in records]
+    pairs = zip(tokens, records, strict=True)
+    _append([{"event": "intend", "token": token, **_header(), **record} for token, record in pairs])
+    return tokens
 
 
 def log_outcome(token: str, record: Mapping[str, Any]) -> None:
     """Log the outcome. Where that fails, nothing further may be done."""
-    _append({"event": "outcome", "token": token, **_header(), **record})
+    log_outcomes({token: record})
+
+
+def log_outcomes(records: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log the outcomes of what was done at once, by their tokens."""
+    _append(
+        [{"event": "outcome", "token": token, **_header(), **record} for token, record in records.items()]
+    )
 
 
 def log_refusal(record: Mapping[str, Any]) -> None:
     """Log that something was asked for and denied. It stays denied where that fails."""
     with suppress(AuditUnavailable):
-        _append({"event": "refused", **_header(), **record})
+        _append([{"event": "refused", **_header(), **record}])
 
 
 def log_decision(record: Mapping[str, Any]) -> None:
     """Log what a policy decided, and why. Raises AuditUnavailable, and then it may not be carried out."""
-    _append({"event": "decided", **_header(), **record})
+    _append([{"event": "decided", **_header(), **record}])
 
 
 @contextmanager
@@ -84,18 +97,20 @@ def _header() -> dict[str, Any]:
     }
 
 
-def _append(record: Mapping[str, Any]) -> None:
+def _append(records: Sequence[Mapping[str, Any]]) -> None:
     file = state.open_file(FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         _lock(file)
-        line = (b"\n" if _is_torn(file) else b"") + _encoded(record) + b"\n"
-        written = os.write(file, line)
+        lines = b"".join(_encoded(record) + b"\n" for record in records)
+        if _is_torn(file):
+            lines = b"\n" + lines
+        written = os.write(file, lines)
         os.fsync(file)
     except OSError as error:
         raise _unavailable(error.strerror or str(error)) from error
     finally:
         os.close(file)
-    if written != len(line):
+    if written != len(lines):
         raise _unavailable("only part of the line was written; the disk is full")
 
 

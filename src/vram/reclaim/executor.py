@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -142,26 +143,27 @@ class _Run:
         from vram.reclaim.actions.kill import end_together
 
         began, before = self._host.clock.monotonic(), self._last
-        tokens: list[str] = []
-        for step in self._plan.steps:
-            try:
-                tokens.append(audit.log_intent(self._record(step, used_before=before)))
-            except AuditUnavailable as error:
-                if not tokens:
-                    raise
-                self._stop = f"not tried: {error}"
-                break
-        logged = self._plan.steps[: len(tokens)]
-        results = [self._judged(each) for each in end_together(self._host, logged, self._timeout_s["kill"])]
-        done = tuple(step for step, (status, _) in zip(logged, results, strict=True) if status == "done")
+        steps = self._plan.steps
+        tokens = audit.log_intents([self._record(step, used_before=before) for step in steps])
+        try:
+            ended = end_together(self._host, steps, self._timeout_s["kill"])
+        except BaseException as error:
+            # Ctrl-C or a bug: that is logged before it is raised.
+            broken = {"status": "failed", "message": f"{type(error).__name__}: {error}"}
+            audit.log_outcomes(dict.fromkeys(tokens, broken))
+            raise
+        results = [self._judged(each) for each in ended]
+        done = tuple(step for step, (status, _) in zip(steps, results, strict=True) if status == "done")
         self._last = settled_bytes(self._host, self._plan.gpus, before, promised(done) if done else None)
         took_s = self._host.clock.monotonic() - began
-        for step, token, (status, message) in zip(logged, tokens, results, strict=True):
-            outcome = self._outcome(step, status, before, took_s, message)
-            self._write(token, outcome)
-            yield outcome
-        for step in self._plan.steps[len(tokens) :]:
-            yield self._not_run(step, "refused", self._stop or "")
+        outcomes = [
+            self._outcome(step, status, before, took_s, message)
+            for step, (status, message) in zip(steps, results, strict=True)
+        ]
+        with suppress(AuditUnavailable):  # it is done, and nothing further is
+            pairs = zip(tokens, outcomes, strict=True)
+            audit.log_outcomes({token: _logged(outcome) for token, outcome in pairs})
+        yield from outcomes
 
     def _judged(self, result: str | VramError) -> tuple[OutcomeStatus, str]:
         if isinstance(result, str):
@@ -259,15 +261,8 @@ class _Run:
         return step.predicted_bytes if status in ("done", "not-needed") else None
 
     def _write(self, token: str, outcome: Outcome) -> None:
-        record = {
-            "status": outcome.status,
-            "message": outcome.message,
-            "used_before": outcome.used_before,
-            "used_after": outcome.used_after,
-            "took_s": round(outcome.took_s, 6),
-        }
         try:
-            audit.log_outcome(token, record)
+            audit.log_outcome(token, _logged(outcome))
         except AuditUnavailable as error:
             self._stop = f"not tried: {error}"
 
@@ -285,3 +280,14 @@ class _Run:
             took_s=took_s,
             message=message,
         )
+
+
+def _logged(outcome: Outcome) -> dict[str, Any]:
+    """What the audit log says of an outcome."""
+    return {
+        "status": outcome.status,
+        "message": outcome.message,
+        "used_before": outcome.used_before,
+        "used_after": outcome.used_after,
+        "took_s": round(outcome.took_s, 6),
+    }

@@ -30,12 +30,13 @@ class GpuBar(NamedTuple):
     entries: Sequence[Entry]
     figures: str
     complaint: str = ""
+    gpu: int = 0
 
 
 def gpu_bars(ledger: Ledger) -> list[GpuBar]:
     """Return a bar for each GPU; for each instance of one that is divided by MIG, while these are few."""
     divided = sum(len(gpu.instances) for gpu in ledger.gpus) <= _MOST_INSTANCES
-    return [bar for gpu in ledger.gpus for bar in _bars(gpu, divided)]
+    return [bar._replace(gpu=gpu.index) for gpu in ledger.gpus for bar in _bars(gpu, divided)]
 
 
 def _bars(gpu: GpuLedger, divided: bool) -> Iterator[GpuBar]:

@@ -23,7 +23,7 @@ from vram.units import size
 # ---- problems: what it is, and the one command ----
 
 # What a remedy does, in front of its command. A look at the processes is the last choice.
-_LEADS = {
+LEADS = {
     "free": "Get it back",
     "end": "Get it back",
     "trim": "Get it back",
@@ -60,7 +60,7 @@ def _what_to_do(finding: Finding, options: RenderOptions, source: str) -> Text:
     if remedy is None:
         return line.append_text(why)
     if remedy.command and not remedy.command.endswith("vram why"):
-        lead = _LEADS.get(remedy.step, "Do")
+        lead = LEADS.get(remedy.step, "Do")
         line.append(f"{lead}: ").append(options.clean(remedy.command), style="bold")
     else:
         line.append(options.short(remedy.text, options.width - why.cell_len - 6))

@@ -80,6 +80,17 @@ class ShowConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkno
     commands: Literal["as-proc", "never", "always"] = "as-proc"
 
 
+class KubernetesConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Events on pods and the node, from inside a pod.
+
+    An empty ``node`` is $NODE_NAME; an empty ``account`` is the folder of the pod's service account.
+    """
+
+    events: bool = False
+    node: str = ""
+    account: str = ""
+
+
 class ServeConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Everything that serve.toml can say. ``policy`` tables are checked by the policies themselves."""
 
@@ -89,6 +100,7 @@ class ServeConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     history: HistoryConfig = HistoryConfig()
     textfile: TextfileConfig = TextfileConfig()
     show: ShowConfig = ShowConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     policy: tuple[dict[str, Any], ...] = field(default=())
 
     @property
@@ -249,7 +261,8 @@ def places(config: ServeConfig, *, state: str | None = None, socket: str | None 
 
 def _state_folder() -> str:
     if folder := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
-        return folder
+        # With DynamicUser= systemd names a link of its own, which leads into /var/lib/private.
+        return os.path.realpath(folder)
     return "/var/lib/vram" if os.geteuid() == 0 else os.path.join(folders.state_path(), "vram")
 
 

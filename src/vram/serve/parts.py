@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vram.serve.history_part import HistoryPart
 from vram.serve.http_part import HttpPart
+from vram.serve.kubernetes_part import KubernetesPart
 from vram.serve.part import ServicePart
 from vram.serve.policy_part import PolicyPart
 from vram.serve.socket_part import SocketPart
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PARTS: tuple[Callable[[Service], ServicePart], ...] = (
     HistoryPart,
     TextfilePart,
+    KubernetesPart,
     PolicyPart,
     SocketPart,
     HttpPart,

@@ -16,7 +16,7 @@ from vram.model.ledger import Ledger
 from vram.report import json, process_rows
 from vram.serve.clock import rfc3339
 from vram.serve.history_part import HISTORY_ROUTES
-from vram.serve.http import HttpRequest, HttpResponse, json_response, refusal
+from vram.serve.http import HttpRequest, HttpResponse, json_response
 from vram.serve.metrics import exposition
 from vram.serve.part import Health
 from vram.serve.state import NumberedChange, Reading
@@ -141,7 +141,7 @@ class GhostsReport(Struct, frozen=True, kw_only=True):
     ghosts: tuple[GhostReport, ...]
 
 
-class _View(Struct, frozen=True):
+class VisibleReading(Struct, frozen=True):
     """The last reading, as a reader over TCP may see it."""
 
     reading: Reading
@@ -154,7 +154,7 @@ def tcp_viewer(service: Service) -> Viewer:
     return viewer(None, service.config.show, service.reader_options.proc_root)
 
 
-def _view(service: Service) -> _View:
+def visible(service: Service) -> VisibleReading:
     reading = service.state.last
     if reading is None or reading.ledger is None:
         raise VramError("nothing was read yet", hint="/healthz says how long the reading has taken")
@@ -162,23 +162,23 @@ def _view(service: Service) -> _View:
     shown = who.ledger(reading.ledger)
     if good is not None:  # a ledger stays the same object while nothing changes
         shown = replace(shown, taken_at=rfc3339(service.clock.now().wall_of(good.moment)))
-    return _View(reading, shown, who.findings(reading.ledger, reading.findings))
+    return VisibleReading(reading, shown, who.findings(reading.ledger, reading.findings))
 
 
-def _age_headers(service: Service, view: _View) -> tuple[tuple[str, str], ...]:
+def _age_headers(service: Service, view: VisibleReading) -> tuple[tuple[str, str], ...]:
     """How old the answer is: by the last reading without an error."""
     age_s = service.age_of(service.state.good)
     return () if age_s is None else (("Age", str(int(age_s))),)
 
 
 def _why(service: Service, request: HttpRequest) -> HttpResponse:
-    view = _view(service)
+    view = visible(service)
     body = json.why(view.ledger, view.findings, compact=True)
     return HttpResponse(body=body, headers=_age_headers(service, view))
 
 
 def _ps(service: Service, request: HttpRequest) -> HttpResponse:
-    view = _view(service)
+    view = visible(service)
     rows = process_rows.rows(view.ledger, every_process=flag(request, "all"))
     body = json.encode(process_rows.report(view.ledger, rows), compact=True)
     return HttpResponse(body=body, headers=_age_headers(service, view))
@@ -196,13 +196,13 @@ def _changes(service: Service, request: HttpRequest) -> HttpResponse:
 
 
 def _ghosts(service: Service, request: HttpRequest) -> HttpResponse:
-    view = _view(service)
-    ghosts = tuple(_ghost(service, each) for each in view.findings if each.code in CODES)
+    view = visible(service)
+    ghosts = tuple(ghost_report(service, each) for each in view.findings if each.code in CODES)
     command = way_back(view.reading.ledger) if ghosts and view.reading.ledger else None
     return json_response(GhostsReport(taken_at=view.ledger.taken_at, command=command, ghosts=ghosts))
 
 
-def _ghost(service: Service, finding: Finding) -> GhostReport:
+def ghost_report(service: Service, finding: Finding) -> GhostReport:
     now = service.clock.now()
     known = [
         each.since
@@ -257,14 +257,16 @@ def flag(request: HttpRequest, name: str) -> bool:
 # ---- where ----
 
 
-def _front(service: Service, request: HttpRequest) -> HttpResponse:
-    paths = ", ".join(path for path in ROUTES if path != "/")
-    return refusal(200, "there is no page here yet", paths)
+def _page(service: Service, request: HttpRequest) -> HttpResponse:
+    from vram.serve.page.answers import answer  # most services never show it
+
+    return answer(service, request)
 
 
 # A path that ends in / also stands for all that lies below it.
 ROUTES: dict[str, Handler] = {
-    "/": _front,
+    "/": _page,
+    "/page/": _page,
     "/metrics": _metrics,
     "/healthz": _healthz,
     "/readyz": _readyz,

@@ -9,7 +9,7 @@ import subprocess
 from vram.errors import UsageError, VramError
 from vram.report.escape import inert
 
-COMMAND_S = 10.0
+COMMAND_S = 5.0
 SCONTROL = "/usr/bin/scontrol"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from vram.diagnosis.engine import diagnose
-from vram.errors import Refused, VramError
+from vram.errors import NoSuchProcess, Refused, TimedOut, VramError, WorldChanged
 from vram.host.ports import Host
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
@@ -30,6 +30,8 @@ SETTLE_S = 2.0
 _PAUSE_S = 0.1
 # To read the GPUs once more, and to say so.
 _RESERVE_S = 2.0
+# It ended, executed another program, or began a moment ago: the next reading tells.
+_PASSING = (NoSuchProcess, WorldChanged, TimedOut)
 
 
 class Deadline:
@@ -46,11 +48,19 @@ class Deadline:
         return max(0.5, min(READ_S, self.left_s() / 2))
 
 
+ProcessKey = tuple[int, int | None]
+"""A pid and the start time of its process."""
+
+
 class Ending(Struct):
-    """Who was ended so far, why others were not, and the bytes that were measured to be free again."""
+    """Who was ended so far, why others were not, and the bytes that were measured to be free again.
+
+    ``given_up`` are not tried again; others may have changed in the very moment of acting.
+    """
 
     ended: list[EndedProcess]
-    why_not: dict[tuple[int, int | None], str]
+    why_not: dict[ProcessKey, str]
+    given_up: set[ProcessKey]
     freed_bytes: int | None = 0
 
 
@@ -74,7 +84,7 @@ class Ender:
     ) -> None:
         self._host, self._job, self._whose, self._node = host, job, whose, node
         self._grace_s, self._deadline, self._on_ended = grace_s, deadline, on_ended
-        self.result = Ending([], {})
+        self.result = Ending([], {}, set())
 
     def run(self, ledger: Ledger, gpus: tuple[int, ...]) -> Inventory:
         """End them, round after round while new ones appear; return what is held after the last reading."""
@@ -97,7 +107,7 @@ class Ender:
         return take(self._host, ledger, gpus, self._job, self._node())
 
     def _is_target(self, each: Judged, inventory: Inventory) -> bool:
-        if each.whose != self._whose or _key(each) in self.result.why_not:
+        if each.whose != self._whose or _key(each) in self.result.given_up:
             return False
         others = [
             other.memory.pid
@@ -105,9 +115,8 @@ class Ender:
             if other.memory.uses_mps and other.whose not in ("job", "ended-job")
         ]
         if each.memory.uses_mps and others:
-            self.result.why_not[_key(each)] = (
-                f"it is an MPS client, and so is pid {others[0]} of somebody else, which could fail with it"
-            )
+            why = f"it is an MPS client, and so is pid {others[0]} of somebody else, which could fail with it"
+            self._refused(each, why)
             return False
         return True
 
@@ -144,39 +153,41 @@ class Ender:
         """
         findings = diagnose(ledger)
         while targets:
-            for pid in tuple(targets):
-                try:
-                    identify(self._host, pid)
-                except VramError as error:
-                    self._refused(targets.pop(pid), str(error))
-            if not targets:
-                break
             request = PlanRequest(gpus=gpus, pids=tuple(targets), only="kill")
             try:
                 draft = plan(self._host, ledger, findings, request)
-            except Refused as error:
-                # Somebody ended or changed in this very moment: the next round reads it all again.
-                self._refused_all(targets, str(error))
-                return None
+            except Refused:
+                if not self._drop_refused(targets):
+                    # Somebody changed in this very moment: the next round reads it all again.
+                    return None
+                continue
             node = self._node()
             planned = [step.target.process.pid for step in draft.plan.steps if step.target]
             changed = [pid for pid in planned if not self._is_still(pid, node)]
             if not changed:
                 return draft.plan
             for pid in changed:
-                self._refused(targets.pop(pid), "it is no longer what it was")
+                self._refused(targets.pop(pid), "it is no longer what it was", for_good=False)
         return None
+
+    def _drop_refused(self, targets: dict[int, Judged]) -> bool:
+        """Take out of *targets* who must not be touched, or is gone; return whether there was any."""
+        dropped = False
+        for pid in tuple(targets):
+            try:
+                identify(self._host, pid)
+            except VramError as error:
+                self._refused(targets.pop(pid), str(error), for_good=not isinstance(error, _PASSING))
+                dropped = True
+        return dropped
 
     def _is_still(self, pid: int, node: Node) -> bool:
         return is_of(self._host, pid, self._whose, self._job, node) is not None
 
-    def _refused_all(self, targets: dict[int, Judged], why: str) -> None:
-        if len(targets) == 1:
-            for each in targets.values():
-                self._refused(each, why)
-
-    def _refused(self, judged: Judged, why: str) -> None:
+    def _refused(self, judged: Judged, why: str, *, for_good: bool = True) -> None:
         self.result.why_not[_key(judged)] = why
+        if for_good:
+            self.result.given_up.add(_key(judged))
 
     def _note(self, outcome: Outcome, by_pid: dict[int, Judged]) -> None:
         target = outcome.step.target
@@ -185,7 +196,7 @@ class Ender:
         judged = by_pid[target.process.pid]
         message = outcome.message or ""
         if outcome.status not in ("done", "not-needed"):
-            self._refused(judged, message)
+            self._refused(judged, message, for_good=outcome.status != "refused")
         ended = EndedProcess(
             pid=target.process.pid,
             user=target.user,
@@ -221,5 +232,5 @@ def _is_passing(piece: JobHolder, inventory: Inventory) -> bool:
     return judged is None or judged.memory.holder.exiting
 
 
-def _key(judged: Judged) -> tuple[int, int | None]:
+def _key(judged: Judged) -> ProcessKey:
     return judged.memory.pid, judged.memory.holder.started_at

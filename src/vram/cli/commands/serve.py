@@ -59,6 +59,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="listen there for HTTP; port 0 is a free one, '' is none (repeatable)",
     )
+    parser.add_argument(
+        "--observe",
+        action="store_true",
+        help="never act: no socket, and no policies whatever the configuration says",
+    )
     parser.add_argument("--interval", metavar="DURATION", help="read this often, for example 5s")
     parser.add_argument("--socket", metavar="PATH", help="the Unix socket for actions")
     parser.add_argument("--state", metavar="FOLDER", help="keep state and history in this private folder")
@@ -119,6 +124,8 @@ def _configuration(args: Namespace) -> ServeConfig:
         config = replace(config, interval=args.interval)
     if args.listen is not None:
         config = replace(config, http=replace(config.http, listen=tuple(args.listen)))
+    if args.observe:
+        config = replace(config, socket=replace(config.socket, enabled=False), policy=())
     check(config)
     return config
 
@@ -135,6 +142,7 @@ def _meaning(config: ServeConfig, where: Places) -> str:
         ("history", history if config.history.enabled else "off"),
         ("textfile", config.textfile.path or "off"),
         ("commands", f"shown to readers over TCP: {config.show.commands}"),
+        *((("events", "on the node and its pods, in Kubernetes"),) if config.kubernetes.events else ()),
         ("policies", str(len(config.policy)) if config.policy else "none: it acts on no process"),
     )
     return "".join(f"{name:<10}{text}\n" for name, text in lines)

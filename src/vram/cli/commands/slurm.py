@@ -267,10 +267,14 @@ def _failed(args: Namespace, log: HookLog, error: Exception) -> ExitCode:
 def _show(args: Namespace, result: HookResult) -> None:
     from vram.report import slurm
 
-    # slurmd may have closed what it does not keep: that must not change the answer.
-    with suppress(OSError, VramError):
-        width = columns() if is_terminal() else None
+    width = columns() if is_terminal() else None
+    try:
         emit(slurm.json(result) if args.json else slurm.text(result, width))
+    except (OSError, VramError):
+        # slurmd may have closed what it does not keep, and a disk may be full: the answer is the same. What
+        # could not be written must not be tried again at the end, where it would become the exit code.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class _Watchdog:

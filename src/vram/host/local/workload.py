@@ -134,11 +134,16 @@ def named(origin: Workload, environ: bytes, argv: tuple[str, ...], names: Contai
     return replace(
         origin,
         container_name=container,
-        pod_name=pod or (said.get(b"HOSTNAME") if in_pod else None),
+        pod_name=pod or (_host_name(said.get(b"HOSTNAME")) if in_pod else None),
         claimed_job=None if origin.slurm_job else _digits(said.get(b"SLURM_JOB_ID")),
         job_name=said.get(b"SLURM_JOB_NAME"),
         notebook=_notebook(said, argv),
     )
+
+
+def _host_name(text: str | None) -> str | None:
+    """A process's own word has no namespace: one with a "/" is the runtime's, and can be relied on."""
+    return text if text and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", text) else None
 
 
 def _digits(text: str | None) -> str | None:

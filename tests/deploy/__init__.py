@@ -1,0 +1,1 @@
+"""What lies in deploy/, and the events that the service writes into a cluster."""
