@@ -44,12 +44,14 @@ class FleetPlanner:
         self._source, self._options = source, options
         self._socket = (f"--socket={socket}",) if socket else ()
         self._addresses: dict[str, NodeAddress] = {}
+        self._totals: dict[str, int] = {}
         self._until = 0.0
         self.done: dict[str, FleetFree] = {}
 
     def plan(self, fleet: FleetReport) -> FleetFreeReport:
         """Ask every node with leftovers, and every node that was named, what it would do."""
         self._addresses = {node.name: node for node in self._source.nodes()}
+        self._totals = {node.name: sum(gpu.total_bytes or 0 for gpu in node.gpus) for node in fleet.nodes}
         named = self._options.names
         asked, lines = [], []
         for node in fleet.nodes:
@@ -122,6 +124,8 @@ class FleetPlanner:
         failed = [each for each in receipt.outcomes if each.status not in ("done", "not-needed")]
         words = "; ".join(filter(None, (each.message for each in failed[:3])))[:500]
         returned = _possible(receipt.returned_bytes)
+        if returned is not None and returned > self._totals[node.name]:
+            return replace(bare, state="refused", message="it says that it freed more than it has")
         whole = not failed and not answer.left
         return replace(
             bare, state="freed" if whole else "partly", returned_bytes=returned, message=words or None

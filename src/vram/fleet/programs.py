@@ -7,7 +7,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from vram.fleet.transport import Cancelled, CommandResult, NodeFailed
@@ -30,9 +30,7 @@ class Programs:
     def close(self) -> None:
         os.close(self._stop)
 
-    def run(
-        self, argv: Sequence[str], *, until: float, nbytes: int, environment: Mapping[str, str] | None = None
-    ) -> CommandResult:
+    def run(self, argv: Sequence[str], *, until: float, nbytes: int) -> CommandResult:
         """Run *argv* to its end. Raises NodeFailed where it takes too long or writes too much."""
         try:
             process = subprocess.Popen(
@@ -40,7 +38,6 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
                 # Its helpers end with it, and Ctrl-C at the terminal is ours to handle.
                 start_new_session=True,
             )
