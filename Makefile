@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo fleet-demo test faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -46,6 +46,9 @@ native:
 
 demo: $(VENV)/ready-run native ## the five questions, shown by real processes on a virtual GPU
 	@$(RUN)/vram demo $(ARGS)
+
+serve-demo: $(VENV)/ready-demo native ## vram serve on a virtual GPU with a ghost: page, metrics, API; Ctrl-C ends it
+	@$(RUN)/python tools/serve_demo.py $(ARGS)
 
 fleet-demo: $(VENV)/ready-demo native ## many machines in one table: virtual nodes, by Ray where it is installed
 	@$(RUN)/python tools/fleet_demo.py $(ARGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,10 +16,15 @@ class CompanyRefused(Exception):
 
 
 @contextmanager
-def standing(command: Sequence[str]) -> Iterator[None]:
+def standing(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """Start *command*, wait until it says it is ready, and end it by closing its input."""
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -84,7 +84,7 @@ class _Screen:
         """Processor time of the program, of what it has started, and of what of that has ended."""
         if self.process.poll() is not None:
             raise CommandFailed(f"{self.process.args!r} ended with {self.process.returncode}")
-        return sum(map(_used_s, _family(self.process.pid)))
+        return sum(map(used_s, family(self.process.pid)))
 
 
 @contextmanager
@@ -121,17 +121,17 @@ def _draw(screens: Iterable[_Screen], seconds: float, until_end: bool = False) -
             return
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     yield pid
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return
     for child in children:
-        yield from _family(int(child))
+        yield from family(int(child))
 
 
-def _used_s(pid: int) -> float:
+def used_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # it has ended; its parent counts it from now on

@@ -24,13 +24,17 @@ _OWN_DESCRIPTORS = "/proc/self/fd"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def write_file(path: str, contents: bytes, *, secret: bool = False) -> None:
+def write_file(
+    path: str, contents: bytes, *, secret: bool = False, mode: int | None = None, durable: bool = True
+) -> None:
     """Write *contents* to *path*, in place of a file that was there. Only its owner can read a *secret* one.
 
-    Raises UsageError where that cannot be, or where somebody else decides what *path* means.
+    *mode* is the file's whatever the umask says. Not *durable*: nobody waits for the disk, and after a power
+    cut the file may be empty. Raises UsageError where that cannot be, or where somebody else decides what
+    *path* means.
     """
     try:
-        _write(path, contents, secret=secret)
+        _write(path, contents, secret=secret, mode=mode, durable=durable)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -132,7 +136,7 @@ def make_folder(path: str, mode: int = 0o777) -> None:
     os.close(folder)
 
 
-def _write(path: str, contents: bytes, *, secret: bool) -> None:
+def _write(path: str, contents: bytes, *, secret: bool, mode: int | None, durable: bool) -> None:
     folder, name = _locate(path)
     try:
         if (own := _own_descriptor(folder, name)) is not None:
@@ -142,8 +146,11 @@ def _write(path: str, contents: bytes, *, secret: bool) -> None:
             return _fill(_open_special(folder, name), contents)
         if entry:
             _require_replaceable(folder, entry)
-        with _Fresh(folder, contents, _SECRET if secret or entry else _USUAL) as fresh:
-            if entry and not secret:
+        private = secret or entry is not None or mode is not None
+        with _Fresh(folder, contents, _SECRET if private else _USUAL, durable=durable) as fresh:
+            if mode is not None:
+                fresh.set_mode(mode)
+            elif entry and not secret:
                 fresh.set_mode(stat.S_IMODE(entry.st_mode) & 0o777)
             fresh.replace(name)
     finally:
@@ -153,15 +160,16 @@ def _write(path: str, contents: bytes, *, secret: bool) -> None:
 class _Fresh:
     """A file beside its place. It is gone at the end, unless it was moved there."""
 
-    def __init__(self, folder: int, contents: bytes, mode: int) -> None:
-        self._folder, self._contents = folder, contents
+    def __init__(self, folder: int, contents: bytes, mode: int, *, durable: bool = True) -> None:
+        self._folder, self._contents, self._durable = folder, contents, durable
         self._name = f".vram-{os.urandom(12).hex()}.new"
         self._file = os.open(self._name, _NEW, mode, dir_fd=folder)
 
     def __enter__(self) -> _Fresh:
         try:
             _fill(os.dup(self._file), self._contents)
-            os.fsync(self._file)
+            if self._durable:
+                os.fsync(self._file)
         except BaseException:
             self.__exit__()
             raise

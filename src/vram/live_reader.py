@@ -5,23 +5,27 @@ A process of its own has one thread, so that it may fork; and a driver that hang
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from vram.diagnosis.engine import diagnose
 from vram.host.local.child import Child, Inbox, interpreter, send, spawn
-from vram.ledger.build import build_ledger
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger, ParkedProcess
-from vram.model.observation import Survey
 
+# Each end imports what it needs where it needs it: the view no probes, the reading process no event loop.
+if TYPE_CHECKING:
+    import asyncio
+
+COLLECT_AFTER = 100
+"""Readings between two full collections; Python's own come too seldom in a process that runs for weeks."""
 WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
 READ, READ_WHOLE = b"r", b"w"
 _GRACE_S = 0.5
@@ -35,6 +39,8 @@ class ReaderOptions(msgspec.Struct, frozen=True, kw_only=True):
     sys_root: str | None = None
     ask_windows: bool = True
     deadline_s: float = 5.0
+    whole_share: float | None = None
+    """Most of one core that may go into reading everything again while nobody comes or goes."""
 
 
 class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +51,7 @@ class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
 
     taken_at: str
     took_s: float
+    cpu_s: float = 0.0
     ages_behind_s: float = 0.0
     ledger: Ledger | None = None
     findings: tuple[Finding, ...] = ()
@@ -57,7 +64,7 @@ class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
 class HostReader:
     """Reads one host, and judges what has changed."""
 
-    def __init__(self, options: ReaderOptions) -> None:
+    def __init__(self, options: ReaderOptions, driver_reader: Child | None = None) -> None:
         from vram.host.local import LocalHost
         from vram.probes.repeated import RepeatedSurvey
 
@@ -67,34 +74,42 @@ class HostReader:
             ask_windows=options.ask_windows,
             windows_every_s=WINDOWS_EVERY_S,
             keep_driver_open=True,
+            kept_reader=driver_reader,
         )
-        self._host.nvml.prepare()
-        self._surveys = RepeatedSurvey(self._host, options.deadline_s)
-        self._last: tuple[Survey, tuple[ParkedProcess, ...]] | None = None
+        self._surveys = RepeatedSurvey(self._host, options.deadline_s, whole_share=options.whole_share)
+        self._last: tuple[int, tuple[ParkedProcess, ...]] | None = (
+            None  # a survey's number, and who is parked
+        )
 
     def read(self, whole: bool) -> LiveReading:
         """Read the host; never raises for what it meets there."""
-        began, taken_at = time.monotonic(), self._host.clock.now()
+        began, used, taken_at = time.monotonic(), time.process_time(), self._host.clock.now()
         try:
-            survey = self._surveys.read_whole() if whole else self._surveys.read()
-            parked = self._parked()
-            behind = self._surveys.behind_s
-            if self._last is not None and self._last[0] is survey and self._last[1] == parked:
-                return LiveReading(taken_at=taken_at, took_s=time.monotonic() - began, ages_behind_s=behind)
-            ledger = replace(build_ledger(survey), parked=parked)
-            findings = diagnose(ledger)
-            self._last = (survey, parked)
+            found = self._changed(whole)
         except Exception as error:
             self._last = None
-            message = f"{type(error).__name__}: {error}"
-            return LiveReading(taken_at=taken_at, took_s=time.monotonic() - began, error=message)
-        return LiveReading(
+            found = LiveReading(taken_at="", took_s=0.0, error=f"{type(error).__name__}: {error}")
+        return replace(
+            found,
             taken_at=taken_at,
             took_s=time.monotonic() - began,
-            ages_behind_s=behind,
-            ledger=ledger,
-            findings=findings,
+            cpu_s=time.process_time() - used,
+            ages_behind_s=self._surveys.behind_s,
         )
+
+    def _changed(self, whole: bool) -> LiveReading:
+        """The ledger of now, judged; without one where it is that of the last time."""
+        from vram.diagnosis.engine import diagnose
+        from vram.ledger.build import build_ledger
+
+        survey = self._surveys.read_whole() if whole else self._surveys.read()
+        parked, number = self._parked(), self._surveys.number
+        if self._last == (number, parked):
+            return LiveReading(taken_at="", took_s=0.0)
+        ledger = replace(build_ledger(survey), parked=parked)
+        findings = diagnose(ledger)
+        self._last = (number, parked)
+        return LiveReading(taken_at="", took_s=0.0, ledger=ledger, findings=findings)
 
     def _parked(self) -> tuple[ParkedProcess, ...]:
         from vram.reclaim.planner import parked
@@ -107,15 +122,44 @@ class HostReader:
 
 def main() -> None:
     """Started as a program: descriptor 3 leads to the view, the argument is its options."""
-    reader = HostReader(msgspec.json.decode(sys.argv[1], type=ReaderOptions))
+    # Before the rest is imported: it reads meanwhile, and what it is forked from is still small.
+    driver_reader = _start_driver_reader()
+    reader = HostReader(msgspec.json.decode(sys.argv[1], type=ReaderOptions), driver_reader)
     encoder = msgspec.msgpack.Encoder()
+    readings = 0
     try:
         while request := os.read(3, 1):
-            send(3, encoder.encode(reader.read(request == READ_WHOLE)))
+            reading = reader.read(request == READ_WHOLE)
+            send(3, encoder.encode(reading))
+            if reading.ledger is not None:
+                del reading
+                release_heap()
+            readings += 1
+            if readings == 1:
+                gc.freeze()  # all that is imported stays: it need not be looked at again
+            elif readings % COLLECT_AFTER == 0:
+                gc.collect()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the view has ended
     finally:
         reader.close()
+
+
+def release_heap() -> None:
+    """Return what was needed for a moment to the kernel: on a large machine some megabytes."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _start_driver_reader() -> Child | None:
+    from vram.host.local import start_kept_reader
+
+    try:
+        return start_kept_reader()
+    except OSError:  # met again, and reported, by the reading itself
+        return None
 
 
 # ---- in the view ----
@@ -154,7 +198,9 @@ class ReaderClient:
 
     def listen(self, on_reading: Callable[[LiveReading], None]) -> None:
         """Call *on_reading* with every answer from now on, in the running event loop."""
-        self._loop, self._on_reading = asyncio.get_running_loop(), on_reading
+        from asyncio import get_running_loop
+
+        self._loop, self._on_reading = get_running_loop(), on_reading
         if self._child is not None:
             self._loop.add_reader(self._child.pipe, self._receive)
 

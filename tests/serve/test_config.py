@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,27 @@ def test_a_named_file_that_is_missing_too_long_or_a_pipe_is_an_error(tmp_path: P
     for path in (tmp_path / "nothing.toml", huge, Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError):
             load(str(path))
+
+
+@pytest.mark.fault(28)
+@pytest.mark.parametrize("mode", [0o666, 0o622, 0o646])
+def test_a_file_that_others_can_write_decides_nothing(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(GOOD)
+    assert load(str(file)).interval_s == 10
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="others can change it"):
+        load(str(file))
+
+
+@pytest.mark.fault(28)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of others")
+def test_a_file_of_somebody_else_decides_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(GOOD)
+    os.chown(file, 65534, 65534)
+    with pytest.raises(ConfigError, match="belongs to nobody"):
+        load(str(file))
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("5s", 5), ("1.5h", 5400), ("30d", 2592000), ("2 min", 120)])

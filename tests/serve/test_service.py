@@ -125,3 +125,26 @@ def test_reload_takes_a_good_file_and_keeps_the_old_one_before_a_bad_one(
     service.until(lambda: service.metrics()["vram_config_last_reload_successful",] == 1)
     assert service.request("/healthz", headers={"Host": "two.example"})[0] == 200
     assert service.request("/healthz", headers={"Host": "one.example"})[0] == 421
+
+
+def test_without_prometheus_client_it_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None; from vram.cli.app import main; sys.exit(main())"
+    )
+    words = [sys.executable, "-c", code, "serve", "--listen", "", "--state", str(tmp_path / "state")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'vram[serve]'" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_many_reloads_at_once_end_with_the_last_file(start_service: StartService, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("")
+    service = start_service("--config", str(file))
+    for number in range(20):
+        file.write_text(f'[http]\nhosts = ["host{number}.example"]\n')
+        service.send(signal.SIGHUP)
+    service.until(lambda: service.request("/healthz", headers={"Host": "host19.example"})[0] == 200)
+    assert service.metrics()["vram_config_last_reload_successful",] == 1
+    assert "Traceback" not in service.log

@@ -91,7 +91,7 @@ class UsersMachine:
         lines = [f"mount --bind {self.folder}/passwd /etc/passwd", f"mkdir -p {aside}"]
         for shut, paths in closed.items():
             for at, path in enumerate(paths):
-                lines.append(f"mkdir {aside}/{at} && mount --bind {path} {aside}/{at}")
+                lines.append(f"mkdir -p {aside}/{at} && mount --bind {path} {aside}/{at}")
             lines.append(f"mount -t tmpfs -o mode=755 none {shut}")
             lines += [f"mkdir -p {path} && mount --bind {aside}/{at} {path}" for at, path in enumerate(paths)]
         return "; ".join([*lines, 'exec "$@"'])

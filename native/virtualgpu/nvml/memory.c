@@ -17,7 +17,7 @@ struct bar1_memory {
 static int usage_of(int index, struct store_usage *usage) {
     struct store_usage all[STORE_MAX_GPUS];
     int none = 0;
-    if (store_walk(all, NULL, &none) < 0) return NVML_UNKNOWN;
+    if (store_walk_gpu((uint32_t)index, all, NULL, &none) < 0) return NVML_UNKNOWN;
     *usage = all[index];
     return NVML_SUCCESS;
 }

@@ -39,7 +39,7 @@ struct listing {
     struct store_process *entries;
 };
 
-static int walk(struct store_process **processes, int *count) {
+static int walk(int gpu, struct store_process **processes, int *count) {
     struct store_usage usage[STORE_MAX_GPUS];
     *processes = NULL;
     for (int room = 64;; room = *count + 16) { /* processes may come while we ask again */
@@ -47,7 +47,7 @@ static int walk(struct store_process **processes, int *count) {
         if (!larger) return NVML_OUT_OF_MEMORY;
         *processes = larger;
         *count = room;
-        if (store_walk(usage, *processes, count) < 0) return NVML_UNKNOWN;
+        if (store_walk_gpu((uint32_t)gpu, usage, *processes, count) < 0) return NVML_UNKNOWN;
         if (*count <= room) return NVML_SUCCESS;
     }
 }
@@ -64,7 +64,7 @@ static bool is_meant(const struct store_process *process, const struct nvml_call
 static int list(const struct nvml_call *call, int mode, struct listing *listing) {
     int count;
     *listing = (struct listing){0};
-    int status = walk(&listing->entries, &count);
+    int status = walk(call->index, &listing->entries, &count);
     for (int i = 0; status == NVML_SUCCESS && i < count; i++)
         if (is_meant(&listing->entries[i], call, mode)) listing->entries[listing->count++] = listing->entries[i];
     return status;

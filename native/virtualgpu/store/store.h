@@ -151,6 +151,9 @@ struct store_usage {
  * (used, but in no list); else for its first importer. Returns 0 or -errno. */
 int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count);
 
+/* The same of one GPU alone; usage of the others is not filled in. */
+int store_walk_gpu(uint32_t gpu, struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count);
+
 /* What one GPU, or one GPU instance of it, has left, without a look at the clients of the
  * others. Returns 0 or -errno. */
 int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);

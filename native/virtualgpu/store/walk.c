@@ -286,12 +286,21 @@ static int walk(struct totals *totals) {
     return 0;
 }
 
-int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count) {
-    struct totals totals = {.usage = usage, .only = EVERY_GPU};
+static int walk_some(int only, struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count) {
+    struct totals totals = {.usage = usage, .only = only};
     int error = walk(&totals);
     if (!error) copy_processes(&totals, processes, count);
     release(&totals);
     return error;
+}
+
+int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count) {
+    return walk_some(EVERY_GPU, usage, processes, count);
+}
+
+int store_walk_gpu(uint32_t gpu, struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes,
+                   int *count) {
+    return walk_some((int)gpu, usage, processes, count);
 }
 
 static uint64_t free_of(const struct store_usage *usage, uint32_t gpu, uint32_t gpu_instance) {

@@ -108,6 +108,21 @@ class ParkedByPolicy(Struct, frozen=True, kw_only=True):
     nbytes: tuple[int, ...]
     boot_id: str
     unpark_after_s: float = 60.0
+    by_pid: int = 0
+    """The worker that parked it, as the owner's journal has it: what the owner parks again is the owner's."""
+
+
+class AllowedProcess(Struct, frozen=True):
+    """A process whose owner allowed over the socket that it is parked when idle."""
+
+    pid: int
+    started_at: int
+    uid: int
+    boot_id: str
+
+    @property
+    def identity(self) -> Identity:
+        return self.pid, self.started_at
 
 
 class PolicyMemory(Struct, kw_only=True):
@@ -117,5 +132,4 @@ class PolicyMemory(Struct, kw_only=True):
     acts: list[RememberedAct] = field(default_factory=list)
     unkillable: list[str] = field(default_factory=list)
     parked: list[ParkedByPolicy] = field(default_factory=list)
-    allowed: list[tuple[int, int, str]] = field(default_factory=list)
-    """Processes whose owner allowed parking: pid, start time, boot."""
+    allowed: list[AllowedProcess] = field(default_factory=list)

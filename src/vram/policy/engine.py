@@ -32,6 +32,8 @@ from vram.policy.subjects import Subject, subjects
 from vram.units import duration, size
 
 HOUR_S = 3600.0
+# Who asks for room and does not use it keeps nobody parked for longer.
+UNUSED_S = 600.0
 # A wall clock is slewed by less than this between two readings; more is a jump.
 _CLOCK_SLACK_S = 5.0
 _REMIND_S = 86400.0
@@ -98,6 +100,8 @@ class PolicyEngine:
         """What was found in the last ledger: it is the same object while nothing changes."""
         self._unwaited: dict[Identity, float] = {}
         """Since when nobody waits for the room of a process that a policy parked."""
+        self._unused: dict[Identity, float] = {}
+        """Since when that room is there, and nobody uses it."""
 
     def use(self, policies: tuple[Policy, ...], most_per_hour: int = MOST_PER_HOUR) -> None:
         """Take other policies. The delays of those that are unchanged go on; all others begin anew."""
@@ -110,6 +114,7 @@ class PolicyEngine:
         if not self._follows(reading):
             self._trackers.clear()
             self._unwaited.clear()
+            self._unused.clear()
         if not reading.good:
             return ()
         self._forget_old(reading.moment)
@@ -149,7 +154,9 @@ class PolicyEngine:
         delay_s = _FIRST_BACKOFF_S if last is None else min(_LONGEST_BACKOFF_S, 2 * last.delay_s)
         self._backoffs[key] = _Backoff(moment.boot + delay_s, delay_s)
 
-    def parked(self, decision: Decision, uid: int, shares: dict[int, int], moment: MomentLike) -> None:
+    def parked(
+        self, decision: Decision, uid: int, shares: dict[int, int], moment: MomentLike, by_pid: int = 0
+    ) -> None:
         """A process is parked now, or may be: it is ours to bring back."""
         (target,) = decision.targets
         delays = [policy.unpark_after_s for policy in self.policies if policy.name == decision.policy]
@@ -163,6 +170,7 @@ class PolicyEngine:
                 nbytes=tuple(shares.values()),
                 boot_id=moment.boot_id,
                 unpark_after_s=delays[0] if delays else 0.0,
+                by_pid=by_pid,
             )
         )
 
@@ -261,7 +269,7 @@ class PolicyEngine:
         self.memory.acts = [act for act in self.memory.acts if age_s(act, moment) < kept_s]
         # A pid and its start time mean nothing after another boot.
         self.memory.parked = [each for each in self.memory.parked if each.boot_id == moment.boot_id]
-        self.memory.allowed = [each for each in self.memory.allowed if each[2] == moment.boot_id]
+        self.memory.allowed = [each for each in self.memory.allowed if each.boot_id == moment.boot_id]
 
     def _one_at_a_time(self, decided: list[Decision]) -> Iterator[Decision]:
         is_taken = self.busy is not None
@@ -275,19 +283,27 @@ class PolicyEngine:
     def _unparks(self, reading: PolicyReading) -> Iterator[Decision]:
         moment = reading.moment
         for each in self.memory.parked:
-            identity = each.target.identity
-            if is_waited_for(each.gpus, reading.waiters):
-                self._unwaited.pop(identity, None)
-                continue
-            since = self._unwaited.setdefault(identity, moment.boot)
             subject = _of_parked(each)
-            if self._is_put_off(each.policy, subject.key, moment):
-                continue
-            if moment.boot - since >= each.unpark_after_s and may_return(each, reading.ledger):
+            is_due = self._may_come_back(each, reading)
+            if is_due and not self._is_put_off(each.policy, subject.key, moment):
                 acting = Policy(name=each.policy, do="park-idle", mode="act")
-                reason = f"{subject.what}: nobody waits for its room any more, and there is room for it"
+                reason = f"{subject.what}: nobody uses its room any more, and there is room for it"
                 made = self._decision(acting, "unpark", subject, moment, reason)
                 yield replace(made, targets=(each.target,))
+
+    def _may_come_back(self, each: ParkedByPolicy, reading: PolicyReading) -> bool:
+        """Nobody waits for its room, or somebody who does not use it has had it for long enough."""
+        identity, boot = each.target.identity, reading.moment.boot
+        if is_waited_for(each.gpus, reading.waiters):
+            self._unwaited.pop(identity, None)
+        else:
+            self._unwaited.setdefault(identity, boot)
+        if not may_return(each, reading.ledger):
+            self._unused.pop(identity, None)
+            return False
+        unused_s = boot - self._unused.setdefault(identity, boot)
+        unwaited_s = boot - self._unwaited.get(identity, boot)
+        return unused_s >= UNUSED_S or (identity in self._unwaited and unwaited_s >= each.unpark_after_s)
 
     def _decision(
         self, policy: Policy, do: DecidedAction, subject: Subject, moment: MomentLike, reason: str

@@ -16,7 +16,7 @@ from vram.reclaim.candidates import Leftover, leftovers
 from vram.units import size
 
 _MOST_EVIDENCE = 16
-_LONGEST_COMMAND = 200
+_LONGEST = 300
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     @property
     def targets(self) -> tuple[PolicyTarget, ...]:
         return tuple(
-            PolicyTarget(each.pid, each.started_at, each.user, _shortened(each.command))
+            PolicyTarget(each.pid, each.started_at, _encodable(each.user), _encodable(each.command))
             for each in self.holders
             if each.started_at is not None
         )
@@ -194,10 +194,13 @@ def _pids(holders: Iterable[Holder]) -> str:
 
 
 def _evidence(entries: Iterable[Entry]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line for entry in entries for line in entry.evidence))[:_MOST_EVIDENCE]
+    lines = dict.fromkeys(_encodable(line) or "" for entry in entries for line in entry.evidence)
+    return tuple(lines)[:_MOST_EVIDENCE]
 
 
-def _shortened(command: str | None) -> str | None:
-    return (
-        command if command is None or len(command) <= _LONGEST_COMMAND else command[:_LONGEST_COMMAND] + "…"
-    )
+def _encodable(text: str | None) -> str | None:
+    r"""*text* in a length that a log can carry; what was never UTF-8 becomes a visible \xNN."""
+    if text is None:
+        return None
+    short = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+    return short.encode("utf-8", "backslashreplace").decode()

@@ -7,6 +7,7 @@ are most of a survey's cost, are read again when somebody comes or goes, and in 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from time import process_time
 
 from msgspec.structs import replace
 
@@ -18,20 +19,35 @@ from vram.probes.survey import survey
 
 WHOLE_EVERY_S = 15.0
 """After so long everything is read anyway: a process that merely opens a GPU's files changes no figure."""
+LONGEST_PAUSE_S = 300.0
 _FIGURES = ("nvml.gpu", "nvml.memory", "nvml.processes")
 _PROCESSES = "proc.processes"
 
 
 class RepeatedSurvey:
-    """Reads *host* each time :meth:`read` is called, within about *deadline_s*."""
+    """Reads *host* each time :meth:`read` is called, within about *deadline_s*.
 
-    def __init__(self, host: Host, deadline_s: float, whole_every_s: float = WHOLE_EVERY_S) -> None:
+    Where reading everything takes long, *whole_share* of one core bounds how often that is done anyway.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        deadline_s: float,
+        whole_every_s: float = WHOLE_EVERY_S,
+        *,
+        whole_share: float | None = None,
+    ) -> None:
         self._host = host
+        self._whole_share = whole_share
+        self._whole_cpu_s = 0.0
         self._deadline_s = deadline_s
         self._whole_every_s = whole_every_s
         self._whole: Survey | None = None
         self._whole_at = 0.0
         self._last: Survey | None = None
+        self.number = 0
+        """Of the survey that was returned last: another number, another survey."""
         self._conditions: dict[int, ProcessCondition] = {}
         self._holders: set[int] = set()
 
@@ -43,18 +59,29 @@ class RepeatedSurvey:
     def read(self) -> Survey:
         """Return what is there now; the object of the last time where nothing but the time has changed."""
         now = self._host.clock.monotonic()
-        if self._whole is not None and now - self._whole_at < self._whole_every_s:
+        if self._whole is not None and now - self._whole_at < self._pause_s:
             again = self._figures_again()
             if again is not None:
+                self.number += again is not self._last
                 self._last = again
                 return again
         return self._read_whole(now)
+
+    @property
+    def _pause_s(self) -> float:
+        """How long figures alone are read after everything was."""
+        if not self._whole_share:
+            return self._whole_every_s
+        return max(self._whole_every_s, min(LONGEST_PAUSE_S, self._whole_cpu_s / self._whole_share))
 
     def read_whole(self) -> Survey:
         """Read everything, whatever was read before."""
         return self._read_whole(self._host.clock.monotonic())
 
     def _read_whole(self, now: float) -> Survey:
+        used = process_time()
+        self._whole = self._last = None  # on a large machine two at a time are megabytes
+        self.number += 1
         found = survey(self._host, deadline_s=self._deadline_s)
         # Other vendors' drivers and Windows report no figures apart from the rest.
         plain = not self._host.drm.drivers and not found.host.wsl
@@ -65,6 +92,7 @@ class RepeatedSurvey:
         self._holders = {
             each.process.pid for each in found.observations if each.process and _is_holding(each)
         }
+        self._whole_cpu_s = process_time() - used
         return found
 
     def _figures_again(self) -> Survey | None:

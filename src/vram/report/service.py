@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from vram.report.escape import inert
-from vram.units import counted, duration, size
+from vram.units import duration, size
 
 _LONGEST = 200
 
@@ -95,7 +95,7 @@ def _lines(found: ServiceStatus, most_decisions: int) -> Iterator[str]:
         has = "has room" if each.is_served else "waits"
         yield f"waiting   uid {each.uid} {has}: {size(each.nbytes)} on {where}"
     policies = found.policies.policies
-    yield f"policies  {counted(len(policies), 'policy') if policies else 'none: nothing is done by itself'}"
+    yield f"policies  {len(policies) or 'none: nothing is done by itself'}"
     for policy in policies:
         yield (
             f"  {policy.name}: {policy.do}, {policy.mode}, after {duration(policy.after_s)},"

@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from vram import folders, untrusted
 from vram.errors import ConfigError, UsageError
+from vram.files import open_plain
 from vram.policy.config import read_policies
 from vram.units import parse_duration, parse_size
 
@@ -117,12 +118,30 @@ def load(path: str | None) -> ServeConfig:
         usual = default_path()
         return load(usual) if os.path.lexists(usual) else ServeConfig()
     try:
-        data = untrusted.read_file(path, nbytes=MOST_BYTES, follow=True)
-    except untrusted.Rejected as error:
+        data = _read(path)
+    except (OSError, untrusted.Rejected) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(
-            f"cannot read {path}: {error}", hint="see docs/guides/serve.md for its keys"
+            f"cannot read {path}: {reason}", hint="docs/guides/serve.md has its keys"
         ) from error
     return parse(data, path)
+
+
+def _read(path: str) -> bytes:
+    """The file's bytes. Whoever can write it decides what the service does: only we or root may."""
+    file = open_plain(path)
+    try:
+        about = os.fstat(file)
+        if not folders.is_trusted_owner(about.st_uid) or folders.others_may_write(file, about):
+            who = folders.owner_name(about.st_uid)
+            mode = about.st_mode & 0o777
+            raise ConfigError(
+                f"{path} is not used: others can change it (it belongs to {who}, its mode is {mode:04o})",
+                hint="chown it to the user of the service, and chmod 0644",
+            )
+        return untrusted.read_stream(file, nbytes=MOST_BYTES)
+    finally:
+        os.close(file)
 
 
 def parse(data: bytes, path: str) -> ServeConfig:

@@ -8,6 +8,7 @@ slow, has a body or asks for a host that is not ours gets a sentence and loses i
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 from collections import Counter
@@ -40,6 +41,11 @@ _SECURITY = (
     "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nX-Frame-Options: DENY\r\n"
     "Cross-Origin-Resource-Policy: same-origin\r\n"
 )
+_HINTS = {
+    errno.EADDRINUSE: "another program uses it, or another vram serve; choose one with --listen HOST:PORT",
+    errno.EACCES: "ports below 1024 are root's; choose another with --listen HOST:PORT",
+    errno.EADDRNOTAVAIL: "it is no address of this machine; choose another with --listen HOST:PORT",
+}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -101,11 +107,21 @@ class _Connection:
 class HttpServer:
     """Listens on some addresses and asks *answer* for each request."""
 
-    def __init__(self, answer: Answer, hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        hosts: Collection[str] = (),
+        *,
+        request_s: float = REQUEST_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
         self._answer = answer
+        self._request_s, self._idle_s = request_s, idle_s
         self._servers: list[asyncio.Server] = []
         self._open: dict[_Connection, None] = {}  # in the order of their coming
         self.hosts = frozenset(each.lower() for each in hosts)
+        self.open_paths: frozenset[str] = frozenset()
+        """Answered for any host: they name nobody."""
         self.answered: Counter[int] = Counter()
         self.refused = 0
 
@@ -133,7 +149,7 @@ class HttpServer:
         except OSError as error:
             raise CannotListen(
                 f"cannot listen on {address}: {_reason(error)}",
-                hint="another program uses it, or another vram serve; choose one with --listen HOST:PORT",
+                hint=_HINTS.get(error.errno or 0, "choose another with --listen HOST:PORT"),
             ) from error
 
     @property
@@ -185,16 +201,17 @@ class HttpServer:
     async def _exchange(self, reader: asyncio.StreamReader, connection: _Connection) -> bool:
         """Take one request and answer it; False where nothing may follow."""
         connection.is_waiting = True
-        async with asyncio.timeout(IDLE_S):
+        async with asyncio.timeout(self._idle_s):
             first = await reader.read(1)
         if not first:
             return False
-        async with asyncio.timeout(REQUEST_S):
+        async with asyncio.timeout(self._request_s):
             try:
-                request = parse_head(first + await _head(reader), self.hosts)
+                request = parse_head(first + await _head(reader), self.hosts, self.open_paths)
             except BadRequest as error:
                 response = refusal(error.status, str(error), error.hint, _extra(error.status))
                 await self._send(connection, response, keeps_open=False)
+                connection.writer.write_eof()
                 await _drop(reader)
                 return False
             connection.is_waiting = False
@@ -260,7 +277,7 @@ def _reason(error: OSError) -> str:
 # ---- the head of a request ----
 
 
-def parse_head(head: bytes, hosts: Collection[str]) -> HttpRequest:
+def parse_head(head: bytes, hosts: Collection[str], open_paths: Collection[str] = ()) -> HttpRequest:
     """Read a request line and its headers, up to the empty line; raises BadRequest."""
     lines = head.decode("latin-1")[:-4].split("\r\n")
     method, target, version = _request_line(lines[0])
@@ -271,9 +288,9 @@ def parse_head(head: bytes, hosts: Collection[str]) -> HttpRequest:
         )
     if headers.get("content-length", "0").strip() != "0" or "transfer-encoding" in headers:
         raise BadRequest(413, "a request here has no body")
-    if version == "HTTP/1.1" or "host" in headers:
-        _require_host(headers.get("host", ""), hosts)
     path, _, query = target.partition("?")
+    if (version == "HTTP/1.1" or "host" in headers) and path not in open_paths:
+        _require_host(headers.get("host", ""), hosts)
     connection = headers.get("connection", "").lower()
     keeps_open = "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
     return HttpRequest(method=method, path=path, query=_query(query), headers=headers, keeps_open=keeps_open)

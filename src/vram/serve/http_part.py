@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from vram.serve.service import Service
 
 
+NAMELESS_PATHS = frozenset(("/metrics", "/healthz", "/readyz"))
+
+
 class HttpPart(ServicePart):
     """Answers requests from the last reading."""
 
@@ -25,7 +28,8 @@ class HttpPart(ServicePart):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._server = HttpServer(self._answer, service.config.http.hosts)
+        self._server = HttpServer(self._answer)
+        self._set_hosts(service.config)
         self._wanted = service.config.http.addresses
         self._error = ""
 
@@ -39,7 +43,7 @@ class HttpPart(ServicePart):
             self._service.log.info(f"listening on {url}/ (metrics: {url}/metrics)")
 
     async def reload(self, config: ServeConfig) -> None:
-        self._server.hosts = frozenset(each.lower() for each in config.http.hosts)
+        self._set_hosts(config)
         self._error = ""
         if config.http.addresses == self._wanted:
             return
@@ -51,6 +55,11 @@ class HttpPart(ServicePart):
         self._wanted = config.http.addresses
         for url in self.urls:
             self._service.log.info(f"listening on {url}/")
+
+    def _set_hosts(self, config: ServeConfig) -> None:
+        self._server.hosts = frozenset(each.lower() for each in config.http.hosts)
+        # Prometheus elsewhere knows this host by names that we do not; what it asks for names nobody.
+        self._server.open_paths = NAMELESS_PATHS if config.http.allow_remote else frozenset()
 
     async def close(self) -> None:
         await self._server.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import vram
-from vram.errors import VramError
+from vram.errors import UsageError
 from vram.ledger.processes import in_use
 from vram.model.kinds import KINDS
 from vram.model.ledger import Entry, GpuLedger, Ledger
@@ -28,11 +28,11 @@ _STATES: tuple[Health, ...] = ("ok", "degraded", "failed")
 
 
 def require_library() -> None:
-    """Raise VramError where prometheus-client is not installed."""
+    """Raise UsageError where prometheus-client is not installed."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
-        raise VramError(
+        raise UsageError(
             "vram serve needs prometheus-client, which is not installed", hint="pip install 'vram[serve]'"
         ) from error
 
@@ -82,18 +82,18 @@ def _of_service(service: Service) -> Iterator[Metric]:
     yield InfoMetricFamily("vram_build", "version of this program", value={"version": vram.__version__})
     yield _gauge("vram_start_time_seconds", "when the service started", now.wall_of(state.started))
     yield _gauge("vram_interval_seconds", "the interval of readings", service.config.interval_s)
-    for name, what, reading in (
-        ("vram_last_reading_timestamp_seconds", "when the host was last read, well or not", state.last),
-        (
+    if state.last is not None:
+        read_at = now.wall_of(state.last.moment)
+        yield _gauge(
+            "vram_last_reading_timestamp_seconds", "when the host was last read, well or not", read_at
+        )
+        yield _gauge("vram_reading_duration_seconds", "how long the last reading took", state.last.took_s)
+    if state.good is not None:
+        yield _gauge(
             "vram_last_good_reading_timestamp_seconds",
             "when the host was last read without an error",
-            state.good,
-        ),
-    ):
-        if reading is not None:
-            yield _gauge(name, what, now.wall_of(reading.moment))
-    if state.last is not None:
-        yield _gauge("vram_reading_duration_seconds", "how long the last reading took", state.last.took_s)
+            now.wall_of(state.good.moment),
+        )
     readings = CounterMetricFamily("vram_readings", "readings of the host, by result", labels=["result"])
     for result in ("ok", "failed"):
         readings.add_metric([result], state.readings[result])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from vram.policy.decision import Decision
-from vram.serve.worker import Notice
+from vram.report.escape import inert
+from vram.serve.worker import Notification
 from vram.units import duration, size
 
 
-def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notice:
+def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notification:
     """The message about *decision* for the owners *uids*."""
     where = ", ".join(f"GPU {gpu}" for gpu in decision.gpus)
     if decision.do == "alert":
@@ -29,8 +30,9 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notice:
         "nbytes": decision.nbytes,
         "held_s": decision.held_s,
         "processes": [
-            {"pid": each.pid, "user": each.user, "command": each.command} for each in decision.targets
+            {"pid": each.pid, "user": inert(each.user or ""), "command": inert(each.command or "")}
+            for each in decision.targets
         ],
-        "evidence": list(decision.evidence),
+        "evidence": [inert(line) for line in decision.evidence],
     }
-    return Notice(title=title, lines=tuple(lines), uids=uids, facts=facts)
+    return Notification(title=inert(title), lines=tuple(map(inert, lines)), uids=uids, facts=facts)

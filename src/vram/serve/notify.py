@@ -21,7 +21,7 @@ import msgspec
 from vram import untrusted
 from vram.policy.config import NotifyConfig
 from vram.report.escape import ascii_only, inert
-from vram.serve.worker import Notice
+from vram.serve.worker import Notification
 
 TIMEOUT_S = 10.0
 MAIL_S = 30.0
@@ -31,7 +31,7 @@ _LARGEST_TOKEN = 4096
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\$?", re.ASCII)
 
 
-def notify(message: Notice, how: NotifyConfig) -> tuple[list[str], list[str]]:
+def notify(message: Notification, how: NotifyConfig) -> tuple[list[str], list[str]]:
     """Tell everybody that *how* names; what was done, and what could not be."""
     done: list[str] = []
     failed: list[str] = []
@@ -50,7 +50,7 @@ def notify(message: Notice, how: NotifyConfig) -> tuple[list[str], list[str]]:
 # ---- terminals, as write(1) does ----
 
 
-def write_to_terminals(uid: int, message: Notice, folder: str = _TERMINALS) -> int:
+def write_to_terminals(uid: int, message: Notification, folder: str = _TERMINALS) -> int:
     """Write to the terminals of *uid* that take messages (`mesg y`); how many there were."""
     text = "".join(f"\r\n{ascii_only(line)[:500]}" for line in (message.title, *message.lines))
     return sum(_write(path, uid, f"\a{text}\r\n".encode()) for path in _terminals(folder))
@@ -86,7 +86,7 @@ def _takes_messages(about: os.stat_result, uid: int) -> bool:
 # ---- mail ----
 
 
-def _recipients(message: Notice, how: NotifyConfig) -> Iterator[str]:
+def _recipients(message: Notification, how: NotifyConfig) -> Iterator[str]:
     if not how.mail:
         return
     if how.mail_to:
@@ -99,7 +99,7 @@ def _recipients(message: Notice, how: NotifyConfig) -> Iterator[str]:
                 yield name
 
 
-def _mail(user: str, message: Notice, how: NotifyConfig) -> str:
+def _mail(user: str, message: Notification, how: NotifyConfig) -> str:
     """Run the mail command; why it did not work, or nothing."""
     text = "\n".join(ascii_only(line) for line in message.lines)
     whole = f"To: {ascii_only(user)}\nSubject: {ascii_only(message.title)[:200]}\n\n{text}\n"
@@ -125,7 +125,7 @@ def _mail(user: str, message: Notice, how: NotifyConfig) -> str:
 # ---- webhook ----
 
 
-def _post(message: Notice, how: NotifyConfig) -> str:
+def _post(message: Notification, how: NotifyConfig) -> str:
     """POST the message as JSON; why it did not work, or nothing. No proxy, no redirect, no cookies."""
     parts = urlsplit(how.webhook)
     body = msgspec.json.encode(

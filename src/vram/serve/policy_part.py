@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,9 @@ from vram import untrusted
 from vram.errors import AuditUnavailable, NotPermitted, VramError
 from vram.ledger.processes import processes
 from vram.model.ledger import Ledger
-from vram.policy.config import Policy, read_policies
-from vram.policy.decision import Decision, DecisionStatus, Identity, PolicyMemory
+from vram.policy.config import read_policies
+from vram.policy.decision import AllowedProcess, Decision, DecisionStatus, Identity, PolicyMemory
 from vram.policy.engine import HOUR_S, PolicyEngine, PolicyReading
-from vram.policy.subjects import subjects
 from vram.reclaim import audit, state
 from vram.serve import policy_memory
 from vram.serve.notices import notice
@@ -33,9 +32,10 @@ from vram.serve.peers import Peer, identify_own, opted_in, owner_of
 from vram.serve.waiting import WaitingList
 from vram.serve.worker import WorkerAnswer, WorkerRequest
 from vram.serve.worker_process import RunAs, failed, own_rights, start_worker
-from vram.units import duration
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from vram.serve.config import ServeConfig
     from vram.serve.service import Service
     from vram.serve.state import Reading
@@ -44,8 +44,10 @@ MOST_DECISIONS = 200
 _LOCK = "policy-action.lock"
 _LONGEST_MESSAGE = 500
 _END_S, _MOVE_S, _TELL_S = 60.0, 900.0, 120.0
-# These say that there is nothing to bring back any more.
-_NOT_PARKED = ("CannotPark", "NoSuchProcess", "WorldChanged")
+_MOST_ALLOWED = 64
+_MOST_PLANNED = 32
+# What a process was started with may still change by an exec soon after; so often it is read again.
+_ASK_AGAIN_S = 60.0
 _REFUSALS = (
     *(
         "NoSuchProcess",
@@ -70,11 +72,13 @@ class PolicyPart(ServicePart):
         self.waiting = WaitingList()
         self.decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
         self.engine = PolicyEngine(())
-        self._task: asyncio.Task[None] | None = None
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._planning = asyncio.Semaphore(1)
         self._trouble = ""
         self._not_before = 0.0
         self._lock = -1
-        self._opted_in: dict[Identity, bool] = {}
+        self._opted_in: dict[Identity, tuple[bool, float]] = {}
 
     # ---- as a part of the service ----
 
@@ -101,16 +105,27 @@ class PolicyPart(ServicePart):
 
     async def close(self) -> None:
         """What is being done now is ended as by Ctrl-C: a process that is being moved is brought back."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def health(self) -> PartHealth:
         return PartHealth("degraded", self._trouble) if self._trouble else PartHealth()
+
+    def metrics(self) -> Iterable[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        counted = CounterMetricFamily(
+            "vram_policy_decisions", "decisions of policies", labels=["do", "verdict"]
+        )
+        for (do, verdict), count in sorted(self.counts.items()):
+            counted.add_metric([do, verdict], count)
+        yield counted
+        parked = len(self.engine.memory.parked)
+        yield GaugeMetricFamily("vram_policy_parked", "processes that policies have parked", value=parked)
 
     async def on_reading(self, reading: Reading) -> None:
         if reading.ledger is None or not (self.engine.policies or self.engine.memory.parked):
@@ -133,11 +148,15 @@ class PolicyPart(ServicePart):
     def allow(self, pid: int, peer: Peer, *, revoke: bool) -> Identity:
         """Remember that its owner lets *pid* be parked when idle. Raises where *peer* is not that owner."""
         identity = identify_own(pid, peer)
-        boot_id = self._service.clock.now().boot_id
         memory = self.engine.memory
-        memory.allowed = [each for each in memory.allowed if (each[0], each[1]) != identity][-1000:]
-        if not revoke:
-            memory.allowed.append((*identity, boot_id))
+        others = [each for each in memory.allowed if each.identity != identity and owner_of(*each.identity)]
+        if sum(each.uid == peer.uid for each in others) >= _MOST_ALLOWED and not revoke:
+            raise NotPermitted(
+                f"you have allowed it for {_MOST_ALLOWED} processes already", hint="take one back: --revoke"
+            )
+        boot_id = self._service.clock.now().boot_id
+        added = () if revoke else (AllowedProcess(*identity, peer.uid, boot_id),)
+        memory.allowed = [*others, *added]
         policy_memory.save(memory)
         return identity
 
@@ -145,19 +164,26 @@ class PolicyPart(ServicePart):
         """Those whose owner said so: at the start, in the environment, or over the socket."""
         if not any(policy.do == "park-idle" for policy in self.engine.policies):
             return frozenset()
-        # Read once: what a process was started with stays. Before it is parked, it is asked again.
         idle = [
             (each.pid, each.holder.started_at)
             for each in processes(ledger).values()
             if each.idle and each.holder.started_at is not None
         ]
-        self._opted_in = {each: self._opted_in.get(each) or opted_in(*each) for each in idle}
-        said = {(pid, started_at) for pid, started_at, _ in self.engine.memory.allowed}
-        return frozenset(each for each in idle if self._opted_in[each] or each in said)
+        boot = self._service.clock.now().boot
+        self._opted_in = {each: self._asked_for_consent(each, boot) for each in idle}
+        said = {each.identity for each in self.engine.memory.allowed}
+        return frozenset(each for each in idle if self._opted_in[each][0] or each in said)
+
+    def _asked_for_consent(self, identity: Identity, boot: float) -> tuple[bool, float]:
+        """What its environment says, and when that was read."""
+        known = self._opted_in.get(identity)
+        if known is not None and boot - known[1] < _ASK_AGAIN_S:
+            return known
+        return opted_in(*identity), boot
 
     def _is_allowed(self, identity: Identity) -> bool:
-        said = {(pid, started_at) for pid, started_at, _ in self.engine.memory.allowed}
-        return identity in said or opted_in(*identity)
+        """Read anew, right before it is parked."""
+        return opted_in(*identity) or any(each.identity == identity for each in self.engine.memory.allowed)
 
     # ---- decisions ----
 
@@ -180,11 +206,15 @@ class PolicyPart(ServicePart):
             return
         self._trouble = "" if now.boot >= self._not_before else self._trouble
         self._remember(decision)
-        if token is not None or (
-            decision.verdict == "dry-run" and decision.do == "end" and self._task is None
-        ):
-            self._task = asyncio.create_task(self._carry_out(decision, token, ledger.host.name))
-        elif decision.verdict == "refused":
+        self.counts[decision.do, decision.verdict] += 1
+        plans = decision.verdict == "dry-run" and decision.do == "end" and len(self._tasks) < _MOST_PLANNED
+        if token is not None or plans:
+            task = asyncio.create_task(self._carry_out(decision, token, ledger.host.name))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        self._service.log.info(f"policy {decision.policy!r}: {decision.verdict}: {decision.reason}")
+        if decision.verdict == "refused":
             self.engine.finished(decision, "refused", now)
 
     def _logged(self, decision: Decision) -> str | None:
@@ -211,14 +241,16 @@ class PolicyPart(ServicePart):
 
     async def _carry_out(self, decision: Decision, token: str | None, host_name: str) -> None:
         try:
-            answer = await self._worked(decision, host_name)
+            if token is None:
+                async with self._planning:  # a dry run: there may be many, and none is urgent
+                    answer = await self._end(decision)
+            else:
+                answer = await self._worked(decision, host_name)
         except VramError as error:
             answer = failed(error)
         except asyncio.CancelledError:
             self._finish(decision, token, "failed", WorkerAnswer(message="the service was stopped"))
             raise
-        finally:
-            self._task = None
         self._finish(decision, token, _status(answer), answer)
 
     async def _worked(self, decision: Decision, host_name: str) -> WorkerAnswer:
@@ -256,18 +288,18 @@ class PolicyPart(ServicePart):
         if owner is None or not self._is_allowed(target.identity):
             self.engine.unparked(target.identity)
             raise NotPermitted(f"pid {target.pid} has ended, changed its user, or does not allow it any more")
-        answer = await self._asked(self._move("park", decision, owner), owner, _MOVE_S)
+        answer = await self._asked(self._move("park", decision, owner), owner, _MOVE_S, parks=decision)
         if _status(answer) == "refused":
             self.engine.unparked(target.identity)
         elif _status(answer) != "done":
             await self._asked(self._move("recover", decision, owner), owner, _MOVE_S)
         return answer
 
-    def _expect_parked(self, decision: Decision) -> None:
+    def _expect_parked(self, decision: Decision, by_pid: int = 0) -> None:
         """Remember it before it is done: were the service killed then, the next one brings it back."""
         owner = owner_of(*decision.targets[0].identity)
         shares = dict(zip(decision.gpus, decision.by_gpu, strict=True))
-        self.engine.parked(decision, owner.uid if owner else -1, shares, self._service.clock.now())
+        self.engine.parked(decision, owner.uid if owner else -1, shares, self._service.clock.now(), by_pid)
 
     async def _unpark(self, decision: Decision) -> WorkerAnswer:
         (target,) = decision.targets
@@ -276,17 +308,18 @@ class PolicyPart(ServicePart):
             self.engine.unparked(target.identity)
             return WorkerAnswer(is_last=True, status="not-needed", message="it has ended")
         answer = await self._asked(self._move("unpark", decision, owner), owner, _MOVE_S)
-        if answer.error is None or answer.error.name in _NOT_PARKED:
+        if _status(answer) in ("done", "not-needed") or owner_of(*target.identity) is None:
             self.engine.unparked(target.identity)
         return answer
 
     def _move(self, job: Any, decision: Decision, owner: RunAs) -> WorkerRequest:
-        own = owner.uid == os.geteuid()
+        own, parked = owner.uid == os.geteuid(), self.engine.memory.parked
         return WorkerRequest(
             job=job,
             state=self._service.places.state if own else None,
             deadline_s=self._service.reader_options.deadline_s,
             targets=tuple(target.identity for target in decision.targets),
+            by_pid=next((each.by_pid for each in parked if each.target == decision.targets[0]), 0),
         )
 
     async def _tell(self, decision: Decision, host_name: str) -> WorkerAnswer:
@@ -299,9 +332,16 @@ class PolicyPart(ServicePart):
         return await self._asked(order, own_rights(), _TELL_S)
 
     async def _asked(
-        self, order: WorkerRequest, run_as: RunAs, limit_s: float, lock: int | None = None
+        self,
+        order: WorkerRequest,
+        run_as: RunAs,
+        limit_s: float,
+        lock: int | None = None,
+        parks: Decision | None = None,
     ) -> WorkerAnswer:
         worker = start_worker(order, run_as, limit_s, lock)
+        if parks is not None:
+            self._expect_parked(parks, worker.pid)
         try:
             return await worker.last()
         finally:
@@ -326,15 +366,6 @@ class PolicyPart(ServicePart):
             done = replace(done, verdict="refused")
         self._remember(done)
         self._service.log.info(f"policy {done.policy!r}: {done.do}: {done.reason}: {status}: {message}")
-
-    # ---- what it would do ----
-
-    def would(self, ledger: Ledger) -> Iterable[tuple[Policy, str]]:
-        """What each policy is about right now, whatever its delay."""
-        allowed = self._allowed(ledger)
-        for policy in self.engine.policies:
-            for subject in subjects(policy, ledger, allowed):
-                yield policy, f"{subject.what}; after {duration(policy.after_s)} of it"
 
 
 def _status(answer: WorkerAnswer) -> DecisionStatus:

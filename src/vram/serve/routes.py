@@ -20,7 +20,7 @@ from vram.serve.http import HttpRequest, HttpResponse, json_response
 from vram.serve.metrics import exposition
 from vram.serve.part import Health
 from vram.serve.state import NumberedChange, Reading
-from vram.serve.viewer import Viewer, viewer
+from vram.serve.viewer import Viewer, aged, viewer
 
 if TYPE_CHECKING:
     from vram.serve.service import Service
@@ -132,7 +132,7 @@ class GhostReport(Struct, frozen=True, kw_only=True):
     command: str | None
 
 
-class GhostsReport(Struct, frozen=True, kw_only=True):
+class CurrentGhostsReport(Struct, frozen=True, kw_only=True):
     """All ghosts. ``command`` is the one that frees what is certain among them."""
 
     schema: Literal[1] = 1
@@ -165,23 +165,37 @@ def visible(service: Service) -> VisibleReading:
     return VisibleReading(reading, shown, who.findings(reading.ledger, reading.findings))
 
 
-def _age_headers(service: Service, view: VisibleReading) -> tuple[tuple[str, str], ...]:
-    """How old the answer is: by the last reading without an error."""
+def _of_reading(service: Service, name: str, made: Callable[[], bytes]) -> HttpResponse:
+    """An answer that is the same until the next reading: made once, however often it is asked for.
+
+    Its header says how old it is, by the last reading without an error.
+    """
+    made_of, body = service.answers.get(name, (None, b""))
+    if made_of is None or made_of is not service.state.last:
+        body = made()
+        service.answers[name] = (service.state.last, body)
     age_s = service.age_of(service.state.good)
-    return () if age_s is None else (("Age", str(int(age_s))),)
+    return HttpResponse(body=body, headers=() if age_s is None else (("Age", str(int(age_s))),))
 
 
 def _why(service: Service, request: HttpRequest) -> HttpResponse:
-    view = visible(service)
-    body = json.why(view.ledger, view.findings, compact=True)
-    return HttpResponse(body=body, headers=_age_headers(service, view))
+    def made() -> bytes:
+        view = visible(service)
+        return json.why(aged(view.ledger, view.reading.ages_behind_s), view.findings, compact=True)
+
+    return _of_reading(service, "why", made)
 
 
 def _ps(service: Service, request: HttpRequest) -> HttpResponse:
-    view = visible(service)
-    rows = process_rows.rows(view.ledger, every_process=flag(request, "all"))
-    body = json.encode(process_rows.report(view.ledger, rows), compact=True)
-    return HttpResponse(body=body, headers=_age_headers(service, view))
+    every = flag(request, "all")
+
+    def made() -> bytes:
+        view = visible(service)
+        ledger = aged(view.ledger, view.reading.ages_behind_s)
+        rows = process_rows.rows(ledger, every_process=every)
+        return json.encode(process_rows.report(ledger, rows), compact=True)
+
+    return _of_reading(service, "ps --all" if every else "ps", made)
 
 
 def _changes(service: Service, request: HttpRequest) -> HttpResponse:
@@ -199,7 +213,7 @@ def _ghosts(service: Service, request: HttpRequest) -> HttpResponse:
     view = visible(service)
     ghosts = tuple(ghost_report(service, each) for each in view.findings if each.code in CODES)
     command = way_back(view.reading.ledger) if ghosts and view.reading.ledger else None
-    return json_response(GhostsReport(taken_at=view.ledger.taken_at, command=command, ghosts=ghosts))
+    return json_response(CurrentGhostsReport(taken_at=view.ledger.taken_at, command=command, ghosts=ghosts))
 
 
 def ghost_report(service: Service, finding: Finding) -> GhostReport:

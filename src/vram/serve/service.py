@@ -11,10 +11,10 @@ import gc
 import signal
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from vram.errors import VramError
-from vram.live_reader import LiveReading, ReaderClient, ReaderOptions
+from vram.live_reader import LiveReading, ReaderClient, ReaderOptions, release_heap
 from vram.serve import config as configuration
 from vram.serve.clock import Moment, ServiceClock, SystemClock
 from vram.serve.config import Places, ServeConfig
@@ -26,6 +26,8 @@ from vram.serve.systemd import SystemdNotifier
 
 CONFIRM_S = 1.0
 """What was there in one reading only is confirmed by another, this much later."""
+MOST_SHARE = 0.1
+"""Of one core, for readings, whatever they meet: where each has to read everything, they come less often."""
 PART_S = 20.0
 """A part that takes longer with a reading is interrupted; it must not hold the others up."""
 CLOSE_S = 5.0
@@ -69,6 +71,8 @@ class Service:
         self.reader_options = reader or ReaderOptions()
         self.source: ReadingPort = source or ReaderClient(self.reader_options)
         self.parts: tuple[GuardedPart, ...] = ()
+        self.answers: dict[str, tuple[Reading | None, bytes]] = {}
+        """What routes have made of a reading, by a name of theirs; forgotten with the next one."""
         self.reloaded_well = True
         self.reloaded_at: Moment = self.state.started
         self._load = load or (lambda: configuration.load(config_path))
@@ -78,6 +82,8 @@ class Service:
         self._folder: StateFolder | None = None
         self._notifier = SystemdNotifier()
         self._reloading: asyncio.Future[bool] | None = None
+        self._one_reload = asyncio.Lock()
+        self._last_error: str | None = None
 
     # ---- what parts and routes ask ----
 
@@ -89,7 +95,7 @@ class Service:
     @property
     def most_reading_s(self) -> float:
         """After so long the reading process is killed: it has its own, shorter deadlines."""
-        return 3 * self.reader_options.deadline_s + 15.0
+        return 3 * self.reader_options.deadline_s + 5.0
 
     @property
     def stale_after_s(self) -> float:
@@ -148,10 +154,16 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self.reload_soon)
+        loop.set_exception_handler(self._on_loop_error)
         self.source.listen(self._on_reading)
         for part in self.parts:
             await part.part.start()
         self._notifier.ready("reading every " + self.config.interval)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What nobody awaited has failed: a line, and no traceback for each."""
+        error = context.get("exception")
+        self.log.error(f"{context.get('message', '')}: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """End after what is being done now."""
@@ -191,14 +203,29 @@ class Service:
             began = self.clock.now()
             self._hurry.clear()
             found = await self._read()
-            await self._hand_on(self.state.take(found, self.clock.now()))
+            reading = self.state.take(found, self.clock.now())
+            self.answers.clear()
+            self._log_error(found.error)
+            cpu_s, changed = found.cpu_s, found.ledger is not None
+            del found
+            await self._hand_on(reading)
+            if changed:
+                release_heap()
             readings += 1
             if readings == 1:
                 gc.collect()
                 gc.freeze()  # all that is imported stays: it need not be looked at again
             elif readings % COLLECT_AFTER == 0:
                 gc.collect()
-            await self._pause(self.clock.now().since(began))
+            await self._pause(self.clock.now().since(began), cpu_s)
+
+    def _log_error(self, error: str | None) -> None:
+        """Say it once where readings begin to fail, and where they work again."""
+        if error is not None and error != self._last_error:
+            self.log.error(f"reading: {error}")
+        elif error is None and self._last_error is not None:
+            self.log.info("reading: works again")
+        self._last_error = error
 
     async def _read(self) -> LiveReading:
         """One reading; a reading process that does not answer is given up."""
@@ -224,12 +251,13 @@ class Service:
         for part in self.parts:
             await part.call(part.part.on_reading(reading), PART_S)
 
-    async def _pause(self, took_s: float) -> None:
+    async def _pause(self, took_s: float, cpu_s: float) -> None:
         """Wait for the rest of the interval, or until somebody wants a reading."""
         interval_s = self.config.interval_s
         if self.state.needs_confirmation:
             interval_s = min(interval_s, CONFIRM_S)
-        sleep = asyncio.ensure_future(self.clock.sleep(max(interval_s - took_s, 0.05)))
+        pause_s = max(interval_s - took_s, cpu_s / MOST_SHARE, 0.05)
+        sleep = asyncio.ensure_future(self.clock.sleep(pause_s))
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
             await asyncio.wait((sleep, hurry), return_when=asyncio.FIRST_COMPLETED)
@@ -244,6 +272,10 @@ class Service:
         self._reloading = asyncio.ensure_future(self.reload())
 
     async def reload(self) -> bool:
+        async with self._one_reload:
+            return await self._reload()
+
+    async def _reload(self) -> bool:
         self._notifier.reloading()
         try:
             config = self._load()
@@ -252,6 +284,7 @@ class Service:
             self.log.error(f"the configuration stays as it was: {error}")
         else:
             self.config, self.reloaded_well, self.reloaded_at = config, True, self.clock.now()
+            self.answers.clear()  # others may see other things now
             for part in self.parts:
                 await part.call(part.part.reload(config), PART_S)
             self.log.info("the configuration was read again")

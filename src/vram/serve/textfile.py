@@ -25,7 +25,8 @@ class TextfilePart(ServicePart):
 
     async def on_reading(self, reading: Reading) -> None:
         if self._path:
-            write_file(self._path, exposition(self._service)[0])
+            # Nobody waits for the disk: it is written again in a moment, and read by another user.
+            write_file(self._path, exposition(self._service)[0], mode=0o644, durable=False)
 
     async def reload(self, config: ServeConfig) -> None:
         self._path = config.textfile.path

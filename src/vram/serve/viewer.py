@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from vram.diagnosis.engine import diagnose
 from vram.model.change import Change
 from vram.model.finding import Finding
 from vram.model.history import Held, UserWaste
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.process import Workload
 from vram.serve.config import ShowConfig
 
@@ -90,34 +91,16 @@ class Viewer(Struct, frozen=True):
         )
 
     def _holder(self, holder: Holder, keeps_executables: bool) -> Holder:
-        if self._is_open(holder.user):
+        # By number where it is known: two users of a machine and its containers may have one name.
+        is_own = holder.uid == self.uid if holder.uid is not None else self._is_open(holder.user)
+        if is_own or self.others == "everything":
             return holder
         shown = self._stripped(holder)
+        if self.others == "nothing":
+            shown = replace(shown, uid=None)
         if keeps_executables:
             return replace(shown, executable="") if holder.executable_deleted and holder.executable else shown
         return replace(shown, executable=None, executable_trusted=None)
-
-    def _entry(self, entry: Entry, keeps: bool) -> Entry:
-        if not entry.holders:
-            return entry
-        return replace(
-            entry,
-            holder=entry.holder and self._holder(entry.holder, keeps),
-            co_holders=tuple(self._holder(each, keeps) for each in entry.co_holders),
-        )
-
-    def _open_only(self, each: OpenOnly, keeps: bool) -> OpenOnly:
-        return replace(each, holder=self._holder(each.holder, keeps))
-
-    def _gpu(self, gpu: GpuLedger, keeps: bool) -> GpuLedger:
-        system = gpu.system
-        return replace(
-            gpu,
-            entries=tuple(self._entry(each, keeps) for each in gpu.entries),
-            open_only=tuple(self._open_only(each, keeps) for each in gpu.open_only),
-            system=system
-            and replace(system, entries=tuple(self._entry(each, keeps) for each in system.entries)),
-        )
 
     def _ledger(self, ledger: Ledger, *, keeps_executables: bool) -> Ledger:
         parked = tuple(
@@ -130,9 +113,40 @@ class Viewer(Struct, frozen=True):
             )
             for each in ledger.parked
         )
+        shown = with_holders(ledger, lambda each: self._holder(each, keeps_executables))
+        return replace(shown, parked=parked)
+
+
+def with_holders(ledger: Ledger, change: Callable[[Holder], Holder]) -> Ledger:
+    """*ledger* with every process in it as *change* returns it."""
+
+    def of_entry(entry: Entry) -> Entry:
+        if not entry.holders:
+            return entry
+        holder = entry.holder and change(entry.holder)
+        return replace(entry, holder=holder, co_holders=tuple(map(change, entry.co_holders)))
+
+    def of_gpu(gpu: GpuLedger) -> GpuLedger:
+        system = gpu.system
         return replace(
-            ledger, gpus=tuple(self._gpu(each, keeps_executables) for each in ledger.gpus), parked=parked
+            gpu,
+            entries=tuple(map(of_entry, gpu.entries)),
+            open_only=tuple(replace(each, holder=change(each.holder)) for each in gpu.open_only),
+            system=system and replace(system, entries=tuple(map(of_entry, system.entries))),
         )
+
+    return replace(ledger, gpus=tuple(map(of_gpu, ledger.gpus)))
+
+
+def aged(ledger: Ledger, seconds: float) -> Ledger:
+    """*ledger* with its processes so much older."""
+    if seconds < 1.0:
+        return ledger
+
+    def older(holder: Holder) -> Holder:
+        return holder if holder.age_s is None else replace(holder, age_s=holder.age_s + seconds)
+
+    return with_holders(ledger, older)
 
 
 def _without_names(workload: Workload) -> Workload:

@@ -28,7 +28,7 @@ LARGEST_ANSWER = 16 << 20
 WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
 
 
-class Notice(Struct, frozen=True, kw_only=True):
+class Notification(Struct, frozen=True, kw_only=True):
     """What people are told: a sentence in the title, and lines."""
 
     title: str
@@ -46,9 +46,11 @@ class WorkerRequest(Struct, frozen=True, kw_only=True):
     words: PlanWords = PlanWords()
     digest: str | None = None
     targets: tuple[tuple[int, int], ...] = ()
+    by_pid: int = 0
+    """Of an unpark: the worker that parked it; an entry of anybody else's is its owner's own affair."""
     grace_s: float = 10.0
     dry_run: bool = False
-    message: Notice | None = None
+    message: Notification | None = None
     notify: NotifyConfig = NotifyConfig()
 
 
@@ -232,7 +234,7 @@ def _require_same(draft: Draft, pid: int, started_at: int) -> None:
 
 def _unpark(request: WorkerRequest) -> None:
     from vram.host.local import LocalHost
-    from vram.reclaim.parking import Parking
+    from vram.reclaim.parking import PROMPT_S, Parking
 
     ((pid, started_at),) = request.targets
     host = LocalHost()
@@ -240,6 +242,13 @@ def _unpark(request: WorkerRequest) -> None:
         raise WorldChanged(f"the process that was parked as pid {pid} has ended")
     with Parking(host) as parking:
         parking.recover()
+        entry = parking.journal.find(pid)
+        if entry is not None and request.by_pid and entry.by_pid != request.by_pid:
+            _say(WorkerAnswer(is_last=True, status="not-needed", message="its owner parked it again"))
+            return
+        if parking.worker.state(pid, PROMPT_S).state == "running":
+            _say(WorkerAnswer(is_last=True, status="not-needed", message="it runs already"))
+            return
         (entry,) = parking.entries_of([pid])
         if entry.target.process.started_at != started_at:
             raise WorldChanged(f"pid {pid} is a different process now")

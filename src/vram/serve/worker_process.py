@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -48,9 +48,18 @@ class WorkerProcess:
     """One worker from its start to its end. Iterate over :meth:`answers`, then :meth:`close` it."""
 
     def __init__(
-        self, request: WorkerRequest, run_as: RunAs, deadline_s: float, lock: int | None = None
+        self,
+        request: WorkerRequest,
+        run_as: RunAs,
+        deadline_s: float,
+        lock: int | None = None,
+        *,
+        command: Sequence[str] | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
         """Start it; *lock* is a descriptor that a worker of our own user keeps open while it lives.
+
+        *command* is another program in its place, *grace_s* how long it has from SIGTERM to SIGKILL.
 
         Raises OSError where no process can be started.
         """
@@ -58,9 +67,11 @@ class WorkerProcess:
         assert not (foreign and lock is not None), "somebody else could keep it for good"
         self._loop = asyncio.get_running_loop()
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._heard = bytearray()
+        self._heard: list[bytes] = []
         self._total = 0
-        self._process = _spawned(request, run_as if foreign else None, lock)
+        self._grace_s = grace_s
+        words = command or interpreter("vram.serve.worker")
+        self._process = _spawned(words, request, run_as if foreign else None, lock)
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
         os.set_blocking(self._pipe, False)
@@ -83,7 +94,7 @@ class WorkerProcess:
         if not self.has_ended.is_set() and self._kill_timer is None:
             self._signal(signal.SIGTERM)
             self._signal(signal.SIGCONT)
-            self._kill_timer = self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL)
+            self._kill_timer = self._loop.call_later(self._grace_s, self._signal, signal.SIGKILL)
 
     async def answers(self) -> AsyncIterator[WorkerAnswer]:
         """Its lines as they come, ending with the last one; one is made where it has left none."""
@@ -115,11 +126,12 @@ class WorkerProcess:
         if not part or self._total > LARGEST_ANSWER:
             self._stop_reading()
             return
-        self._heard += part
-        *lines, rest = self._heard.split(b"\n")
-        self._heard = bytearray(rest)
-        for line in lines:
-            self._inbox.put_nowait(bytes(line))
+        # Put together once, when its end is there: a line of megabytes must not be searched again and again.
+        *ends, rest = part.split(b"\n")
+        for end in ends:
+            self._inbox.put_nowait(b"".join((*self._heard, end)))
+            self._heard.clear()
+        self._heard.append(rest)
 
     def _stop_reading(self) -> None:
         if self._is_reading:
@@ -195,14 +207,16 @@ def _decoded(line: bytes) -> WorkerAnswer:
         )
 
 
-def _spawned(request: WorkerRequest, run_as: RunAs | None, lock: int | None) -> subprocess.Popen[bytes]:
+def _spawned(
+    command: Sequence[str], request: WorkerRequest, run_as: RunAs | None, lock: int | None
+) -> subprocess.Popen[bytes]:
     # A file in memory takes the whole request at once: nobody has to be waited for.
     text = os.memfd_create("vram-request", os.MFD_CLOEXEC)
     try:
         os.write(text, msgspec.json.encode(request))
         os.lseek(text, 0, os.SEEK_SET)
         return subprocess.Popen(
-            interpreter("vram.serve.worker"),
+            command,
             stdin=text,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ It runs in the foreground until SIGTERM or Ctrl-C; SIGHUP reads the configuratio
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -20,6 +21,9 @@ from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.serve.config import Places, ServeConfig
+
+WHOLE_SHARE = 0.004
+"""Of one core, for reading everybody's open files again although nobody came or went."""
 
 NAME = "serve"
 HELP = "a service: metrics for Prometheus, a JSON API, a web page, history, policies"
@@ -87,7 +91,8 @@ def run(args: Namespace) -> int:
 
     where = places(config, state=args.state, socket=args.socket)
     if args.check_config:
-        emit(_meaning(config, where))
+        emit(_meaning(config, where, args.config))
+        _show_policies(args, config)
         return ExitCode.OK
     from vram.serve.metrics import require_library
 
@@ -100,7 +105,11 @@ def run(args: Namespace) -> int:
 
     proc_root, sys_root = roots()
     options = ReaderOptions(
-        proc_root=proc_root, sys_root=sys_root, ask_windows=not args.no_windows, deadline_s=args.deadline
+        proc_root=proc_root,
+        sys_root=sys_root,
+        ask_windows=not args.no_windows,
+        deadline_s=args.deadline,
+        whole_share=WHOLE_SHARE,
     )
     gc.enable()
     service = Service(config, where, reader=options, load=lambda: _configuration(args))
@@ -130,11 +139,30 @@ def _configuration(args: Namespace) -> ServeConfig:
     return config
 
 
-def _meaning(config: ServeConfig, where: Places) -> str:
+def _show_policies(args: Namespace, config: ServeConfig) -> None:
+    """What each policy would do right now: planned from one reading, nothing is touched."""
+    if not config.policy:
+        return
+    from vram.cli.prestart import open_host
+    from vram.policy.config import read_policies
+    from vram.serve.preview import preview
+
+    proc_root, sys_root = roots()
+    host = open_host(proc_root=proc_root, sys_root=sys_root, ask_windows=not args.no_windows)
+    for line in preview(read_policies(list(config.policy)), host, args.deadline):
+        emit(f"  {line}\n")
+
+
+def _meaning(config: ServeConfig, where: Places, named: str | None) -> str:
+    from vram.serve.config import default_path
+
+    usual = default_path()
+    file = named or (usual if os.path.lexists(usual) else f"none: there is no {usual}, the defaults hold")
     http = ", ".join(f"http://{each}" for each in config.http.addresses) or "off"
     kept = f"kept for {config.history.keep}, at most {config.history.most}"
     history = f"{config.history.path or where.history}, {kept}"
     lines = (
+        ("file", file),
         ("reads", f"every {config.interval}"),
         ("HTTP", http + (", reachable from other machines" if config.http.allow_remote else "")),
         ("socket", where.socket if config.socket.enabled else "off"),

@@ -104,7 +104,8 @@ class LocalHost:
     often than that, and without *ask_windows* never.
 
     With *keep_driver_open* one process reads NVML for all surveys, instead of one for each: opening the
-    driver is most of the cost of a survey that is made every second.
+    driver is most of the cost of a survey that is made every second. *kept_reader* is that process, where it
+    runs already.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class LocalHost:
         ask_windows: bool = True,
         windows_every_s: float = 0.0,
         keep_driver_open: bool = False,
+        kept_reader: Child | None = None,
     ) -> None:
         self._checkpoint_worker = checkpoint_worker
         self._ask_windows = ask_windows
@@ -132,7 +134,7 @@ class LocalHost:
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()
         self.proc = LocalProc(proc_root)
-        self.nvml = LocalNvml(reader, keep_open=keep_driver_open)
+        self.nvml = LocalNvml(reader, keep_open=keep_driver_open, kept=kept_reader)
         self.drm = _drm(sys_root or ("" if virtual else "/sys"))
         names = DeviceNames(virtual, self.drm.drivers)
         self.files = LocalOpenFiles(names, proc_root, ignore=self.nvml.own_pids)

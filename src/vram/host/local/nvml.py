@@ -76,10 +76,12 @@ class _Reader:
 class LocalNvml:
     """Reads NVML under a deadline, again and again, whatever it does."""
 
-    def __init__(self, started: Child | None = None, *, keep_open: bool = False) -> None:
+    def __init__(
+        self, started: Child | None = None, *, keep_open: bool = False, kept: Child | None = None
+    ) -> None:
         self._started = started  # a reader of everything that has begun already
         self._keep_open = keep_open
-        self._kept: Child | None = None  # one that waits for its next round
+        self._kept = kept  # one that waits for its next round
         self._stuck: list[_Reader] = []
         self._own: set[int] = set()
 

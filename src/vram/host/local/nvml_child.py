@@ -13,6 +13,7 @@ while the process that asked is still importing those. What it says:
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import select
 import sys
@@ -562,6 +563,7 @@ def read_into(pipe: int, skip: set[int]) -> None:
 
 def serve(pipe: int) -> None:
     """Read all GPUs whenever *pipe* asks, until its other end is closed or a round went wrong."""
+    gc.freeze()  # to look through what was inherited by a fork would copy its pages
     _end_when_unheard(pipe)
     reader: KeptReader | None = None
     while request := os.read(pipe, 1):

@@ -7,7 +7,9 @@ while somebody looks, and the reading once for each ledger.
 
 from __future__ import annotations
 
+from asyncio import TimerHandle, get_running_loop
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,16 +17,18 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 import vram
+from vram.diagnosis.leftover import CODES as GHOST_CODES
 from vram.model.ledger import Ledger
 from vram.report.json import encode
 from vram.serve.clock import Moment
 from vram.serve.http import JSON_TYPE, HttpRequest, HttpResponse, json_response, refusal
-from vram.serve.page.view import PageReading, page_reading, without_times, words
+from vram.serve.page.view import MOST_FINDINGS, page_reading, without_times, words
 
 if TYPE_CHECKING:
     from vram.serve.service import Service
 
 FOLDER = Path(__file__).parent
+FORGET_S = 120.0
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -48,7 +52,6 @@ class PageNow(Struct, frozen=True, kw_only=True):
     reading: str | None
     good_age_s: float | None
     ages_behind_s: float
-    reading_for_s: float
     error: str | None
     history: bool
     """Whether it is recorded and can be asked."""
@@ -61,7 +64,7 @@ class _Kept(NamedTuple):
 
     ledger: Ledger
     shown_to_others: str
-    content: PageReading
+    digest: bytes
     name: str
     body: bytes
     behind_s: float
@@ -69,6 +72,8 @@ class _Kept(NamedTuple):
 
 
 _kept: WeakKeyDictionary[Service, _Kept] = WeakKeyDictionary()
+_forgetting: WeakKeyDictionary[Service, TimerHandle] = WeakKeyDictionary()
+_numbers = count(1)
 
 
 def answer(service: Service, request: HttpRequest) -> HttpResponse:
@@ -119,7 +124,6 @@ def _now(service: Service, request: HttpRequest) -> HttpResponse:
             reading=kept.name if kept else None,
             good_age_s=service.age_of(state.good),
             ages_behind_s=kept.behind_s + now.since(kept.made) if kept else 0.0,
-            reading_for_s=service.source.waiting_s,
             error=state.last.error if state.last else None,
             history=service.config.history.enabled,
             policies=_policies_name(service),
@@ -147,26 +151,34 @@ def _newest(service: Service) -> _Kept | None:
     shown = tcp_viewer(service).others
     if kept is None or kept.ledger is not last.ledger or kept.shown_to_others != shown:
         kept = _kept[service] = _made(service, last.ledger, shown, kept)
+    _forget_later(service)
     return kept
+
+
+def _forget_later(service: Service) -> None:
+    """Nobody who looks any more: a ledger of thousands of processes is not kept for that."""
+    if before := _forgetting.pop(service, None):
+        before.cancel()
+    _forgetting[service] = get_running_loop().call_later(FORGET_S, _kept.pop, service, None)
 
 
 def _made(service: Service, ledger: Ledger, shown: str, before: _Kept | None) -> _Kept:
     from vram.serve.routes import ghost_report, visible
 
     view = visible(service)
-    since = {each: ghost_report(service, each).since for each in view.findings}
+    ghosts = [each for each in view.findings if each.code in GHOST_CODES][:MOST_FINDINGS]
+    since = {each: ghost_report(service, each).since for each in ghosts}
     reading = page_reading(view.ledger, view.findings, since)
-    content = without_times(reading)
-    if before is not None and before.content == content:
+    digest = sha256(encode(without_times(reading), compact=True)).digest()
+    if before is not None and before.digest == digest:
         return before._replace(ledger=ledger, shown_to_others=shown)
-    # A service that was started again counts anew: its start is a part of the name.
-    number = int(before.name.rpartition("-")[2]) + 1 if before else 1
     good = service.state.good
     return _Kept(
         ledger=ledger,
         shown_to_others=shown,
-        content=content,
-        name=f"{service.state.started.wall:.3f}-{number}",
+        digest=digest,
+        # A service that was started again counts anew: its start is a part of the name.
+        name=f"{service.state.started.wall:.3f}-{next(_numbers)}",
         body=encode(reading, compact=True),
         behind_s=(good.ages_behind_s + (service.age_of(good) or 0.0)) if good else 0.0,
         made=service.clock.now(),

@@ -23,7 +23,7 @@ export function setGpus(given) {
   if (found.join() === gpus.join()) return;
   gpus = found;
   for (const select of [byId("moment-gpu"), byId("search-gpu")]) {
-    const kept = select.value;
+    const kept = select.id === "search-gpu" ? state.on_gpu : state.on || select.value;
     const any = select.id === "search-gpu" ? [element("option", { value: "" }, "all")] : [];
     select.replaceChildren(...any, ...gpus.map((gpu) => element("option", { value: gpu }, select.id === "search-gpu" ? gpu : `GPU ${gpu}`)));
     if ([...select.options].some((option) => option.value === kept)) select.value = kept;
@@ -137,13 +137,13 @@ function drawLane(lane) {
   const { width, height, most, x, y } = lane.plan;
   const picture = drawing("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": laneWords(lane) });
   picture.append(patterns(lane.gpu));
-  for (const part of height > 130 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1]) {
-    picture.append(drawing("line", { x1: LEFT, x2: width - RIGHT, y1: y(most * part), y2: y(most * part), class: "grid" }));
-    picture.append(drawing("text", { x: LEFT - 6, y: y(most * part) + 4, class: "end" }, part ? bytes(most * part).replace(".0 ", " ") : "0"));
+  for (const tick of byteTicks(most, (height - TOP - BOTTOM) / 22)) {
+    picture.append(drawing("line", { x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick), class: "grid" }));
+    picture.append(drawing("text", { x: LEFT - 6, y: y(tick) + 4, class: "end" }, tick ? bytes(tick).replace(".0 ", " ") : "0"));
   }
   for (const tick of timeTicks(lane.from, lane.to, (width - LEFT) / 90)) {
     picture.append(drawing("line", { x1: x(tick), x2: x(tick), y1: TOP, y2: height - BOTTOM, class: "grid" }));
-    if (x(tick) < width - 26) picture.append(drawing("text", { x: x(tick), y: height - 5, class: "middle" }, tickName(tick, lane)));
+    if (x(tick) > LEFT + 12 && x(tick) < width - 26) picture.append(drawing("text", { x: x(tick), y: height - 5, class: "middle" }, tickName(tick, lane)));
   }
   for (const stretch of stretches(lane)) drawStretch(picture, lane, stretch);
   for (const [start, end] of gaps(lane)) drawGap(picture, lane, start, end);
@@ -222,6 +222,13 @@ function drawGap(picture, lane, start, end) {
   const left = Math.max(LEFT, x(start)), right = Math.min(width - RIGHT, x(end));
   picture.append(drawing("rect", { x: left, y: TOP, width: Math.max(0, right - left), height: height - TOP - BOTTOM, class: "gap" }));
   if (right - left > 96) picture.append(drawing("text", { x: (left + right) / 2, y: TOP + (height - TOP - BOTTOM) / 2 + 4, class: "middle" }, "not recorded"));
+}
+
+// Powers of two, so that at most *count* fit.
+function byteTicks(most, count) {
+  let step = 1;
+  while (most / step > count) step *= 2;
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, at) => at * step);
 }
 
 // Round times of the reader's own day.

@@ -84,7 +84,7 @@ export function bytes(nbytes) {
 
 export const exact = (nbytes) => (nbytes === null || nbytes === undefined ? "unknown" : `${grouped(nbytes)} bytes`);
 
-export const counted = (number, noun) => `${grouped(number)} ${noun}${number === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
+export const counted = (number, noun, plural = `${noun}s`) => `${grouped(number)} ${number === 1 ? noun : plural}`;
 
 // As age() of vram.report.process_table: 45s, 12m, 5h, 3d.
 export function age(seconds) {
@@ -118,6 +118,7 @@ export function moment(value) {
 
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 const LONG_DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+const IN_FULL = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const SHORT_CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 
@@ -132,9 +133,7 @@ export function when(seconds) {
   return day ? `${day.format(then)}, ${CLOCK.format(then)}` : CLOCK.format(then);
 }
 
-export function whenInFull(seconds) {
-  return `${LONG_DAY.format(seconds * 1000)}, ${CLOCK.format(seconds * 1000)}`;
-}
+export const whenInFull = (seconds) => IN_FULL.format(seconds * 1000);
 
 // ---- a note that follows the pointer, or stands at what has the focus ----
 

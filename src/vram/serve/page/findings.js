@@ -8,7 +8,7 @@ import { words } from "./words.js";
 const items = new Map(); // by what is found; each remembers what it shows
 const AT_FIRST = 5;
 const MARKS = { problem: "●", warning: "▲" };
-let reading = null, made = 0, most = AT_FIRST;
+let reading = null, made = 0, most = AT_FIRST, ghostCount = null;
 
 export function drawFindings(given) {
   reading = given;
@@ -37,6 +37,9 @@ export function drawFindings(given) {
   const parts = [ghosts.length && `${counted(ghosts.length, "ghost")}, ${bytes(nbytes)}`, others && counted(others, ghosts.length ? "other finding" : "finding")];
   if (reading.left_out) parts.push(`${reading.left_out} more: vram why -v`);
   setText(byId("findings-sum"), parts.filter(Boolean).join(" · "));
+  // Whoever cannot see the page is told of a new one, once.
+  if (ghostCount !== null && ghosts.length > ghostCount) setText(byId("told"), `${counted(ghosts.length, "ghost")}, ${bytes(nbytes)}`);
+  ghostCount = ghosts.length;
   setText(byId("findings-title"), ghosts.length ? "Ghosts and findings" : "Findings");
   drawSince();
 }

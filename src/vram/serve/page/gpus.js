@@ -31,7 +31,9 @@ function drawSum() {
     return found;
   }, {}));
   const left = [all.left && `${bytes(all.left)} left over`, all.unexplained && `${bytes(all.unexplained)} unexplained`].filter(Boolean);
-  setText(byId("gpus-sum"), shown.length ? [`${bytes(all.free)} free on ${counted(shown.length, "GPU")}`, ...left].join(" · ") : "");
+  const count = new Set(shown.map(({ gpu }) => gpu)).size;
+  const where = `${counted(count, "GPU")}${count < shown.length ? `, ${shown.length} MIG instances` : ""}`;
+  setText(byId("gpus-sum"), shown.length ? [`${bytes(all.free)} free on ${where}`, ...left].join(" · ") : "");
 }
 
 function drawLegend() {
@@ -54,6 +56,8 @@ function makeCard(label) {
   name.addEventListener("click", () => change({ gpu: state.gpu === String(card.gpu.gpu) ? "" : String(card.gpu.gpu) }, { step: true }));
   bar.addEventListener("pointermove", (event) => showTip(event.clientX, event.clientY, ...tipOf(card.gpu, event.target.dataset.kind)));
   bar.addEventListener("pointerleave", hideTip);
+  // A finger leaves as soon as it has touched; a touch is a click, too.
+  bar.addEventListener("click", (event) => showTip(event.clientX, event.clientY, ...tipOf(card.gpu, event.target.dataset.kind)));
   bar.addEventListener("blur", hideTip);
   bar.addEventListener("focus", () => {
     const box = bar.getBoundingClientRect();

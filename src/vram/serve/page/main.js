@@ -127,7 +127,7 @@ function drawStatus() {
     const words = banner.filter(Boolean).join(" ");
     if (box.firstChild?.textContent !== words) {
       box.replaceChildren(element("span", null, words), element("span", { class: "next", "aria-hidden": "true" }),
-        ...(next ? [button("Try now", () => live.now())] : []));
+        ...(next ? [button("Try now", () => tryNow())] : []));
     }
     setText(box.querySelector(".next"), next ?? "");
   }
@@ -137,6 +137,7 @@ function drawStatus() {
 }
 
 const live = new Poll(question, { every: interval, onAnswer, onFailure });
+let tryNow = () => live.now();
 
 async function start() {
   startAddress();
@@ -151,7 +152,10 @@ async function start() {
       break;
     } catch (error) {
       onFailure(error, performance.now() + 1000 * wait_s);
-      await new Promise((done) => setTimeout(done, 1000 * wait_s));
+      await new Promise((done) => {
+        tryNow = done;
+        setTimeout(done, 1000 * wait_s);
+      });
     }
   }
   setText(byId("version"), `vram ${words.version}`);
@@ -159,7 +163,8 @@ async function start() {
   startFindings();
   startProcesses();
   startChart();
-  live.now();
+  tryNow = () => live.now();
+  live.start();
   setInterval(() => !document.hidden && drawStatus(), 1000);
 }
 

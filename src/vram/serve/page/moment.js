@@ -56,19 +56,22 @@ export function heldRow(row, { links = false } = {}) {
   const from = since === null ? "-" : time(since, row.since_seen === false && "≤ ", "It was there already when this was recorded.");
   const to = until === null ? "still held" : time(until, row.until_seen === false && "≥ ", "Recording stopped then.");
   const pid = row.pid ?? (row.dead_pid === undefined || row.dead_pid === null ? "-" : `${row.dead_pid} (dead)`);
-  return element("tr", null,
-    element("td", { class: "number", title: exact(row.nbytes ?? row.most_bytes) }, bytes(row.nbytes ?? row.most_bytes)),
-    element("td", null, swatch(row.kind ?? ""), ` ${row.kind ?? ""}`),
-    element("td", { class: "number" }, pid),
-    element("td", { class: "wide" }, cut(row.user ?? "-", 40)),
-    element("td", { class: "time" }, from),
-    element("td", { class: "time" }, to),
-    element("td", { class: "command-column" }, element("span", { class: "command" }, cut(row.command ?? "-", 400))));
+  const cell = (attributes, ...children) => element("td", { role: "cell", ...attributes }, ...children);
+  return element("tr", { role: "row" },
+    cell({ class: "number", title: exact(row.nbytes ?? row.most_bytes) }, bytes(row.nbytes ?? row.most_bytes)),
+    cell({ class: "kind" }, swatch(row.kind ?? ""), row.kind ?? ""),
+    cell({ class: "number", "data-label": "pid" }, pid),
+    cell({}, cut(row.user ?? "-", 40)),
+    cell({ class: "time", "data-label": "from" }, from),
+    cell({ class: "time", "data-label": until === null ? null : "until" }, to),
+    cell({ class: "command-column" }, element("span", { class: "command" }, cut(row.command ?? "-", 400))));
 }
 
+// Of a narrow screen each row takes several lines; browsers then forget what is a table, unless it is said.
 export function fillTable(table, headings, rows) {
-  const heads = headings.map((heading) => element("th", { scope: "col", class: { Size: "number", PID: "number", GPU: "number", User: "wide" }[heading] ?? null }, heading));
-  table.replaceChildren(element("thead", null, element("tr", null, ...heads)), element("tbody", null, ...rows));
+  const heads = headings.map((heading) => element("th", { scope: "col", role: "columnheader", class: ["Size", "PID", "GPU"].includes(heading) ? "number" : null }, heading));
+  table.setAttribute("role", "table");
+  table.replaceChildren(element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...heads)), element("tbody", { role: "rowgroup" }, ...rows));
   table.hidden = !rows.length;
 }
 

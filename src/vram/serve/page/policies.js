@@ -7,7 +7,7 @@ const MOST_DECISIONS = 50;
 let shown = null; // the name of what is shown
 
 const MODES = { act: ["acts", "good"], "dry-run": ["dry run", "plain"] };
-const VERDICTS = { act: ["acted", "good"], "dry-run": ["dry run", "plain"], capped: ["held back by the cap", "warning"], refused: ["refused", "warning"] };
+const VERDICTS = { act: ["act", "warning"], "dry-run": ["dry run", "plain"], capped: ["held back by the cap", "warning"], refused: ["refused", "warning"] };
 const STATUSES = { failed: "bad", refused: "warning", unkillable: "bad" };
 
 const badge = ([text, tone]) => element("span", { class: `badge ${tone}` }, text);
@@ -18,7 +18,7 @@ function draw({ body }) {
   byId("policies-empty").hidden = policies.length > 0;
   setText(byId("policies-empty"), "No policy is configured: the service only reads.");
   const dry = policies.filter(({ mode }) => mode !== "act").length;
-  setText(byId("policies-sum"), policies.length ? `${counted(policies.length, "policy").replace("policys", "policies")}${dry ? `, ${dry} in dry run` : ""}` : "");
+  setText(byId("policies-sum"), policies.length ? `${counted(policies.length, "policy", "policies")}${dry ? `, ${dry} in dry run` : ""}` : "");
   table("policies", ["Name", "Does", "Mode", "After", "At most"], policies.map((policy) => [
     policy.name, String(policy.do ?? "").replaceAll("-", " "), badge(MODES[policy.mode] ?? [policy.mode ?? "?", "plain"]),
     Number.isFinite(policy.after_s) ? duration(policy.after_s) : "-", Number.isFinite(policy.most_per_hour) ? `${policy.most_per_hour} an hour` : "-"]));
@@ -28,13 +28,13 @@ function draw({ body }) {
 }
 
 function decisionCells(decision) {
-  const result = decision.status && decision.status !== "decided" ? [badge([decision.status, STATUSES[decision.status] ?? "good"])] : [];
+  const result = decision.verdict === "act" && decision.status !== "decided" ? [badge([decision.status ?? "?", STATUSES[decision.status] ?? "good"])] : [];
   const pids = list(decision.targets).map(({ pid }) => pid);
   const about = [pids.length ? `pid ${pids.slice(0, 8).join(", ")}` : decision.subject, list(decision.gpus).length ? `GPU ${decision.gpus.join(", ")}` : "", decision.nbytes ? bytes(decision.nbytes) : ""];
-  const freed = Number.isFinite(decision.freed_bytes) ? ` ${bytes(decision.freed_bytes)} freed.` : "";
+  const freed = Number.isFinite(decision.freed_bytes) ? `${bytes(decision.freed_bytes)} freed` : "";
   return [when(moment(decision.at)), decision.policy,
     element("span", { class: "badges" }, `${String(decision.do ?? "")} `, badge(VERDICTS[decision.verdict] ?? [decision.verdict ?? "?", "plain"]), ...result),
-    about.filter(Boolean).join(" · "), cut(`${decision.reason ?? ""}${decision.message ? ` ${decision.message}` : ""}${freed}`)];
+    about.filter(Boolean).join(" · "), cut([decision.reason, decision.message, freed].filter(Boolean).join("; "))];
 }
 
 function table(id, headings, rows) {

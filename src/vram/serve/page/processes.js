@@ -5,6 +5,7 @@ import { address, change, draws, state } from "./address.js";
 import { statesByName, words } from "./words.js";
 
 const PAGE = 100, MORE = 200; // so many rows at first, and more when asked: 2,000 would take long to lay out
+const texts = new WeakMap(); // what the filter looks at, by row
 const rowNodes = new Map(); // by key; only of rows that are shown
 let rows = [], workers = new Map(), agesBehind = () => 0, most = PAGE;
 
@@ -66,10 +67,12 @@ export function drawProcesses(reading, behind) {
 
 // What the filter looks at; made when there is a filter.
 function textOf(row) {
+  if (texts.has(row)) return texts.get(row);
   const folded = row.workers.map((pid) => `${pid} ${workers.get(pid)?.command ?? ""}`).join(" ");
   const label = statesByName.get(row.state)?.label ?? row.state;
-  row.text ??= [row.pid, row.user, row.command, label, row.note, row.group, row.dead_pids, folded, `gpu${gpuNames(row)}`].join(" ").toLowerCase();
-  return row.text;
+  const text = [row.pid, row.user, row.command, label, row.note, row.group, row.dead_pids, folded, `gpu${gpuNames(row)}`].join(" ").toLowerCase();
+  texts.set(row, text);
+  return text;
 }
 
 function drawRows() {
@@ -97,7 +100,7 @@ function drawRows() {
 function drawSum(found) {
   const nbytes = found.reduce((sum, row) => sum + (row.nbytes || 0), 0);
   const all = found.length === rows.length ? "" : ` of ${grouped(rows.length)}`;
-  setText(byId("processes-sum"), rows.length ? `${grouped(found.length)}${all ? all : ""} ${found.length === 1 && !all ? "row" : "rows"}, ${bytes(nbytes)}` : "");
+  setText(byId("processes-sum"), rows.length ? `${grouped(found.length)}${all} ${found.length === 1 && !all ? "row" : "rows"}, ${bytes(nbytes)}` : "");
   byId("processes-scroll").hidden = !found.length;
   byId("processes-empty").hidden = found.length > 0;
   const empty = byId("processes-empty");
@@ -249,6 +252,7 @@ export function startProcesses() {
   draws(["sort"], drawHeadings);
   draws(["sort", "filter", "state", "gpu"], () => { most = PAGE; drawFilters(); });
   draws(["sort", "filter", "state", "gpu", "open"], drawRows);
+  draws(["filter", "state", "gpu"], () => setText(byId("told"), byId("processes-sum").textContent));
   drawHeadings();
   drawFilters();
 }

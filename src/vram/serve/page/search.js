@@ -42,7 +42,7 @@ function show(rows, problem = "", more = false) {
   const headings = ["GPU", "Size", "Kind", "PID", "User", "Held from", "Until", "Command"];
   fillTable(byId("found"), headings, found.slice(0, MOST).map((row) => {
     const made = heldRow(row, { links: true });
-    made.prepend(element("td", { class: "number" }, row.gpu ?? "-"));
+    made.prepend(element("td", { role: "cell", class: "number", "data-label": "GPU" }, row.gpu ?? "-"));
     return made;
   }));
   const within = state.within === "all" ? "everything that is kept" : RANGES[state.within][2];
@@ -55,6 +55,7 @@ export function startSearch() {
   byId("search-within").append(...Object.entries(RANGES).map(([key, [, , long]]) => element("option", { value: key }, long)), element("option", { value: "all" }, "all that is kept"));
   byId("search-form").addEventListener("submit", (event) => {
     event.preventDefault();
+    if (!byId("search").value.trim() && !byId("search-what").value) return show(null, "Type a part of a command, a user or a pid.");
     change({ q: byId("search").value.trim(), what: byId("search-what").value, on_gpu: byId("search-gpu").value, within: byId("search-within").value }, { step: true });
   });
   draws(["q", "what", "on_gpu", "within"], () => {

@@ -50,7 +50,11 @@ export class Poll {
     this.failures = 0;
     this.timer = null;
     this.isAsking = false;
+  }
+
+  start() {
     document.addEventListener("visibilitychange", () => (document.hidden ? this.stop() : this.now()));
+    this.now();
   }
 
   stop() {

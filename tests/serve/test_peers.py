@@ -1,0 +1,133 @@
+"""Who asks, and whose a process is: told by the kernel, never by a name or a number that somebody wrote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.policy.conftest import gpu, ledger, process
+from vram.errors import NoSuchProcess, NotPermitted
+from vram.payloads.procfs import started_at
+from vram.policy.decision import Waiter
+from vram.serve.peers import Peer, identify_own, opted_in, owner_of, peer_of, require_may_act
+from vram.serve.waiting import GRANT_S, WaitingList
+from vram.units import GIB
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+ME = Peer(os.geteuid(), os.getegid(), os.getpid())
+
+
+@contextmanager
+def forked(become: Callable[[], None] = lambda: None) -> Iterator[tuple[int, int]]:
+    """A child that has done *become*, with its start time."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become()
+            os.write(tell, b".")
+            signal.pause()
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.read(told, 1)
+    os.close(told)
+    try:
+        began = started_at(pid)
+        assert began is not None
+        yield pid, began
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def test_a_peer_is_what_the_kernel_says():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        found = peer_of(ours)
+    assert (found.uid, found.gid, found.pid) == (os.geteuid(), os.getegid(), os.getpid())
+    assert set(found.groups) == set(os.getgroups())
+    require_may_act(found)
+
+
+@pytest.mark.parametrize("peer", [Peer(0, 0, 0), Peer(65534, 65534, os.getpid()), Peer(0, 0, 1 << 22)])
+def test_a_peer_that_is_nobody_or_elsewhere_may_not_act(peer: Peer):
+    with pytest.raises(NotPermitted) as caught:
+        require_may_act(peer)
+    assert caught.value.hint
+
+
+def test_a_process_is_identified_for_its_owner():
+    with forked() as (pid, began):
+        assert identify_own(pid, ME) == (pid, began)
+        assert owner_of(pid, began) is not None
+        assert owner_of(pid, began + 1) is None
+    with pytest.raises(NoSuchProcess):
+        identify_own(pid, ME)
+    assert owner_of(pid, began) is None
+
+
+@needs_root
+@pytest.mark.fault(13, 15)
+def test_a_process_with_the_rights_of_two_users_is_nobodys():
+    """A set-uid program: its real user is not its effective one. Nobody alone decides about it."""
+    with forked(lambda: os.setresuid(4101, 0, 0)) as (pid, began):
+        assert owner_of(pid, began) is None
+        for uid in (0, 4101):
+            with pytest.raises(NotPermitted):
+                identify_own(pid, Peer(uid, uid, os.getpid()))
+    with forked(_as_somebody) as (pid, began):
+        found = owner_of(pid, began)
+        assert found is not None
+        assert (found.uid, found.gid, found.groups) == (4101, 4102, (7,))
+        with pytest.raises(NotPermitted, match="not yours"):
+            identify_own(pid, ME)
+
+
+def _as_somebody() -> None:
+    os.setgroups([7])
+    os.setresgid(4102, 4102, 4102)
+    os.setresuid(4101, 4101, 4101)
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"), [("idle", True), ("yes", False), ("idle2", False), ("", False), (None, False)]
+)
+def test_consent_is_one_word_in_the_environment(value: str | None, allowed: bool):
+    environment = {"PATH": "/bin", **({} if value is None else {"VRAM_ALLOW_PARK": value})}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, env=environment) as program:
+        began = started_at(program.pid)
+        assert began is not None
+        while b"input" not in Path(f"/proc/{program.pid}/cmdline").read_bytes():
+            pass  # it has not executed its program yet
+        assert opted_in(program.pid, began) is allowed
+        assert not opted_in(program.pid, began + 1)
+        program.kill()
+
+
+# ---- those who wait ----
+
+
+def test_who_came_first_is_served_first_and_room_is_not_given_twice():
+    heard: list[tuple[str, int]] = []
+    waiting = WaitingList()
+    first = waiting.add(1, 50 * GIB, (), lambda gpu, free: heard.append(("first", gpu)))
+    waiting.add(2, 40 * GIB, (), lambda gpu, free: heard.append(("second", gpu)))
+    waiting.add(3, 10 * GIB, (0,), lambda gpu, free: heard.append(("small", gpu)))
+    found = ledger(gpu(process(1, 10 * GIB)))  # 70 GiB are free
+    waiting.serve(found, 100.0)
+    assert heard == [("first", 0), ("small", 0)]
+    waiting.serve(found, 100.0 + GRANT_S / 2)
+    assert len(heard) == 2
+    waiting.remove(first.number)
+    waiting.serve(found, 101.0 + GRANT_S / 2)
+    assert heard[2:] == [("second", 0)]
+    assert [type(each) for each in waiting.waiters] == [Waiter, Waiter]
