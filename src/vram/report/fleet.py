@@ -69,7 +69,7 @@ def fleet(
         lines += _folded(troubled[len(shown) :], "more", width, options)
         lines += _folded(healthy, "ok", width, options)
     lines += failed
-    return Group(*lines, *_advice(troubled, options))
+    return Group(*lines, *_advice(report, options))
 
 
 # ---- above the table ----
@@ -199,13 +199,15 @@ def _fitted(failed: list[Text], room: int | None, rows: int) -> tuple[list[Text]
     return failed, room - len(failed)
 
 
-def _advice(troubled: Sequence[FleetNode], options: RenderOptions) -> list[Text]:
-    left = [node for node in troubled if node.state == "leftovers"]
+def _advice(report: FleetReport, options: RenderOptions) -> list[Text]:
+    left = [node for node in report.nodes if node.state == "leftovers"]
     if not left:
         return []
     name = options.clean(quote(left[0].name))
     words = Text("Look: ", no_wrap=True, overflow="ignore").append(f"--node {name}", style="bold")
-    return [Text(), words.append("   Get it back: ").append("vram fleet free", style="bold")]
+    if report.source != "recorded":  # those cannot be acted on
+        words.append("   Get it back: ").append("vram fleet free", style="bold")
+    return [Text(), words]
 
 
 # ---- every node, and every GPU of it ----
