@@ -218,10 +218,11 @@ def costs() -> dict[str, Any]:
 
 
 def test_an_event_costs_less_than_promised(costs: dict[str, Any], record: Record) -> None:
+    """Promised are 0.35 and 1 µs on a host whose unrecorded pair takes 1 µs; hosts of one card differ by half."""
     record(**costs)
-    added = costs["added to an event"]
-    assert added["none"] <= 350
-    assert added["python"] <= 1000
+    added, pair = costs["added to an event"], costs["python, 20 frames"]["async_pairs"]["off"]
+    assert added["none"] <= 0.35 * pair
+    assert added["python"] <= pair
 
 
 def test_kernel_launches_cost_the_same(costs: dict[str, Any]) -> None:
