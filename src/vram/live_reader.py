@@ -112,7 +112,7 @@ class HostReader:
         return LiveReading(taken_at="", took_s=0.0, ledger=ledger, findings=findings)
 
     def _parked(self) -> tuple[ParkedProcess, ...]:
-        from vram.reclaim.planner import parked
+        from vram.reclaim.state import parked
 
         return parked(self._host)
 
