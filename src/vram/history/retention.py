@@ -75,16 +75,16 @@ class Retention:
                 break
 
     @property
-    def should_commit(self) -> bool:
+    def is_log_long(self) -> bool:
         """Whether the log has become so long that it should be copied into the file."""
         return self._file.log_nbytes > self._log_nbytes // 2
 
     def check_log(self) -> None:
         """Raise HistoryUnavailable where a reader that does not end lets the log grow beyond its limit."""
-        if self._file.log_nbytes <= self._log_nbytes // 2:
+        if not self.is_log_long:
             return
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if self._file.log_nbytes > self._log_nbytes // 2:
+        if self.is_log_long:
             raise HistoryUnavailable(
                 f"the history is not recorded now: a reader of {self._file.path} has not finished",
                 hint="end it; `fuser` names it",

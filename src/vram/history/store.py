@@ -129,7 +129,7 @@ class HistoryStore:
             self._begin(moment)
             self._retention.step(moment, self.keep_s)
             is_due = not 0 <= moment.boot - self._began < COMMIT_S
-            if is_due or self._retention.should_commit:
+            if is_due or self._retention.is_log_long:
                 self.commit()
         except DAMAGE as error:
             raise self._failed(error) from error
@@ -145,6 +145,8 @@ class HistoryStore:
 
     def _check_log(self) -> None:
         """Write nothing more while the log cannot be emptied: it would grow beyond the limit."""
+        if self._retention.is_log_long:
+            self._checkpointer.close()  # while it is at work, we cannot
         try:
             self._retention.check_log()
         except HistoryUnavailable:
