@@ -42,7 +42,7 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel", "salloc")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 LIBRARIES = ("msgspec", "pynvml", "rich", "markdown_it", "mdurl", "pygments")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 # Below it lies what other users must be able to read: the interpreter, the sources, the virtual GPU.
 SHARED = "/mnt"
 
@@ -274,7 +274,8 @@ class Cluster:
         exports = "".join(f"export {key}={value}\n" for key, value in self.gpu_environment.items())
         path.write_text(
             f"#!/bin/sh\n{exports}export SLURM_CONF={self.conf}\n"
-            f"exec {self.python} -m vram slurm {name} --log {self.folder}/log/vram"
+            # A machine that runs many tests at once may be slower than any node.
+            f"exec {self.python} -m vram slurm {name} --log {self.folder}/log/vram --deadline {PATIENCE_S:g}"
             f" $(/bin/cat {path}.options) >>{self.folder}/log/{name} 2>&1\n"
         )
         path.chmod(0o755)
@@ -382,7 +383,7 @@ class Cluster:
             [
                 # Where /mnt is what jobs see.
                 *("nsenter", f"--mount=/proc/{self.supervisor}/ns/mnt", "--wd=/tmp"),
-                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
+                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--pdeathsig=KILL"),
                 *(command, *options, *words),
             ],
             env={"PATH": SYSTEM_PATH, "SLURM_CONF": str(self.conf), **self.gpu_environment, **env},

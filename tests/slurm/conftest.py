@@ -15,6 +15,7 @@ import pytest
 from tests.slurm.cluster import Cluster, Running, why_no_cgroups, why_not
 
 HOOKS = ("Prolog", "Epilog")
+DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
 
 class Site(Cluster):
@@ -51,6 +52,13 @@ class Site(Cluster):
         return self.folder / "home" / ".local" / "state" / "vram"
 
 
+def example_conf() -> dict[str, str]:
+    """The lines for slurm.conf that are shipped."""
+    lines = (DEPLOY / "slurm.conf.example").read_text().splitlines()
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {key: value for key, _, value in pairs}
+
+
 def _require() -> None:
     if reason := why_not():
         pytest.skip(f"no Slurm cluster can be started here: {reason}")
@@ -70,7 +78,7 @@ def _cgroup_site(native_libraries: Path) -> Iterator[Site]:
     if reason := why_no_cgroups():
         pytest.skip(reason)
     hooks = (*HOOKS, "HealthCheckProgram")
-    conf = {"PrologFlags": "Contain", "HealthCheckInterval": "3600"}
+    conf = {key: value for key, value in example_conf().items() if key not in hooks}
     with Site.start(gpus=2, proctrack="cgroup", hooks=hooks, conf=conf) as cluster:
         yield cluster
 

@@ -5,7 +5,9 @@
 KIND: daemon    escaped (double fork, setsid), with a context of its own
       stubborn  the same, and it ignores SIGTERM
       stopped   the same, and it stopped itself
+      family    escaped, with COUNT forked children that have its files open while it lives
       forked    COUNT children that hold the memory of their dead parent
+      respawns  escaped, without a context: its child has one, and is started again whenever it ends
       exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
       late      a daemon that uses the GPU only once it is sent SIGUSR1
       works     no leftover: allocates, prints, and stays
@@ -26,7 +28,7 @@ import driver
 MIB = 1024**2
 
 
-def escape(tell: int, nbytes: int, kind: str) -> None:
+def escape(tell: int, nbytes: int, kind: str, count: int) -> None:
     """In a child: leave session and parent behind, as daemons do; then use the GPU."""
     os.setsid()
     if os.fork():
@@ -42,12 +44,42 @@ def escape(tell: int, nbytes: int, kind: str) -> None:
         signal.sigwait([signal.SIGUSR1])
         driver.context()
         driver.alloc(nbytes)
+    elif kind == "respawns":
+        respawn(tell, nbytes)
+    elif kind == "family":
+        driver.context()
+        driver.alloc(nbytes)
+        for _ in range(count):
+            if os.fork() == 0:
+                break
+        os.write(tell, b"%d\n" % os.getpid())
+        os.close(tell)
     else:
         use(tell, nbytes)
     if kind == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         signal.pause()
+
+
+def respawn(tell: int, nbytes: int) -> None:
+    """Say who we are once the first worker uses the GPU; then start one after the other."""
+    ready, worker_says = os.pipe()
+    told = False
+    while True:
+        worker = os.fork()
+        if worker == 0:
+            use(worker_says, nbytes)
+            if not told:
+                os.close(tell)
+            while True:
+                signal.pause()
+        if not told:
+            os.read(ready, 1)
+            os.write(tell, b"%d\n" % os.getpid())
+            os.close(tell)
+            told = True
+        os.waitpid(worker, 0)
 
 
 def use(tell: int, nbytes: int) -> None:
@@ -124,7 +156,7 @@ def main() -> None:
         elif kind in ("exported", "dmabuf"):
             hold_exported(tell, nbytes, kind)
         else:
-            escape(tell, nbytes, kind)
+            escape(tell, nbytes, kind, count)
     os.close(tell)
     with os.fdopen(hear, "rb") as told:  # to its end: all of them have spoken
         pids = [int(line) for line in told]

@@ -173,7 +173,7 @@ def test_a_process_that_waits_in_the_kernel_is_said_once_and_the_memory_counts(
         assert (done.returncode, result["verdict"]) == (1, "held")
         assert [(each["pid"], each["status"]) for each in result["ended"]] == [(pid, "unkillable")]
         assert "state D" in result["held"][0]["note"]
-        assert result["took_s"] < 25
+        assert result["took_s"] < 100
     finally:
         stuck.communicate()
 

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.diagnosis.ledgers import holder
 from tests.slurm import fake_proc
 from vram.errors import UsageError
 from vram.host.local.slurm_steps import RunningSteps, running_steps
+from vram.ledger.processes import ProcessMemory
+from vram.model.ledger import Entry
 from vram.model.process import ProcessFacts, ProcessRef, Workload
-from vram.model.slurm import HookResult, JobHolder, SlurmJob
+from vram.model.slurm import HookResult, JobClaim, JobHolder, SlurmJob, Whose
 from vram.report.slurm import drain_reason, text
 from vram.slurm import ended_jobs
 from vram.slurm.ended_jobs import EndedJob
 from vram.slurm.environment import job_of
+from vram.slurm.inventory import Inventory, Judged
 from vram.slurm.log import HookLog
 from vram.slurm.ownership import Node, claim, is_of_earlier_job, is_of_job
 
@@ -87,6 +91,33 @@ def test_only_what_was_there_when_a_job_ended_was_left_by_it() -> None:
         assert is_of_earlier_job(who, facts, claim(7, facts, node), node) is answer
     stranger = process(SLURMD, claimed="42", uid=1001)
     assert not is_of_earlier_job(ProcessRef(7, 1), stranger, claim(7, stranger, node), node)
+
+
+def mps_client(pid: int, whose: Whose, server: int | None, *, lists: tuple[str, ...] = ("mps",)) -> Judged:
+    owner = holder(pid, lists=lists)
+    entry = Entry(kind="process", nbytes=1, holder=owner, mps_server=server)
+    memory = ProcessMemory(holder=owner, charged=(entry,), gpus=(0,))
+    return Judged(memory=memory, whose=whose, claim=JobClaim(), command="python")
+
+
+@pytest.mark.parametrize(
+    ("other", "beside"),
+    [
+        (mps_client(8, "running-job", 5), 8),
+        (mps_client(8, "running-job", None), 8),
+        (mps_client(8, "user", 5), 8),
+        (mps_client(8, "running-job", 6), None),
+        (mps_client(8, "running-job", None, lists=("compute",)), None),
+        (mps_client(8, "job", 5), None),
+        (mps_client(5, "system", None), None),
+    ],
+)
+def test_an_mps_client_is_not_ended_beside_somebody_elses(other: Judged, beside: int | None) -> None:
+    """They share a server, and fail together."""
+    mine = mps_client(7, "job", 5)
+    here = {7: mine, other.memory.pid: other}
+    found = Inventory(gpus=(0,), processes=here, held=(), unread=(), free_bytes={})
+    assert found.mps_client_beside(mine) == beside
 
 
 # ---- what slurmd says ----

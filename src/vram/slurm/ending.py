@@ -12,13 +12,14 @@ from vram.errors import NoSuchProcess, Refused, TimedOut, VramError, WorldChange
 from vram.host.ports import Host
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
-from vram.model.plan import Outcome, Plan, PlanRequest
+from vram.model.plan import Outcome, Plan, PlanRequest, Step
 from vram.model.slurm import EndedProcess, JobHolder, SlurmJob, Whose
 from vram.probes.survey import survey
 from vram.reclaim import executor
 from vram.reclaim.actions import TIMEOUT_S
 from vram.reclaim.device_state import used_in
 from vram.reclaim.identity import identify
+from vram.reclaim.plan_file import with_digest
 from vram.reclaim.planner import plan
 from vram.slurm.inventory import Inventory, Judged, is_of, take
 from vram.slurm.ownership import Node
@@ -85,6 +86,7 @@ class Ender:
         self._host, self._job, self._whose, self._node = host, job, whose, node
         self._grace_s, self._deadline, self._on_ended = grace_s, deadline, on_ended
         self.result = Ending([], {}, set())
+        self._at_first: frozenset[ProcessKey] | None = None
 
     def run(self, ledger: Ledger, gpus: tuple[int, ...]) -> Inventory:
         """End them, round after round while new ones appear; return what is held after the last reading."""
@@ -93,6 +95,8 @@ class Ender:
             targets = [each for each in inventory.processes.values() if self._is_target(each, inventory)]
             if not targets or self._deadline.left_s() < _RESERVE_S:
                 break
+            if self._at_first is None:
+                self._at_first = frozenset(map(_key, targets))
             self._end(ledger, gpus, targets)
             ledger, inventory = self._settled(gpus)
         return inventory
@@ -109,13 +113,12 @@ class Ender:
     def _is_target(self, each: Judged, inventory: Inventory) -> bool:
         if each.whose != self._whose or _key(each) in self.result.given_up:
             return False
-        others = [
-            other.memory.pid
-            for other in inventory.processes.values()
-            if other.memory.uses_mps and other.whose not in ("job", "ended-job")
-        ]
-        if each.memory.uses_mps and others:
-            why = f"it is an MPS client, and so is pid {others[0]} of somebody else, which could fail with it"
+        if not (each.memory.charged or each.memory.retained):
+            return (
+                False  # it only has the GPU's files open; if it holds more without the others, that is read
+            )
+        if beside := inventory.mps_client_beside(each):
+            why = f"it is an MPS client, and so is pid {beside} of somebody else, which could fail with it"
             self._refused(each, why)
             return False
         return True
@@ -124,6 +127,7 @@ class Ender:
         made = self._planned(ledger, gpus, {each.memory.pid: each for each in targets})
         if made is None:
             return
+        made = self._with_starters(made, targets)
         by_pid = {each.memory.pid: each for each in targets}
         grace_s = max(0.0, min(self._grace_s, self._deadline.left_s() / 3))
         try:
@@ -181,6 +185,49 @@ class Ender:
                 dropped = True
         return dropped
 
+    def _with_starters(self, made: Plan, targets: list[Judged]) -> Plan:
+        """*made* and, before it, the job's processes that start new ones on the GPU as often as they end.
+
+        They are judged as the others are; that they hold no memory themselves helps nobody.
+        """
+        if self._at_first is None or all(_key(each) in self._at_first for each in targets):
+            return made
+        found: dict[int, Step] = {}
+        for each in targets:
+            if _key(each) not in self._at_first:
+                found |= {_pid(step): step for step in self._starters(each, made.gpus, self._node())}
+        steps = (*found.values(), *(step for step in made.steps if _pid(step) not in found))
+        return with_digest(made.made_at, made.boot_id, None, made.gpus, steps) if found else made
+
+    def _starters(self, child: Judged, gpus: tuple[int, ...], node: Node) -> list[Step]:
+        """The ancestors of *child* that are the job's own, up to one that is root's; none below a login."""
+        found: list[Step] = []
+        parent = child.memory.holder.parent
+        while parent is not None:
+            try:
+                target = identify(self._host, parent)
+            except VramError:
+                target = None
+            facts = is_of(self._host, parent, self._whose, self._job, node)
+            if target is None or facts is None:
+                above = self._host.proc.facts(parent)
+                # A shell of the user has its own reasons to start things, whatever its environment says.
+                return found if above is not None and above[1].uid == 0 else []
+            reason = f"it has started pid {child.memory.pid} on the GPU since the job ended"
+            found.append(
+                Step(
+                    kind="kill",
+                    target=target,
+                    gpus=gpus,
+                    predicted_bytes=0,
+                    loses="all unsaved work",
+                    reversible=False,
+                    reason=reason,
+                )
+            )
+            parent = facts.parent
+        return []
+
     def _is_still(self, pid: int, node: Node) -> bool:
         return is_of(self._host, pid, self._whose, self._job, node) is not None
 
@@ -193,16 +240,17 @@ class Ender:
         target = outcome.step.target
         if target is None:
             return
-        judged = by_pid[target.process.pid]
+        judged = by_pid.get(target.process.pid)
         message = outcome.message or ""
-        if outcome.status not in ("done", "not-needed"):
+        if judged is not None and outcome.status not in ("done", "not-needed"):
             self._refused(judged, message, for_good=outcome.status != "refused")
+        claimed = judged.claim if judged else next(iter(by_pid.values())).claim
         ended = EndedProcess(
             pid=target.process.pid,
             user=target.user,
             command=target.command,
-            left_by=judged.claim.job or "",
-            by=judged.claim.by or "environment",
+            left_by=claimed.job or "",
+            by=claimed.by or "environment",
             status=outcome.status,
             message=message,
         )
@@ -230,6 +278,10 @@ def _is_passing(piece: JobHolder, inventory: Inventory) -> bool:
     """Whether it may be gone in a moment: nobody holds it any more, or its holder is exiting."""
     judged = inventory.processes.get(piece.pid or 0)
     return judged is None or judged.memory.holder.exiting
+
+
+def _pid(step: Step) -> int:
+    return step.target.process.pid if step.target else 0
 
 
 def _key(judged: Judged) -> ProcessKey:

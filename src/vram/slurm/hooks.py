@@ -25,6 +25,7 @@ from vram.units import size
 
 # A step that has just been started has no title yet.
 NAMING_S = 1.0
+ENDING_S = 2.0
 _PAUSE_S = 0.02
 
 
@@ -52,7 +53,7 @@ def epilog(
     run = _Run(host, "epilog", job, options, on_ended)
     if job.gpus is None and not options.all_gpus:
         return run.result((), "clean", reasons=("the job had no GPU",))
-    if job.job in run.node.steps.jobs:
+    if run.still_has_a_step():
         return run.result((), "unknown", reasons=(f"a step of job {job.job} still runs here",))
     ledger = read(host, run.deadline)
     gpus, reasons = run.gpus(ledger)
@@ -145,6 +146,16 @@ class _Run:
             ended=self._ended,
             cgroup_only=self._options.cgroup_only,
         )
+
+    def still_has_a_step(self) -> bool:
+        """Whether the job runs; a step whose end slurmd has seen may still be exiting."""
+        deadline = time.monotonic() + min(ENDING_S, self.deadline.left_s() / 4)
+        while self._job is not None and self._job.job in self.node.steps.jobs:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(_PAUSE_S)
+            self.node = self.read_node()
+        return False
 
     def gpus(self, ledger: Ledger) -> tuple[tuple[int, ...], list[str]]:
         """The GPUs in question, and what is wrong with them."""

@@ -44,6 +44,19 @@ class Inventory(Struct, frozen=True, kw_only=True):
         """The pieces that belong to these."""
         return tuple(each for each in self.held if each.whose in whose)
 
+    def mps_client_beside(self, judged: Judged) -> int | None:
+        """The pid of somebody else's MPS client that may share a server with *judged*, if there is one."""
+        if not judged.memory.uses_mps:
+            return None
+        servers = _mps_servers(judged)
+        for other in self.processes.values():
+            if not other.memory.uses_mps or other.whose in ("job", "ended-job", "system"):
+                continue
+            theirs = _mps_servers(other)
+            if not servers or not theirs or servers & theirs:
+                return other.memory.pid
+        return None
+
 
 def take(host: Host, ledger: Ledger, gpus: tuple[int, ...], job: SlurmJob | None, node: Node) -> Inventory:
     """Judge everybody who holds memory on *gpus*."""
@@ -61,6 +74,10 @@ def take(host: Host, ledger: Ledger, gpus: tuple[int, ...], job: SlurmJob | None
         unread=tuple(_unread(gpu) for gpu in wanted if gpu.total_bytes is None or gpu.status in _UNREAD),
         free_bytes={gpu.index: gpu.memory.free for gpu in wanted if gpu.memory is not None},
     )
+
+
+def _mps_servers(judged: Judged) -> set[int]:
+    return {entry.mps_server for entry in judged.memory.charged if entry.mps_server is not None}
 
 
 class _Judge:

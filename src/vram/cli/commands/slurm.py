@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
@@ -278,25 +279,25 @@ def _show(args: Namespace, result: HookResult) -> None:
 
 
 class _Watchdog:
-    """Ends this process when the deadline has passed, whatever it waits for."""
+    """Ends this process when the deadline has passed, whatever it waits for.
+
+    A signal and not a thread: processes that read the driver are forked, and should find one thread.
+    """
 
     def __init__(self, args: Namespace, log: HookLog) -> None:
-        import threading
-
         self._args, self._log = args, log
-        self._timer = threading.Timer(args.deadline, self._expire)
-        self._timer.daemon = True
 
     def __enter__(self) -> None:
-        self._timer.start()
+        signal.signal(signal.SIGALRM, self._expire)
+        signal.setitimer(signal.ITIMER_REAL, self._args.deadline)
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _expire(self) -> None:
+    def _expire(self, *_: object) -> None:
         code = _unknown_code(self._args)
         message = f"the deadline of {self._args.deadline:g} s has passed; whether memory is held is unknown"
         with suppress(Exception):
-            print(f"vram: {message}", file=sys.stderr, flush=True)
             self._log.failed(message, code)
+            os.write(2, f"vram: {message}\n".encode())  # what was interrupted may be writing itself
         os._exit(code)
