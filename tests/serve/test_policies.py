@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.serve.conftest import StartDemo
-from tests.serve.running import RunningService
+from tests.serve.running import LONG_S, RunningService
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS, DemoProgram
@@ -49,7 +49,7 @@ def serving(virtual_gpu: VirtualGpu, tmp_path: Path, stack: ExitStack) -> StartP
 
     def start(policies: str, **options: Any) -> RunningService:
         (tmp_path / "serve.toml").write_text(policies)
-        words = ("--config", str(tmp_path / "serve.toml"))
+        words = ("--config", str(tmp_path / "serve.toml"), "--deadline", "60")
         return stack.enter_context(RunningService(tmp_path, virtual_gpu, *words, **options))
 
     return start
@@ -127,7 +127,7 @@ def test_a_ghost_is_ended_after_the_delay_and_measured_and_a_neighbour_never_not
     began = time.monotonic()
     ghost.kill("parent")
     small.kill("parent")
-    assert not lives(pidfds["ghost"], 60.0)
+    assert not lives(pidfds["ghost"], LONG_S)
     assert time.monotonic() - began >= 1.9
     (done,) = decided(service, "done")
     assert [each["pid"] for each in done["targets"]] == [ghost.pids["child"]]
@@ -186,7 +186,7 @@ def test_a_bad_file_keeps_the_old_policies_and_says_so(
     assert lives(child)
     (tmp_path / "serve.toml").write_text(table())
     service.send(signal.SIGHUP)
-    assert not lives(child, 60.0)
+    assert not lives(child, LONG_S)
 
 
 def test_an_owner_is_warned_once_with_what_where_and_how_to_free_it(
@@ -237,7 +237,7 @@ def test_a_killed_services_successor_waits_again_and_nothing_is_done_twice(
     first.close()
     began = time.monotonic()
     second = serving(table(after="3s"))
-    assert not lives(child, 60.0)
+    assert not lives(child, LONG_S)
     assert time.monotonic() - began >= 2.9
     assert len(decided(second, "done")) == 1
 
@@ -283,7 +283,7 @@ def test_a_policy_that_matches_everything_as_root_signals_no_part_of_the_system(
     ghost = demo("forks.orphan", 2 * GIB)
     child = child_of(ghost, stack)
     ghost.kill("parent")
-    assert not lives(child, 60.0)
+    assert not lives(child, LONG_S)
     service.readings(6)
     assert [lives(each) for each in left] == [True] * len(PROTECTED)
     assert len(service.get("/api/v1/ghosts")["ghosts"]) == len(PROTECTED)

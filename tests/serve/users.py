@@ -69,8 +69,7 @@ class UsersMachine:
             RunningService(
                 self.folder,
                 self.gpu,
-                "--config",
-                str(config),
+                *("--config", str(config), "--deadline", "60"),
                 *words,
                 prefix=prefix,
                 environment=environment,
