@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -93,6 +94,9 @@ def service(there: dict[str, str], folder: Path) -> Iterator[None]:
         argv, env={**os.environ, **there}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
+        socket = Path(there["RUNTIME_DIRECTORY"]) / "vram.sock"
+        while not socket.exists() and process.poll() is None:
+            time.sleep(0.05)
         yield
     finally:
         process.terminate()

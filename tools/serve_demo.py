@@ -27,9 +27,17 @@ from vram.virtualgpu.demos import DemoProgram
 
 GPUS, MEMORY = 2, 24 * GIB
 ENTERED = ("VRAM_VIRTUAL_GPU", "LD_LIBRARY_PATH", "LD_PRELOAD")
+POLICY = """\
+[[policy]]
+name = "leftovers"
+do = "end-leftovers"
+mode = "dry-run"
+after = "10s"
+"""
 WORDS = """\
 vram serve runs on {gpus} virtual GPUs of 24 GiB, with a job, a pool that
-keeps what was freed, and a ghost: memory of a dead process that another one holds.
+keeps what was freed, and a ghost: memory of a dead process that another one holds. A policy
+would end it after 10 s; it is a dry run, and says so on the page.
 
   page      {url}/
   metrics   {url}/metrics
@@ -41,8 +49,9 @@ In another terminal:
   . {enter}
   vram                              # who holds what, as the page shows it
   curl -s {url}/api/v1/ghosts
-  vram free                         # shows the plan that ends the ghost, and asks
-  vram watch                        # then look at the page
+  vram serve status --socket {folder}/vram.sock
+  vram history ghosts --file {folder}/state/history.sqlite     # after a minute
+  vram free                         # shows the plan that ends the ghost, and asks; then look at the page
 
 {end}
 """
@@ -64,7 +73,8 @@ def main() -> int:
         if url is None:
             return 1
         end = f"It ends after {arguments.seconds:g} s." if arguments.seconds else "Ctrl-C ends it."
-        print(WORDS.format(gpus=GPUS, url=url, enter=entrance(gpu, folder), end=end), flush=True)
+        words = WORDS.format(gpus=GPUS, url=url, enter=entrance(gpu, folder), folder=folder, end=end)
+        print(words, flush=True)
         try:
             service.wait(arguments.seconds)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -89,6 +99,8 @@ def serving(gpu: VirtualGpu, folder: Path, port: int) -> Iterator[subprocess.Pop
     """The service, with its state in *folder*; ended with SIGTERM, as systemd does."""
     words = [sys.executable, "-m", "vram", "serve", "--interval", "1s", "--listen", f"127.0.0.1:{port}"]
     words += ["--state", str(folder / "state"), "--socket", str(folder / "vram.sock")]
+    words += ["--config", str(folder / "serve.toml")]
+    (folder / "serve.toml").write_text(POLICY)
     service = gpu.popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield service
@@ -98,11 +110,13 @@ def serving(gpu: VirtualGpu, folder: Path, port: int) -> Iterator[subprocess.Pop
 
 
 def address(said: IO[str]) -> str | None:
-    """Where the service listens; what it says instead goes on to whoever started the demo."""
+    """Where the service listens; where it ends instead, what it said goes on to whoever started the demo."""
+    lines = []
     for line in said:
         if found := re.search(r"listening on (http://\S+?)/ ", line):
             return found[1]
-        sys.stderr.write(line)
+        lines.append(line)
+    sys.stderr.writelines(lines)
     return None
 
 

@@ -112,7 +112,7 @@ class HostReader:
         return LiveReading(taken_at="", took_s=0.0, ledger=ledger, findings=findings)
 
     def _parked(self) -> tuple[ParkedProcess, ...]:
-        from vram.reclaim.planner import parked
+        from vram.reclaim.state import parked
 
         return parked(self._host)
 
@@ -208,8 +208,9 @@ class ReaderClient:
         """Ask for a reading; False where one is under way. A process that has ended is started anew."""
         if self._asked_at is not None:
             return False
-        if self._child is None:
+        if self._abandoned:
             self._abandoned = [each for each in self._abandoned if not each.end(0.0)]
+        if self._child is None:
             if len(self._abandoned) >= _MOST_ABANDONED:
                 self._hand_on(
                     _failed("reading processes hang in the kernel and cannot be ended; none is started")

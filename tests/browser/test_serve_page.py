@@ -328,8 +328,8 @@ def test_a_search_finds_who_is_gone_and_leads_to_the_moment(machine: Machine, op
 
 def test_past_ghosts_are_found(machine: Machine, opened: OpenPage) -> None:
     with machine.ghost() as program:
-        machine.service.until(lambda: machine.service.get("/api/v1/history/ghosts")["ghosts"])
-        machine.service.readings(3)
+        child = program.pids["child"]
+        machine.service.until(lambda: child in _past_ghosts(machine))
     page = opened(machine)
     choose(page, "#search-what", "ghosts")
     fill(page, "#search", str(program.pids["child"]))
@@ -337,6 +337,10 @@ def test_past_ghosts_are_found(machine: Machine, opened: OpenPage) -> None:
     page.until("document.querySelector('#found tbody tr')")
     assert "orphaned" in text(page, "#found")
     assert state(page)["what"] == "ghosts"
+
+
+def _past_ghosts(machine: Machine) -> set[int]:
+    return {each["pid"] for each in machine.service.get("/api/v1/history/ghosts")["ghosts"]}
 
 
 def _search(machine: Machine, pid: int) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from tests.deploy.test_manifests import container, one, plain
 from tests.deploy.tools import DEPLOY, needs
 from tests.installed import is_installed
 from tests.serve.running import RunningService
+from tests.serve.users import UsersMachine
 from vram.serve.kubernetes_api import ACCOUNT
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -220,3 +222,65 @@ def require_observer(pid: int) -> None:
     assert status["NoNewPrivs"] == "1"
     for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
         assert int(status[name], 16) == 1 << 2 | 1 << 19, name
+
+
+# ---- the service that acts, with the capabilities of its unit and of the actor, and no others ----
+
+
+class LimitedMachine(UsersMachine):
+    """The service starts as root with the capabilities of the deployment alone."""
+
+    capabilities: Sequence[str] = ()
+
+    def _script(self) -> str:
+        kept = ",".join(("-all", *(f"+{each.lower()}" for each in self.capabilities)))
+        limited = f"exec setpriv --bounding-set={kept} --inh-caps={kept} --no-new-privs -- "
+        return super()._script().replace("exec ", limited)
+
+
+@pytest.fixture
+def limited(virtual_gpu: VirtualGpu) -> Iterator[LimitedMachine]:
+    unit = (DEPLOY / "systemd" / "vram.service").read_text()
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    of_unit = {each.removeprefix("CAP_") for each in line.split()}
+    of_actor = container(plain("actor.yaml"))["securityContext"]["capabilities"]["add"]
+    assert of_unit == set(of_actor)
+    with ExitStack() as stack:
+        machine = LimitedMachine(virtual_gpu, stack)
+        machine.capabilities = sorted(of_unit)
+        yield machine
+
+
+def is_gone(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def test_these_are_enough_to_act_by_policy_and_for_a_user(limited: LimitedMachine) -> None:
+    """A policy ends one user's leftover; another user frees an own one over the socket, as that user."""
+    actor = one(plain("actor.yaml"), "ConfigMap")["data"]["serve.toml"]
+    policy = (
+        '[[policy]]\nname = "ends"\ndo = "end-leftovers"\nmode = "act"\nafter = "1s"\nreadings = 2\n'
+        '[policy.match]\nusers = ["alice"]\n'
+    )
+    # Beside the socket, which the unit has, and without the cluster.
+    here = actor.replace("[socket]\nenabled = false", "").replace("events = true", "events = false")
+    service = limited.start(here + policy)
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    (effective,) = re.findall(r"^CapEff:\t(\w+)$", status, re.MULTILINE)
+    # DAC_READ_SEARCH is 2, KILL 5, SETGID 6, SETUID 7, SYS_PTRACE 19.
+    assert int(effective, 16) == sum(1 << bit for bit in (2, 5, 6, 7, 19))
+    children = {}
+    for user in ("alice", "bob"):
+        family = limited.demo(user, "forks.orphan", 2 * GIB)
+        children[user] = os.pidfd_open(family.pids["child"])
+        family.kill("parent")
+    service.until(lambda: is_gone(children["alice"]))
+    service.until(lambda: "outcome" in [line["event"] for line in limited.audit()])
+    assert not is_gone(children["bob"])
+    freed = limited.serve("bob", "free", "--yes", "--json")
+    assert freed.returncode == 0, (freed.stdout, freed.stderr, service.log)
+    assert json.loads(freed.stdout)["receipt"]["returned_bytes"] > 2 * GIB
+    assert is_gone(children["bob"])
+    assert [line["event"] for line in limited.audit("bob")] == ["intend", "outcome"]
+    for pidfd in children.values():
+        os.close(pidfd)

@@ -26,6 +26,9 @@ from vram.virtualgpu.demos import DemoProgram
 RULES = DEPLOY / "prometheus"
 ALERTS, RECORDS, CASES = (RULES / f"vram-{name}.yaml" for name in ("alerts", "records", "alerts.test"))
 NODES = 16
+GHOST, PLAIN = 3, 7
+"""The nodes on which something happens."""
+DRY_RUN = '[[policy]]\nname = "ends"\ndo = "end-leftovers"\nmode = "dry-run"\nafter = "1s"\nreadings = 2\n'
 
 needs_yaml = pytest.mark.skipif(not is_installed("yaml"), reason="PyYAML is not installed")
 
@@ -115,7 +118,9 @@ def fleet(folder: Path) -> Iterator[list[Node]]:
         def start(number: int) -> Node:
             mine = folder / f"node{number}"
             mine.mkdir()
-            service = RunningService(mine, gpus[number], "--observe", interval="2s")
+            (mine / "serve.toml").write_text(DRY_RUN if number == GHOST else "")
+            config = ("--config", str(mine / "serve.toml"))
+            service = RunningService(mine, gpus[number], *config, interval="2s")
             stack.enter_context(service)
             return Node(gpus[number], service)
 
@@ -147,7 +152,7 @@ def test_sixteen_services_are_scraped_agree_with_vram_why_and_a_ghost_becomes_an
         prometheus.until(lambda: prometheus.query('count(up{job="vram"} == 1)') == [({}, NODES)])
         assert not [rule for rule in prometheus.query("ALERTS") if rule[0]["alertname"] != "VramDown"]
 
-        ghost, plain = nodes[3], nodes[7]
+        ghost, plain = nodes[GHOST], nodes[PLAIN]
         stack.enter_context(DemoProgram(plain.gpu, "memory.plain", 3 * GIB))
         family = stack.enter_context(DemoProgram(ghost.gpu, "forks.orphan", 2 * GIB))
         family.kill("parent")

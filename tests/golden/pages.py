@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from datetime import UTC
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,18 @@ from rich.console import Console, RenderableType
 
 from tests.doctor.hosts import SOUND, confined
 from tests.fleet import snapshots as fleet_snapshots
+from tests.history import written
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from tests.report import training_traces
 from vram.cli.app import main
 from vram.doctor.engine import examine
 from vram.model.change import Change
 from vram.model.fleet import FleetFree, FleetFreeReport
+from vram.model.history import HistoryReport
 from vram.model.observation import ProbeRun
 from vram.model.slurm import EndedProcess, HookResult, JobHolder, SlurmJob
 from vram.report import changes, doctor, fleet, slurm, trace_chart, trace_fit, trace_summary, trace_views
+from vram.report.history import Page, history_text
 from vram.report.layout import RenderOptions
 from vram.report.trace_views import ViewOptions
 from vram.trace.fit import fit
@@ -186,6 +190,7 @@ def _still(situation: Situation) -> dict[str, str]:
         "report": _report(vram),
         "fit": _fit(),
         "serve": _serve(situation),
+        "history": _history(situation),
         "fleet": _fleet(situation),
         "doctor": _doctor(),
         "slurm": _slurm(vram),
@@ -214,6 +219,35 @@ def _serve(situation: Situation) -> str:
         page += f"# {text.strip().splitlines()[-1]}\n"
         page += situation.in_process("serve", "--check-config", *words)
     return page
+
+
+def _history(situation: Situation) -> str:
+    """Each question about a history that is written down, and words that cannot be meant."""
+    folder = situation.folder / "history"
+    folder.mkdir(mode=0o700)
+    ask = written.example(folder).ask()
+    at, page = written.START + 3600, Page(RenderOptions(width=WIDTH), UTC)
+    shown: dict[str, HistoryReport] = {
+        "": ask.holders_at(None, None),
+        "--gpu 0 --at 15:13": ask.holders_at("0", at),
+        "ghosts": ask.ghosts(None, None),
+        "waste": ask.waste(None, None),
+        "series --gpu 0": ask.series("0", None, None, points=12),
+        "search train": ask.search("train", None, None),
+        "search no-such": ask.search("no-such", None, None),
+    }
+    text = "".join(
+        f"$ vram history {words}".rstrip() + f"\n{history_text(each, page)}" for words, each in shown.items()
+    )
+    for wrong in (
+        ("ghost",),
+        ("search",),
+        ("--at", "25:00"),
+        ("ghosts", "--at", "04:12"),
+        ("--file", "none.sqlite"),
+    ):
+        text += situation.in_process("history", *wrong)
+    return text
 
 
 def _fleet(situation: Situation) -> str:

@@ -218,7 +218,7 @@ def costs() -> dict[str, Any]:
 
 
 def test_an_event_costs_less_than_promised(costs: dict[str, Any], record: Record) -> None:
-    """Promised are 0.35 and 1 µs on a host whose unrecorded pair takes 1 µs; hosts of one card differ by half."""
+    """Promised: 0.35 and 1 µs where an unrecorded pair takes 1 µs. Hosts of one card differ by half."""
     record(**costs)
     added, pair = costs["added to an event"], costs["python, 20 frames"]["async_pairs"]["off"]
     assert added["none"] <= 0.35 * pair

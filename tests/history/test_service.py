@@ -201,3 +201,19 @@ def test_an_unreadable_history_names_the_api(tmp_path: Path) -> None:
     )
     assert done.returncode == ExitCode.NOT_PERMITTED, done.stderr
     assert "/api/v1/history" in done.stderr
+
+
+@pytest.mark.fault(21)
+def test_without_room_the_service_goes_on_and_records_as_soon_as_there_is_some(
+    start_service: StartService,
+) -> None:
+    """Files of more than 20 kB cannot be written; then they can."""
+    service = start_service(prefix=("prlimit", "--fsize=20000:"))
+    service.readings(2)
+    assert "history cannot be kept" in service.get(f"{API}/holders", status=503)["error"]
+    assert service.request("/healthz")[0] == 200
+    assert service.metrics()["vram_history_recording",] == 0
+    subprocess.run(["prlimit", f"--pid={service.process.pid}", "--fsize=unlimited:"], check=True)
+    service.until(lambda: service.request(f"{API}/holders")[0] == 200)
+    assert "history: recorded again" in service.log
+    assert service.metrics()["vram_history_recording",] == 1

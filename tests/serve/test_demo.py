@@ -34,12 +34,16 @@ def test_the_demo_shows_a_ghost_and_takes_everything_along(native_libraries: Pat
             ghosts = _ghosts(url[1])
         why = subprocess.run(["sh", "-c", f". {enter[1]}; vram ps"], capture_output=True, text=True)
         assert "GHOST" in why.stdout, why.stderr
+        for words in re.findall(r"^  (vram (?:serve|history) .*)$", said, re.MULTILINE):
+            done = subprocess.run(["sh", "-c", f". {enter[1]}; {words}"], capture_output=True, text=True)
+            # The history is written once a minute: until then it says so, with a code of its own.
+            assert done.returncode == 0 or "nothing was recorded yet" in done.stderr, (words, done.stderr)
         os.killpg(demo.pid, signal.SIGINT)
         assert demo.wait(60) == 0
         assert not Path(enter[1]).exists()
     finally:
-        demo.kill()
-        demo.communicate()
+        demo.terminate()  # it ends what it has started
+        demo.wait()
 
 
 def _ghosts(url: str) -> list[object]:

@@ -189,6 +189,42 @@ def test_a_bad_file_keeps_the_old_policies_and_says_so(
     assert not lives(child, 60.0)
 
 
+def test_an_owner_is_warned_once_with_what_where_and_how_to_free_it(
+    serving: StartPolicies, demo: StartDemo, stack: ExitStack, tmp_path: Path
+):
+    script = tmp_path / "mail"
+    script.write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/mailed; cat >> {tmp_path}/mailed\n")
+    script.chmod(0o755)
+    told = f"""
+[[policy]]
+name = "tell"
+do = "warn-owner"
+mode = "act"
+all = true
+after = "1s"
+readings = 2
+[policy.notify]
+mail = ["{script}", "{{user}}"]
+mail-to = "operator"
+"""
+    service = serving(told)
+    ghost = demo("forks.orphan", 2 * GIB)
+    child = child_of(ghost, stack)
+    ghost.kill("parent")
+    (done,) = decided(service, "done")
+    assert (done["do"], done["message"]) == ("warn", "mail to operator")
+    service.readings(4)
+    assert (len(decisions(service)), lives(child)) == (1, True)
+    recipient, message = (tmp_path / "mailed").read_text().split("\n", 1)
+    assert recipient == "operator"
+    assert message.count("Subject:") == 1
+    assert f"vram kill {ghost.pids['child']}" in message
+    service.close()
+    again = serving(told)  # what was said is remembered
+    again.readings(8)
+    assert decisions(again) == []
+
+
 @pytest.mark.fault(31)
 def test_a_killed_services_successor_waits_again_and_nothing_is_done_twice(
     serving: StartPolicies, demo: StartDemo, stack: ExitStack

@@ -70,7 +70,7 @@ complete -c vram -n __vram_needs_command -a report -d 'Read a trace: which line 
 complete -c vram -n __vram_needs_command -a fit -d 'Read a trace: which cards would it have fitted, and how much would be left'
 complete -c vram -n __vram_needs_command -a serve -d 'A service: metrics for Prometheus, a JSON API, a web page, history, policies'
 complete -c vram -n __vram_needs_command -a history -d 'Who held which GPU when, since when a ghost exists, who wastes memory; from what `vram serve` recorded'
-complete -c vram -n __vram_needs_command -a fleet -d 'The GPUs of many machines: over ssh, Ray or Slurm, or recorded; free their leftovers'
+complete -c vram -n __vram_needs_command -a fleet -d 'The GPUs of many machines, over ssh, Ray or Slurm; frees their leftovers'
 complete -c vram -n __vram_needs_command -a doctor -d 'Check what works on this host, and how to fix what does not'
 complete -c vram -n __vram_needs_command -a oom -d 'Explain an out-of-memory error from a message or a log'
 complete -c vram -n __vram_needs_command -a slurm -d 'Clean GPUs between Slurm jobs: prolog, epilog and health check'

@@ -98,15 +98,14 @@ def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
 
 def _with_parked(ledger: Ledger, host: LocalHost) -> Ledger:
     """*ledger* with the processes that this user parked: they hold nothing on a GPU now."""
-    from vram.reclaim.state import has_parked
+    from vram.reclaim.state import parked
 
-    if not has_parked():  # as nearly always, and then nothing more is loaded
+    found = parked(host)
+    if not found:
         return ledger
     from msgspec.structs import replace
 
-    from vram.reclaim.journal import parked_now
-
-    return replace(ledger, parked=parked_now(host))
+    return replace(ledger, parked=found)
 
 
 def completeness(ledger: Ledger) -> ExitCode:

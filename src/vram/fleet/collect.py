@@ -21,6 +21,7 @@ from vram.model.fleet import FleetNode, Grouping
 
 Answer = TypeVar("Answer")
 
+_DESCRIPTORS = 16_384
 SNAPSHOT = ("snapshot", "-o", "-")
 
 
@@ -60,27 +61,43 @@ def read_nodes(source: Transport | RecordedNodes, options: CollectOptions) -> tu
     threads = options.workers if recorded else options.parallel
     with Judges(options.workers) as judges:
         reader = _NodeReader(source, judges, options)
-        return tuple(in_threads(reader.read, nodes, threads, source))
+
+        def cancel() -> None:
+            judges.cancel()
+            if not isinstance(source, RecordedNodes):
+                source.cancel()
+
+        return tuple(in_threads(reader.read, nodes, threads, cancel))
 
 
 def in_threads(
     work: Callable[[NodeAddress], Answer],
     nodes: Sequence[NodeAddress],
     threads: int,
-    source: Transport | RecordedNodes,
+    cancel: Callable[[], None],
 ) -> list[Answer]:
-    """Do *work* for every node, *threads* at once; when we are told to stop, nothing of it stays behind."""
+    """Do *work* for every node, *threads* at once; told to stop, we *cancel* what is under way."""
+    _allow_descriptors()
     pool = ThreadPoolExecutor(max_workers=max(1, min(threads, len(nodes))))
     try:
         return list(pool.map(work, nodes))
     except RuntimeError as error:  # as Python says it where the system allows no more threads
         raise VramError(f"the nodes cannot be asked: {error}", hint="lower --parallel") from error
     except BaseException:
-        if not isinstance(source, RecordedNodes):
-            source.cancel()
+        cancel()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _allow_descriptors() -> None:
+    """Each node that is asked takes half a dozen descriptors; we may have as many as the system lets us."""
+    import resource
+
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _DESCRIPTORS)
+    if usual != resource.RLIM_INFINITY and usual < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 class _NodeReader:
@@ -98,6 +115,9 @@ class _NodeReader:
             found = self._judged(node, began)
         except NodeFailed as error:
             found = FleetNode(name=node.name, state="unread", code=error.code, message=error.message[:500])
+        except OSError as error:
+            words = f"it cannot be asked from here: {error.strerror or error}"
+            found = FleetNode(name=node.name, state="unread", code="unreachable", message=words)
         return replace(found, took_s=round(time.monotonic() - began, 6))
 
     def _judged(self, node: NodeAddress, began: float) -> FleetNode:

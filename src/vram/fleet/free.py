@@ -44,12 +44,14 @@ class FleetPlanner:
         self._source, self._options = source, options
         self._socket = (f"--socket={socket}",) if socket else ()
         self._addresses: dict[str, NodeAddress] = {}
+        self._totals: dict[str, int] = {}
         self._until = 0.0
         self.done: dict[str, FleetFree] = {}
 
     def plan(self, fleet: FleetReport) -> FleetFreeReport:
         """Ask every node with leftovers, and every node that was named, what it would do."""
         self._addresses = {node.name: node for node in self._source.nodes()}
+        self._totals = {node.name: sum(gpu.total_bytes or 0 for gpu in node.gpus) for node in fleet.nodes}
         named = self._options.names
         asked, lines = [], []
         for node in fleet.nodes:
@@ -58,9 +60,8 @@ class FleetPlanner:
             elif node.state == "leftovers" or node.name in named:
                 asked.append(self._addresses[node.name])
         self._until = time.monotonic() + self._options.fleet_s
-        plans = in_threads(self._planned, asked, self._options.parallel, self._source) if asked else []
-        failures = lines if named else []  # a table of the fleet has them; here only what was asked for
-        return FleetFreeReport(schema=1, executed=False, returned_bytes=None, nodes=(*plans, *failures))
+        plans = in_threads(self._planned, asked, self._options.parallel, self._source.cancel) if asked else []
+        return FleetFreeReport(schema=1, executed=False, returned_bytes=None, nodes=(*plans, *lines))
 
     def run(self, plans: FleetFreeReport) -> FleetFreeReport:
         """Have each node run the plan that it was shown with."""
@@ -73,7 +74,7 @@ class FleetPlanner:
             self.done[address.name] = self._ran(address, wanted[address.name])
             return self.done[address.name]
 
-        in_threads(run_one, asked, self._options.parallel, self._source)
+        in_threads(run_one, asked, self._options.parallel, self._source.cancel)
         return self.report(plans)
 
     def report(self, plans: FleetFreeReport) -> FleetFreeReport:
@@ -123,6 +124,8 @@ class FleetPlanner:
         failed = [each for each in receipt.outcomes if each.status not in ("done", "not-needed")]
         words = "; ".join(filter(None, (each.message for each in failed[:3])))[:500]
         returned = _possible(receipt.returned_bytes)
+        if returned is not None and returned > self._totals[node.name]:
+            return replace(bare, state="refused", message="it says that it freed more than it has")
         whole = not failed and not answer.left
         return replace(
             bare, state="freed" if whole else "partly", returned_bytes=returned, message=words or None

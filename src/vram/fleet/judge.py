@@ -39,7 +39,8 @@ _MOST_GHOSTS = 32
 _MOST_SHARES = 256
 _LONGEST_NAME = 200
 
-UNCHECKED_FAILURES = ("failed", "timeout", "lost")
+_UNREAD = ("no-driver", "not-judged", "too-large", "unreachable")
+_PROBE_FAILURES = ("failed", "timeout", "lost")
 
 
 class JudgeRequest(Struct, frozen=True, kw_only=True):
@@ -77,7 +78,7 @@ def judge_snapshot(data: bytes, asked: JudgeRequest) -> FleetNode:
 
 def rejected(name: str, code: NodeCode, message: str) -> FleetNode:
     """A node whose snapshot is not counted."""
-    state: NodeState = "unread" if code in ("no-driver", "not-judged", "too-large") else "rejected"
+    state: NodeState = "unread" if code in _UNREAD else "rejected"
     return FleetNode(name=name, state=state, code=code, message=message[:500])
 
 
@@ -87,7 +88,11 @@ def _read(data: bytes) -> Survey:
     except NewerSnapshot as error:
         raise _Rejected("other-version", str(error)) from error
     except BadSnapshot as error:
-        raise _Rejected("bad-snapshot", str(error)) from error
+        if data[:1] in (b"{", b""):
+            raise _Rejected("bad-snapshot", str(error)) from error
+        # Mostly what a login script prints.
+        begins = data[:40].decode(errors="backslashreplace")
+        raise _Rejected("bad-snapshot", f"it is no snapshot, it begins with {begins!r}") from error
 
 
 # ---- is it what was asked for, and can it be? ----
@@ -238,7 +243,7 @@ def _gap(ledger: Ledger) -> tuple[NodeCode | None, str | None]:
         if is_missing(gpu):
             return "gpu", f"GPU {gpu.index}: {gpu.message or gpu.status}"
     for probe in ledger.probes:
-        if probe.status in UNCHECKED_FAILURES:
+        if probe.status in _PROBE_FAILURES:
             return "source", f"{probe.name} {probe.status}: {probe.message or ''}".rstrip(": ")
     return None, None
 

@@ -44,10 +44,15 @@ class Judges:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for worker in self._all:
+            worker.close()
+
+    def cancel(self) -> None:
+        """End every worker; whoever waits for one hears that it has ended."""
         with self._lock:
             workers = list(self._all)
         for worker in workers:
-            worker.close()
+            worker.end()
 
     def judge(self, asked: JudgeRequest) -> FleetNode:
         """Return what a worker makes of the snapshot at ``asked.path``; never raises for what is in it."""
@@ -108,11 +113,15 @@ class _Worker:
         )
         return untrusted.decode(answer, FleetNode)
 
+    def end(self) -> None:
+        """Kill it: an ask that waits hears of it."""
+        self._process.kill()
+
     def close(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.wait()
-            os.close(self._pidfd)
+        """End it, when nobody waits for it any more."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._pidfd)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with suppress(OSError):

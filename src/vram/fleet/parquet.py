@@ -32,7 +32,7 @@ def append(report: FleetReport, folder: str) -> str:
         from pyarrow import parquet
     except ImportError as error:
         hint = "pip install 'vram[fleet]'"
-        raise UsageError("--parquet needs PyArrow, which is not installed", hint=hint) from error
+        raise UsageError(f"--parquet needs PyArrow: {error}", hint=hint) from error
     if not folder:
         raise UsageError("--parquet needs the name of a folder")
     table = pyarrow.Table.from_pylist(list(_rows(report)), schema=_schema(pyarrow))

@@ -7,7 +7,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from vram.fleet.transport import Cancelled, CommandResult, NodeFailed
@@ -30,9 +30,7 @@ class Programs:
     def close(self) -> None:
         os.close(self._stop)
 
-    def run(
-        self, argv: Sequence[str], *, until: float, nbytes: int, environment: Mapping[str, str] | None = None
-    ) -> CommandResult:
+    def run(self, argv: Sequence[str], *, until: float, nbytes: int) -> CommandResult:
         """Run *argv* to its end. Raises NodeFailed where it takes too long or writes too much."""
         try:
             process = subprocess.Popen(
@@ -40,16 +38,18 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
                 # Its helpers end with it, and Ctrl-C at the terminal is ours to handle.
                 start_new_session=True,
             )
         except OSError as error:
             raise NodeFailed("unreachable", f"{argv[0]} cannot be started: {error.strerror}") from error
         with process:
-            watched = _Watched(process, self._stop, nbytes)
+            watched = _Watched(process, nbytes)
             try:
+                watched.watch(self._stop)
                 return watched.to_its_end(until)
+            except OSError as error:  # we have no descriptor left
+                raise NodeFailed("unreachable", f"it cannot be asked: {error.strerror}") from error
             finally:
                 watched.close()
 
@@ -57,13 +57,18 @@ class Programs:
 class _Watched:
     """A running program, and what it has written so far."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stop: int, nbytes: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], nbytes: int) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
-        self._process, self._stop, self._most = process, stop, nbytes
-        self._pidfd = os.pidfd_open(process.pid)
+        self._process, self._most = process, nbytes
+        self._stop = self._pidfd = -1
         self._out, self._err = process.stdout.fileno(), process.stderr.fileno()
         self._output, self._errors = bytearray(), bytearray()
+        self._selector: selectors.BaseSelector | None = None
+
+    def watch(self, stop: int) -> None:
+        """Begin to wait for it, and for *stop*."""
+        self._stop, self._pidfd = stop, os.pidfd_open(self._process.pid)
         self._selector = selectors.DefaultSelector()
         for descriptor in (self._out, self._err):
             os.set_blocking(descriptor, False)
@@ -73,6 +78,7 @@ class _Watched:
     def to_its_end(self, until: float) -> CommandResult:
         # Its end, and not the end of its output: a master connection of ssh that stays behind
         # (ControlPersist) keeps standard error open.
+        assert self._selector is not None
         ended = False
         while not ended:
             ready = {key.fd for key, _ in self._selector.select(max(0.0, until - time.monotonic()))}
@@ -95,12 +101,16 @@ class _Watched:
             except BlockingIOError:
                 return
             if not part:
-                with suppress(KeyError):
-                    self._selector.unregister(descriptor)
+                self._at_end(descriptor)
                 return
             self._keep(descriptor, part)
             if not everything:
                 return
+
+    def _at_end(self, descriptor: int) -> None:
+        assert self._selector is not None
+        with suppress(KeyError):
+            self._selector.unregister(descriptor)
 
     def _keep(self, descriptor: int, part: bytes) -> None:
         if descriptor == self._err:
@@ -121,5 +131,7 @@ class _Watched:
                 os.killpg(self._process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_S)
-        self._selector.close()
-        os.close(self._pidfd)
+        if self._selector is not None:
+            self._selector.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)

@@ -71,11 +71,15 @@ def run_on_node(
 
     Returns the exit status, None where it was too late or wrote too much, and what it wrote.
     """
+    import os
+    import signal
     import subprocess
     import sys
     import tempfile
+    import time
 
     argv = [*(vram or [sys.executable, "-m", "vram"]), *words]
+    until = time.monotonic() + within_s
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
@@ -83,19 +87,23 @@ def run_on_node(
             )
         except OSError as error:
             return 127, b"", str(error).encode(errors="replace")
-        try:
-            status: int | None = process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if output.seek(0, 2) > most:
+        too_large = late = False
+        while process.poll() is None and not (too_large or late):
+            try:
+                process.wait(0.02)
+            except subprocess.TimeoutExpired:
+                too_large = os.fstat(output.fileno()).st_size + os.fstat(errors.fileno()).st_size > most
+                late = time.monotonic() >= until
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped: the group is still its own
+            process.wait()
+        if too_large or os.fstat(output.fileno()).st_size > most:
             return None, b"", b"too large"
+        if late:
+            return None, b"", b"late"
         output.seek(0)
         errors.seek(max(0, errors.seek(0, 2) - 8192))
-        return status, output.read(), errors.read()
+        return process.returncode, output.read(), errors.read()
 
 
 def main() -> None:
@@ -194,7 +202,7 @@ class _Driver:
         for reference in late:
             command, _ = self._running.pop(reference)
             self._ray.cancel(reference, force=True)
-            _say(answers, RayAnswer(number=command.number, code="no-answer", error="no answer in time"))
+            _say(answers, _late(command))
 
     def _answer(self, reference: Any, command: RayCommand) -> RayAnswer:
         try:
@@ -202,9 +210,15 @@ class _Driver:
         except Exception as error:
             return _failed(command, error)
         if status is None:
-            code = "too-large" if errors == b"too large" else "no-answer"
-            return RayAnswer(number=command.number, code=code, error="no complete answer in time")
+            if errors == b"too large":
+                words = f"its answer is longer than {command.nbytes >> 20} MiB"
+                return RayAnswer(number=command.number, code="too-large", error=words)
+            return _late(command)
         return RayAnswer(number=command.number, status=status, output=output, errors=errors)
+
+
+def _late(command: RayCommand) -> RayAnswer:
+    return RayAnswer(number=command.number, code="no-answer", error="no answer within the deadline")
 
 
 def _failed(command: RayCommand, error: Exception) -> RayAnswer:

@@ -13,7 +13,7 @@ import msgspec
 
 from vram import untrusted
 from vram.fleet.judge import MOST_SNAPSHOT_BYTES, JudgeRequest, judge_snapshot, rejected
-from vram.model.fleet import FleetNode
+from vram.model.fleet import FleetNode, NodeCode
 from vram.report.json import encode
 
 _MOST_MEMORY = 2 << 30
@@ -31,8 +31,8 @@ def _judged(asked: JudgeRequest) -> FleetNode:
     try:
         data = untrusted.read_file(asked.path, nbytes=MOST_SNAPSHOT_BYTES, follow=True)
     except untrusted.Rejected as error:
-        code = "too-large" if error.code == "too-large" else "bad-snapshot"
-        return rejected(asked.name, code, f"its snapshot cannot be read: {error}")  # type: ignore[arg-type]
+        code: NodeCode = "too-large" if error.code == "too-large" else "unreachable"
+        return rejected(asked.name, code, f"its snapshot cannot be read: {error}")
     try:
         return judge_snapshot(data, asked)
     except MemoryError:

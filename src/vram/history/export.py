@@ -10,10 +10,10 @@ import msgspec
 from vram.errors import UsageError
 from vram.history.schema import SAMPLED
 from vram.model.history import (
-    GhostsReport,
     Held,
     HistoryReport,
     HoldersReport,
+    PastGhostsReport,
     SeriesReport,
     UserWaste,
     WasteReport,
@@ -39,7 +39,7 @@ def write(report: HistoryReport, stream: BinaryIO) -> None:
     elif isinstance(report, HoldersReport):
         write_held(report.holders, stream)
     else:
-        write_held(report.ghosts if isinstance(report, GhostsReport) else report.rows, stream)
+        write_held(report.ghosts if isinstance(report, PastGhostsReport) else report.rows, stream)
 
 
 def write_held(rows: Sequence[Held], stream: BinaryIO) -> None:

@@ -27,7 +27,11 @@ PAGE_NBYTES = 1024
 _BESIDE = ("-wal", "-shm", "-journal")
 _MAGIC = b"SQLite format 3\0"
 _HEADER_NBYTES, _VERSION_AT, _APPLICATION_AT = 100, 60, 68
-_NOT_A_DATABASE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+# Our own statements are sound: those that fail have met tables or rows that were never written so.
+_BY_DAMAGE = (
+    *(sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT),
+    *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH),
+)
 _BUSY_S = 0.2
 _API = "ask the service instead: curl 'http://127.0.0.1:9838/api/v1/history/holders?gpu=0'"
 
@@ -39,12 +43,30 @@ def default_path() -> str:
     return path if os.path.lexists(path) else os.path.join(SYSTEM_FOLDER, NAME)
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+class DamagedRow(sqlite3.DatabaseError):
+    """SQLite can read the file, and what it says was never written."""
+
+
+DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises; where a damaged file makes its messages unreadable, Python cannot decode them."""
+
+
+def is_damage(error: Exception) -> bool:
     """Whether *error* says that the file is damaged, or is no database."""
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _NOT_A_DATABASE
+    if isinstance(error, (UnicodeDecodeError, DamagedRow)):
+        return True
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BY_DAMAGE
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
 
 
 # ---- for the one process that writes it ----
+
+
+class _Foreign(Exception):
+    """The database has other tables than ours, or triggers."""
 
 
 class WritableFile:
@@ -135,14 +157,16 @@ class WritableFile:
         self._make()
         try:
             return self._connected()
-        except sqlite3.DatabaseError as error:
+        except _Foreign:
+            self.move_aside("foreign")
+        except DAMAGE as error:
             if not is_damage(error):
                 raise _unavailable(self.path, error) from error
             self.move_aside("damaged")
         self._make()
         try:
             return self._connected()
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise _unavailable(self.path, error) from error
 
     def _make(self) -> None:
@@ -174,22 +198,28 @@ class WritableFile:
             return None
         if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
             return "foreign"
-        if int.from_bytes(header[_APPLICATION_AT : _APPLICATION_AT + 4], "big") != schema.APPLICATION_ID:
+        mark = int.from_bytes(header[_APPLICATION_AT : _APPLICATION_AT + 4], "big")
+        if mark == schema.APPLICATION_ID:
+            require_known_version(int.from_bytes(header[_VERSION_AT : _VERSION_AT + 4], "big"), self.path)
+        elif mark:
             return "foreign"
-        require_known_version(int.from_bytes(header[_VERSION_AT : _VERSION_AT + 4], "big"), self.path)
+        # Without a mark it may be our own, killed while it was made: _connected looks whether it has tables.
         return None
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_S)
+        connection.text_factory = _text
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
+            if not schema.is_ours(connection):
+                raise _Foreign
             # Most rows of a minute belong to different places: small pages make for few bytes written.
             connection.execute(f"PRAGMA page_size = {PAGE_NBYTES}")
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            if not schema.has_only_tables(connection):
-                raise sqlite3.DatabaseError("it has triggers or views")
             # A new file gets its tables before it gets a log: a file of no bytes would lose the log.
             schema.upgrade(connection)
+            if not schema.is_intact(connection):
+                raise _Foreign
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA cell_size_check = ON")
@@ -221,7 +251,7 @@ def require_known_version(found: int, path: str) -> None:
         )
 
 
-def _unavailable(path: str, error: sqlite3.Error) -> HistoryUnavailable:
+def _unavailable(path: str, error: Exception) -> HistoryUnavailable:
     return HistoryUnavailable(
         f"the history cannot be kept in {path}: {error}", hint="is there room on the disk?"
     )
@@ -235,19 +265,22 @@ def open_for_reading(path: str) -> sqlite3.Connection:
     _require_trusted(path)
     connection = _read_only(path)
     try:
+        connection.text_factory = _text
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA cell_size_check = ON")
-        if not schema.is_ours(connection) or not schema.has_only_tables(connection):
-            raise BadInput(
-                f"{path} is a database of another program", hint="the service's file is history.sqlite"
-            )
+        if not schema.is_ours(connection):
+            raise _of_another(path)
         found = schema.version(connection)
         require_known_version(found, path)
+        if not found:
+            raise NothingFound(f"nothing was recorded in {path} yet", hint="look again in a minute")
         if found < schema.VERSION:
             hint = "start the service once: it brings the file up to date"
             raise BadInput(f"{path} was written by an older vram", hint=hint)
-    except sqlite3.Error as error:
+        if not schema.is_intact(connection):
+            raise _of_another(path)
+    except DAMAGE as error:
         connection.close()
         raise cannot_read(path, error) from error
     except BaseException:
@@ -256,7 +289,11 @@ def open_for_reading(path: str) -> sqlite3.Connection:
     return connection
 
 
-def cannot_read(path: str, error: sqlite3.Error) -> BadInput | HistoryUnavailable:
+def _of_another(path: str) -> BadInput:
+    return BadInput(f"{path} is a database of another program", hint="the service's file is history.sqlite")
+
+
+def cannot_read(path: str, error: Exception) -> BadInput | HistoryUnavailable:
     """What to tell a reader."""
     if is_damage(error):
         hint = "the service moves it aside and begins a new one when it meets the damage"
@@ -301,10 +338,10 @@ def _read_only(path: str) -> sqlite3.Connection:
         try:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             return connection
-        except sqlite3.Error:
+        except DAMAGE:
             connection.close()
             raise
-    except sqlite3.Error as error:
+    except DAMAGE as error:
         if is_damage(error) or not _is_unwritable(path):
             raise cannot_read(path, error) from error
     # A log needs an index beside it, which cannot be made here.
@@ -329,7 +366,7 @@ def _copied(path: str) -> sqlite3.Connection:
             with closing(sqlite3.connect(os.path.join(folder, NAME))) as source:
                 source.backup(copy)
             return copy
-    except sqlite3.Error as error:
+    except DAMAGE as error:
         raise cannot_read(path, error) from error
     except OSError as error:
         raise HistoryUnavailable(

@@ -20,6 +20,7 @@ def overlapping(
     last: int,
     gpus: Sequence[int] | None = None,
     least_span: int = 1,
+    where: str = "1",
 ) -> Iterator[Any]:
     """*columns* of everything held at a moment from *first* to *last*, on *gpus* (None: all).
 
@@ -27,14 +28,12 @@ def overlapping(
     """
     if gpus is None:
         gpus = [row[0] for row in connection.execute("SELECT id FROM gpu")]
-    spans = range(least_span, max(1, last).bit_length() + 1)
+    newest = connection.execute("SELECT max(id) FROM moment").fetchone()[0] or 0
+    here = f"SELECT {columns} FROM hold WHERE gpu = ? AND span = ? AND since <= ?"
     for gpu in gpus:
-        yield from connection.execute(
-            f"SELECT {columns} FROM hold WHERE gpu = ? AND span = ? AND since <= ?", (gpu, OPEN_SPAN, last)
-        )
-        for span in spans:
+        yield from connection.execute(f"{here} AND {where}", (gpu, OPEN_SPAN, last)).fetchall()
+        for span in range(least_span, newest.bit_length() + 1):
             yield from connection.execute(
-                f"SELECT {columns} FROM hold WHERE gpu = ? AND span = ? AND since > ? AND since <= ?"
-                " AND until > ?",
-                (gpu, span, first - (1 << span), last, first),
-            )
+                f"{here} AND since > ? AND until > ? AND {where}",
+                (gpu, span, last, first - (1 << span), first),
+            ).fetchall()

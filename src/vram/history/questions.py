@@ -22,9 +22,9 @@ from vram.history.schema import KINDS_BY_NUMBER, SAMPLED
 from vram.history.things import plain
 from vram.history.timeline import Times
 from vram.model.history import (
-    GhostsReport,
     Held,
     HoldersReport,
+    PastGhostsReport,
     Recorded,
     SearchReport,
     SeriesPoint,
@@ -44,7 +44,6 @@ _COLUMNS = (
     "id, gpu, topic, kind, since, until, flags, pid, started_at, program, dead_pid, code, others, nbytes,"
     " most_bytes, idle_ms, idle_from"
 )
-_USED = " + ".join(f"coalesce({kind}, 0)" for kind in SAMPLED)
 _SAMPLE = ", ".join(("moment", "total", "leftover", *SAMPLED))
 
 
@@ -97,7 +96,7 @@ class Questions:
 
     def ghosts(
         self, start: float | None, end: float | None, *, gpu: str | None = None, limit: int = 100
-    ) -> GhostsReport:
+    ) -> PastGhostsReport:
         """Memory of dead processes, and memory that nobody accounts for, in that time; the newest first."""
         first, last = self._range(start, end)
         gpus = set(self._gpu_ids(gpu))
@@ -113,7 +112,9 @@ class Questions:
                 found.append(self._held(row, self._times.last))
                 if len(found) > limit:
                     break
-        return GhostsReport(ghosts=tuple(found[:limit]), recorded=self._recorded(), more=len(found) > limit)
+        return PastGhostsReport(
+            ghosts=tuple(found[:limit]), recorded=self._recorded(), more=len(found) > limit
+        )
 
     def search(
         self,
@@ -343,16 +344,16 @@ class Questions:
         return found
 
     def _of_pid(self, pid: int, first: int, last: int, gpus: set[int]) -> list[Any]:
-        rows = overlapping(self._connection, _COLUMNS, first, last, sorted(gpus))
-        return [row for row in rows if pid in (row[7], row[10])]
+        where = f"(pid = {int(pid)} OR dead_pid = {int(pid)})"
+        return list(overlapping(self._connection, _COLUMNS, first, last, sorted(gpus), where=where))
 
     def _longest_idle(self, first: int, last: int) -> dict[int | None, list[Held]]:
         """For each user the holds that wasted most: idle, or a dead process's."""
         worst: dict[int | None, list[tuple[float, int, Any]]] = {}
-        for row in overlapping(self._connection, _COLUMNS, first, last, least_span=2):
+        topics = ", ".join(map(str, schema.LEFTOVER_TOPICS))
+        where = f"(idle_ms > 0 OR idle_from IS NOT NULL OR topic IN ({topics}))"
+        for row in overlapping(self._connection, _COLUMNS, first, last, least_span=2, where=where):
             is_leftover = row[2] in schema.LEFTOVER_TOPICS
-            if not is_leftover and not row[15] and row[16] is None:
-                continue
             idle_s = row[15] / 1000 + (self._times.length_s(row[16], last) if row[16] is not None else 0.0)
             spent_s = self._times.length_s(row[4], row[5] or self._times.last) if is_leftover else idle_s
             uid = self._program(row[9])[0]
@@ -367,18 +368,15 @@ class Questions:
 
     def _samples(self, gpu: int, first: int, last: int, buckets: int) -> dict[int, tuple[Any, ...]]:
         """The state at *first*, and of each bucket the highest and the last; where it is unknown, always."""
-        rows: list[Any] = self._connection.execute(
-            f"SELECT {_SAMPLE} FROM sample WHERE gpu = ? AND moment <= ? ORDER BY moment DESC LIMIT 1",
-            (gpu, first),
-        ).fetchall()
         width = max(1, -(-(last - first + 1) // buckets))
+        before = f"SELECT {_SAMPLE} FROM sample WHERE gpu = ? AND moment <= ? ORDER BY moment DESC LIMIT 1"
+        ends = (first, *range(min(first + width - 1, last), last, width), last)
+        rows = [row for end in ends for row in self._connection.execute(before, (gpu, end))]
         here = "FROM sample WHERE gpu = ? AND moment > ? AND moment <= ?"
-        for choice, condition in ((_USED, "total IS NOT NULL"), ("moment", "1")):
-            # Of a group with one max(), SQLite takes the other columns from the row that has it.
-            rows += self._connection.execute(
-                f"SELECT {_SAMPLE}, max({choice}) {here} AND {condition} GROUP BY moment / ?",
-                (gpu, first, last, width),
-            )
+        # Of a group with one max(), SQLite takes the other columns from the row that has it.
+        rows += self._connection.execute(
+            f"SELECT {_SAMPLE}, max(used) {here} GROUP BY (moment - ?) / ?", (gpu, first, last, first, width)
+        )
         rows += self._connection.execute(f"SELECT {_SAMPLE} {here} AND total IS NULL", (gpu, first, last))
         return {row[0]: tuple(row[: 3 + len(SAMPLED)]) for row in rows}
 

@@ -14,7 +14,8 @@ from vram.errors import HistoryUnavailable
 from vram.history import schema
 from vram.history.file import PAGE_NBYTES, WritableFile
 from vram.history.intervals import overlapping
-from vram.history.timeline import Moment, Times
+from vram.history.programs import ProgramTable
+from vram.history.timeline import ReadingMoment, Times
 from vram.units import MIB
 
 LEAST_BYTES = 8 * MIB
@@ -25,19 +26,18 @@ _STEADY_MS = 3600 * 1000
 """What is older than this boot has its age from the wall clock, which must not have been set for so long."""
 _SHORT_SPAN = 4  # fewer than 16 readings
 _SOFT = 0.9  # of the pages that the file may have
+_SLACK_PAGES = 256
+_MOST_STEPS = 1000
 _BUDGET_S = 0.008
 _ROWS = 100
 _ROUTINE_S = 60.0
-_USED = " + ".join(f"coalesce({kind}, 0)" for kind in schema.SAMPLED)
-
-Programs = dict[tuple[object, ...], int]
 
 
 class Retention:
     """Deletes from *file*. ``step`` is called with every reading."""
 
-    def __init__(self, file: WritableFile, interval_s: float = 5.0) -> None:
-        self._file = file
+    def __init__(self, file: WritableFile, programs: ProgramTable, interval_s: float) -> None:
+        self._file, self._programs = file, programs
         self._connection = file.connection
         self._log_nbytes = 0
         self._most_pages = 0
@@ -54,13 +54,25 @@ class Retention:
         self._log_nbytes = min(most // 4, 32 * MIB)
         self._most_pages = (most - self._log_nbytes - MIB // 2) // PAGE_NBYTES
         self._connection.execute(f"PRAGMA journal_size_limit = {MIB}")
-        self._connection.execute(f"PRAGMA max_page_count = {self._most_pages}")
+        self._bound()
+
+    def _bound(self) -> None:
+        """SQLite refuses pages beyond the limit; a file that is larger already may still be worked in."""
+        pages = self._pragma("page_count")
+        most = self._most_pages if pages <= self._most_pages else pages + _SLACK_PAGES
+        self._connection.execute(f"PRAGMA max_page_count = {most}")
 
     @property
     def is_pressed(self) -> bool:
         """Whether the file is nearly full."""
         used = self._pragma("page_count") - self._pragma("freelist_count")
         return used > self._most_pages * _SOFT
+
+    def make_room(self, moment: ReadingMoment) -> None:
+        """Delete until the file is not full any more: before something is written that would not fit."""
+        for _ in range(_MOST_STEPS):
+            if not self.is_pressed or not self._press(moment):
+                break
 
     @property
     def should_commit(self) -> bool:
@@ -83,38 +95,43 @@ class Retention:
 
     # ---- one step ----
 
-    def step(self, moment: Moment, keep_s: float, programs: Programs) -> None:
+    def step(self, moment: ReadingMoment, keep_s: float) -> None:
         """Delete some of what has to go, within a few milliseconds."""
         until = time.perf_counter() + _BUDGET_S
         if self._pragma("page_count") > self._most_pages:
-            self._connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
-            self._connection.execute(f"PRAGMA max_page_count = {self._most_pages}")
-        while self.is_pressed and self._press(moment, programs):
+            self._shrink(until)
+        while self.is_pressed and self._press(moment):
             if time.perf_counter() > until:
                 return
         if moment.boot >= self._routine_at or moment.boot < self._routine_at - _ROUTINE_S:
             self._has_routine, self._routine_at = True, moment.boot + _ROUTINE_S
         while self._has_routine and time.perf_counter() < until:
-            self._has_routine = self._routine(moment, keep_s, programs)
+            self._has_routine = self._routine(moment, keep_s)
 
-    def _routine(self, moment: Moment, keep_s: float, programs: Programs) -> bool:
+    def _shrink(self, until: float) -> None:
+        """Return empty pages to the file system, one with each call: Python's sqlite3 does not repeat it."""
+        while self._pragma("freelist_count") and self._pragma("page_count") > self._most_pages:
+            self._connection.execute("PRAGMA incremental_vacuum(1)")
+            if time.perf_counter() > until:
+                break
+        self._bound()
+
+    def _routine(self, moment: ReadingMoment, keep_s: float) -> bool:
         """What time demands; False where nothing more is to be done now."""
         if self._thin(self._older_than(DETAIL_S, moment)):
             return True
         boundary = self._older_than(keep_s, moment)
-        return boundary > self._progress("kept-from") and self._forget_before(
-            boundary, moment, keep_s, programs
-        )
+        return boundary > self._progress("kept-from") and self._forget_before(boundary, moment, keep_s)
 
-    def _press(self, moment: Moment, programs: Programs) -> bool:
+    def _press(self, moment: ReadingMoment) -> bool:
         """What size demands; False where nothing can be deleted."""
         if self._thin(self._older_than(_PRESSED_DETAIL_S, moment)):
             return True
-        if self._drop_short(programs):
+        if self._drop_short():
             return True
         boundary = self._progress("kept-from") + self._bucket
         last = int(self._connection.execute("SELECT coalesce(max(id), 0) FROM moment").fetchone()[0])
-        return boundary < last and self._forget_before(boundary, moment, None, programs)
+        return boundary < last and self._forget_before(boundary, moment, None)
 
     # ---- detail ----
 
@@ -131,7 +148,7 @@ class Retention:
             here = "FROM sample WHERE gpu = :gpu AND moment >= :start AND moment < :end AND total IS NOT NULL"
             self._connection.execute(
                 f"DELETE {here} AND moment <> (SELECT max(moment) {here})"
-                f" AND moment <> (SELECT moment {here} ORDER BY {_USED} DESC, moment LIMIT 1)",
+                f" AND moment <> (SELECT moment {here} ORDER BY used DESC, moment LIMIT 1)",
                 {"gpu": gpu, "start": start, "end": end},
             )
         self._set_progress("samples-to", end)
@@ -158,7 +175,7 @@ class Retention:
 
     # ---- rows ----
 
-    def _drop_short(self, programs: Programs) -> bool:
+    def _drop_short(self) -> bool:
         """Delete the oldest of the processes that were there for a moment only."""
         found: list[tuple[int, int, int | None]] = []
         for (gpu,) in self._connection.execute("SELECT id FROM gpu").fetchall():
@@ -169,16 +186,16 @@ class Retention:
                     (gpu, span, schema.PROCESS, _ROWS // 4),
                 ).fetchall()
         oldest = sorted(found, key=lambda row: row[0])[:_ROWS]
-        self._delete_holds([(number, program) for _, number, program in oldest], programs)
+        self._delete_holds([(number, program) for _, number, program in oldest])
         return bool(oldest)
 
-    def _forget_before(self, boundary: int, moment: Moment, keep_s: float | None, programs: Programs) -> bool:
+    def _forget_before(self, boundary: int, moment: ReadingMoment, keep_s: float | None) -> bool:
         """Delete what ended before *boundary*, some of it at a time; True where something was deleted."""
         rows = self._connection.execute(
             "SELECT id, program FROM hold WHERE until <= ? ORDER BY until LIMIT ?", (boundary, _ROWS)
         ).fetchall()
         if rows:
-            self._delete_holds(rows, programs)
+            self._delete_holds(rows)
             return True
         start = self._progress("kept-from")
         end = min(boundary, start + 10 * _ROWS)
@@ -204,21 +221,14 @@ class Retention:
         self._set_progress("kept-from", end)
         return end > start
 
-    def _delete_holds(self, rows: list[tuple[int, int | None]], programs: Programs) -> None:
+    def _delete_holds(self, rows: list[tuple[int, int | None]]) -> None:
         self._connection.executemany("DELETE FROM step WHERE hold = ?", [(number,) for number, _ in rows])
         self._connection.executemany("DELETE FROM hold WHERE id = ?", [(number,) for number, _ in rows])
-        named = {(program,) for _, program in rows if program is not None}
-        before = self._connection.total_changes
-        self._connection.executemany(
-            "DELETE FROM program WHERE id = ? AND NOT EXISTS (SELECT 1 FROM hold WHERE program = program.id)",
-            named,
-        )
-        if self._connection.total_changes > before:
-            programs.clear()
+        self._programs.drop_unused({program for _, program in rows if program is not None})
 
     # ---- ages ----
 
-    def _older_than(self, seconds: float, moment: Moment) -> int:
+    def _older_than(self, seconds: float, moment: ReadingMoment) -> int:
         """The last moment that is *seconds* old or older; zero: none is. Looked for once a minute."""
         asked_at, found = self._cutoffs.get(seconds, (-1.0, 0))
         if not asked_at <= moment.boot < asked_at + _ROUTINE_S:
@@ -226,7 +236,7 @@ class Retention:
             self._cutoffs[seconds] = (moment.boot, found)
         return found
 
-    def _found_older_than(self, seconds: float, moment: Moment) -> int:
+    def _found_older_than(self, seconds: float, moment: ReadingMoment) -> int:
         first = self._connection.execute(
             "SELECT min(first) FROM era WHERE boot_id = ?", (moment.boot_id,)
         ).fetchone()[0]

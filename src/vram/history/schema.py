@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 
 from vram.model.kinds import KINDS, Kind
 
@@ -75,11 +76,12 @@ CREATE TABLE step (
   hold INTEGER NOT NULL, moment INTEGER NOT NULL, nbytes INTEGER,
   PRIMARY KEY (hold, moment)) WITHOUT ROWID;
 CREATE TABLE sample (
-  gpu INTEGER NOT NULL, moment INTEGER NOT NULL, total INTEGER, leftover INTEGER,
+  gpu INTEGER NOT NULL, moment INTEGER NOT NULL, total INTEGER, used INTEGER, leftover INTEGER,
   reserved INTEGER, unassigned INTEGER, unreported INTEGER, overhead INTEGER, process INTEGER,
   context INTEGER, live INTEGER, cached INTEGER, fragmented INTEGER, orphaned INTEGER, exported INTEGER,
   unattributed INTEGER, hidden INTEGER, guest INTEGER, windows INTEGER,
   PRIMARY KEY (gpu, moment)) WITHOUT ROWID;
+CREATE INDEX sample_unknown ON sample (gpu, moment) WHERE total IS NULL;
 CREATE TABLE usage (
   hour INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT,
   held INTEGER NOT NULL, idle INTEGER NOT NULL, leftover INTEGER NOT NULL,
@@ -106,10 +108,16 @@ def is_ours(connection: sqlite3.Connection) -> bool:
     return bool(marked == 0 and tables == 0)
 
 
-def has_only_tables(connection: sqlite3.Connection) -> bool:
-    """Whether nothing in the file runs by itself: a history has no triggers and no views."""
-    found = connection.execute("SELECT count(*) FROM sqlite_schema WHERE type NOT IN ('table', 'index')")
-    return not found.fetchone()[0]
+def is_intact(connection: sqlite3.Connection) -> bool:
+    """Whether the file has exactly our tables: nothing that runs by itself, nothing that is missing."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        upgrade(made)
+        return _tables(connection) == _tables(made)
+
+
+def _tables(connection: sqlite3.Connection) -> set[tuple[str, ...]]:
+    found = connection.execute("SELECT type, name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")
+    return set(found)
 
 
 def upgrade(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:

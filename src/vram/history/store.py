@@ -11,13 +11,14 @@ from __future__ import annotations
 import sqlite3
 from contextlib import suppress
 
-import msgspec
-
 from vram.diagnosis.answering import Answering
-from vram.diagnosis.watched import Identity, Item, Key
+from vram.diagnosis.watched import Item, Key
 from vram.errors import HistoryUnavailable
 from vram.history import schema
-from vram.history.file import WritableFile, is_damage
+from vram.history.checkpoint import Checkpointer
+from vram.history.file import DAMAGE, WritableFile, is_damage
+from vram.history.holds import OpenHold, load, others_text, who_columns
+from vram.history.programs import ProgramTable
 from vram.history.retention import Retention
 from vram.history.things import (
     UNKNOWN_SAMPLE,
@@ -27,40 +28,20 @@ from vram.history.things import (
     idle_pids,
     plain,
     samples,
-    thing_key,
     things,
 )
-from vram.history.timeline import Moment, Recording
+from vram.history.timeline import ReadingMoment, Recording
+from vram.history.usage import Usage
 from vram.model.ledger import GpuLedger, Holder, Ledger
-from vram.model.process import Workload
+from vram.units import MIB
 
 COMMIT_S = 60.0
 IDLE_S = 60.0
 """How long a process must do nothing to count as idle: between two batches it does nothing as well."""
 _RETRY_S = 10.0
-_MOST_PROGRAMS = 4096
+_NAMING_READINGS = 12
 _LEAST_GAP_S = 60.0
-_LOG_PAGES = 2000  # after which the log is copied into the file
-_NOT_NAMED = -1
-
-
-class _Hold(msgspec.Struct, eq=False):
-    """A row of ``hold`` without an end, and what is not in it: since when its process does nothing."""
-
-    id: int
-    since: int
-    gpu_key: Key
-    topic: int
-    members: frozenset[Identity | None]
-    nbytes: int | None
-    most_bytes: int | None
-    pid: int | None
-    uid: int | None
-    user: str | None
-    idle: bool = False
-    rests: bool = False
-    rests_from: int = 0
-    rests_from_ms: int = 0
+_LOG_NBYTES = 2 * MIB  # after which the log is copied into the file
 
 
 class HistoryStore:
@@ -76,6 +57,7 @@ class HistoryStore:
         self._file: WritableFile | None = None
         self._forget()
         self._retry_at = 0.0
+        self._was_full = False
 
     # ---- from outside ----
 
@@ -83,7 +65,7 @@ class HistoryStore:
     def connection(self) -> sqlite3.Connection | None:
         """For questions: it sees what is not committed yet. None where the file cannot be used now."""
         if self._file is not None:
-            with suppress(sqlite3.Error):
+            with suppress(*DAMAGE):
                 self._write_usage()
         return self._file.connection if self._file else None
 
@@ -100,22 +82,29 @@ class HistoryStore:
         if self._file is not None:
             return
         self._file = WritableFile(self.path)
+        self._checkpointer = Checkpointer(self._file.path)
         self.notice = self._file.notice or self.notice
         try:
             connection = self._file.connection
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-            self._retention = Retention(self._file, self.interval_s)
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            self._programs, self._usage = ProgramTable(connection), Usage(connection)
+            self._retention = Retention(self._file, self._programs, self.interval_s)
             self._retention.limit(self.most_bytes)
+            self._check_log()
             gap_s = max(_LEAST_GAP_S, 3 * self.interval_s)
             self._recording = Recording(connection, gap_s)
             connection.execute("BEGIN IMMEDIATE")
             self._load_gpus()
             self._load_holds()
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise self._failed(error) from error
 
-    def record(self, ledger: Ledger, moment: Moment) -> None:
+    def met(self, error: Exception) -> HistoryUnavailable:
+        """A question met *error*: a damaged file is moved aside. What to answer instead."""
+        return self._failed(error)
+
+    def record(self, ledger: Ledger, moment: ReadingMoment) -> None:
         """Remember what *ledger* says of *moment*. Raises HistoryUnavailable where that cannot be written."""
         if self._file is None:
             if moment.boot < self._retry_at:
@@ -123,22 +112,26 @@ class HistoryStore:
             self._retry_at = moment.boot + _RETRY_S
             self.open()
         try:
+            if self._was_full:
+                self._begin(moment)
+                self._retention.make_room(moment)
+                self._was_full = False
             self._record(ledger, moment)
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             self._retry_at = moment.boot + _RETRY_S
             raise self._failed(error) from error
 
-    def tend(self, moment: Moment) -> None:
+    def tend(self, moment: ReadingMoment) -> None:
         """Delete what is too old or too much, a little at a time, and commit where it is time for that."""
         if self._file is None:
             return
         try:
             self._begin(moment)
-            self._retention.step(moment, self.keep_s, self._programs)
+            self._retention.step(moment, self.keep_s)
             is_due = not 0 <= moment.boot - self._began < COMMIT_S
             if is_due or self._retention.should_commit:
                 self.commit()
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise self._failed(error) from error
 
     def commit(self) -> None:
@@ -146,7 +139,17 @@ class HistoryStore:
         if self._file is not None and self._file.connection.in_transaction:
             self._write_usage()
             self._file.connection.execute("COMMIT")
+            if self._file.log_nbytes > _LOG_NBYTES:
+                self._checkpointer.start()
+            self._check_log()
+
+    def _check_log(self) -> None:
+        """Write nothing more while the log cannot be emptied: it would grow beyond the limit."""
+        try:
             self._retention.check_log()
+        except HistoryUnavailable:
+            self._drop()
+            raise
 
     def limit(self, keep_s: float, most_bytes: int) -> None:
         """Take another limit of age and size; what is beyond it goes step by step."""
@@ -158,7 +161,7 @@ class HistoryStore:
         if self._file is None:
             return
         try:
-            with suppress(sqlite3.Error):
+            with suppress(*DAMAGE):
                 self._begin(None)
                 self._recording.pause()
                 self.commit()
@@ -167,55 +170,55 @@ class HistoryStore:
 
     # ---- errors ----
 
-    def _failed(self, error: sqlite3.Error) -> HistoryUnavailable:
+    def _failed(self, error: Exception) -> HistoryUnavailable:
         """Forget everything since the last commit, and close the file: the next reading opens it again."""
         file = self._file
         if file is not None and file.connection.in_transaction:
-            with suppress(sqlite3.Error):
+            with suppress(*DAMAGE):
                 file.connection.execute("ROLLBACK")
         if file is not None and is_damage(error):
+            self._checkpointer.close()
             file.connection.close()
             try:
                 file.move_aside("damaged")
                 self.notice = file.notice
-            except OSError as other:
-                self.notice = f"{self.path} is damaged and cannot be moved aside: {other.strerror}"
+            except (OSError, HistoryUnavailable) as other:
+                self.notice = f"{self.path} is damaged and cannot be moved aside: {other}"
         self._drop()
-        is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-        reason = "there is no room on the disk" if is_full else str(error)
-        hint = "it goes on by itself when there is room" if is_full else "see the service's log"
+        self._was_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        reason = "there is no room on the disk, or within its limit" if self._was_full else str(error)
+        hint = "it goes on by itself when there is room" if self._was_full else "see the service's log"
         return HistoryUnavailable(f"the history is not recorded now, {self.path}: {reason}", hint=hint)
 
     def _drop(self) -> None:
         file, self._file = self._file, None
         self._forget()
         if file is not None:
-            with suppress(sqlite3.Error):
+            self._checkpointer.close()
+            with suppress(*DAMAGE):
                 file.close()
 
     def _forget(self) -> None:
         self._answering = Answering(1)
-        self._gpus: dict[tuple[object, ...], int] = {}
+        self._gpus: dict[Key, int] = {}
+        self._gpu_rows: dict[tuple[int, str | None, str | None], int] = {}
         self._gpu_keys: dict[int, Key] = {}
-        self._holds: dict[tuple[object, ...], list[_Hold]] = {}
+        self._holds: dict[tuple[object, ...], list[OpenHold]] = {}
         self._samples: dict[Key, Sample] = {}
-        self._programs: dict[tuple[object, ...], int] = {}
-        self._usage: dict[tuple[int, int], list[int]] = {}
-        self._users: dict[int, str | None] = {}
-        self._resting: dict[int, _Hold] = {}
+        self._resting: dict[int, OpenHold] = {}
         self._comparable: dict[tuple[Key, bool], bool] = {}
         self._ledger: Ledger | None = None
         self._began = 0.0
 
     # ---- one reading ----
 
-    def _begin(self, moment: Moment | None) -> None:
+    def _begin(self, moment: ReadingMoment | None) -> None:
         assert self._file is not None
         if not self._file.connection.in_transaction:
             self._file.connection.execute("BEGIN IMMEDIATE")
-            self._began = moment.boot if moment else 0.0
+            self._began = moment.boot if moment else self._recording.last_boot_ms / 1000
 
-    def _record(self, ledger: Ledger, moment: Moment) -> None:
+    def _record(self, ledger: Ledger, moment: ReadingMoment) -> None:
         self._begin(moment)
         is_first = not self._recording.last
         self._require_same_boot(moment.boot_id)
@@ -258,7 +261,7 @@ class HistoryStore:
             for hold in left:
                 self._end_or_keep(key, hold, ended_at, ending)
 
-    def _end_or_keep(self, key: tuple[object, ...], hold: _Hold, at: int, flags: int) -> None:
+    def _end_or_keep(self, key: tuple[object, ...], hold: OpenHold, at: int, flags: int) -> None:
         gone = self._answering.gpus and hold.gpu_key not in self._answering.gpus
         if gone or self._is_comparable(hold.gpu_key, hold.topic):
             self._end(hold, at, flags)
@@ -273,13 +276,14 @@ class HistoryStore:
             self._comparable[asked] = self._answering.is_comparable(item)
         return self._comparable[asked]
 
-    def _keep(self, key: tuple[object, ...], hold: _Hold) -> None:
+    def _keep(self, key: tuple[object, ...], hold: OpenHold) -> None:
         self._holds.setdefault(key, []).append(hold)
 
     # ---- holds ----
 
-    def _open_hold(self, thing: Thing, at: int, flags: int) -> _Hold:
+    def _open_hold(self, thing: Thing, at: int, flags: int) -> OpenHold:
         holder = thing.holder
+        program = self._programs.number(holder)
         made = self._execute(
             "INSERT INTO hold (gpu, topic, kind, since, span, flags, pid, started_at, program, dead_pid,"
             " code, others, nbytes, most_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -290,17 +294,17 @@ class HistoryStore:
                 at,
                 schema.OPEN_SPAN,
                 flags,
-                *_who(holder),
-                self._program(holder),
+                *who_columns(holder),
+                program,
                 thing.dead_pid,
                 thing.code,
-                _others_text(thing),
+                others_text(thing),
                 thing.nbytes,
                 thing.nbytes,
             ),
         )
         assert made.lastrowid is not None
-        hold = _Hold(
+        hold = OpenHold(
             id=made.lastrowid,
             since=at,
             gpu_key=thing.gpu,
@@ -311,15 +315,16 @@ class HistoryStore:
             pid=holder.pid if holder else None,
             uid=holder.uid if holder else None,
             user=plain(holder.user) if holder else None,
+            command=plain(holder.command) if holder else None,
+            program=program,
         )
         self._rest(hold, thing.idle, at)
         return hold
 
-    def _change(self, hold: _Hold, thing: Thing, at: int) -> None:
+    def _change(self, hold: OpenHold, thing: Thing, at: int) -> None:
         """Take what differs: its size, who holds it, whether that one rests."""
         hold.members = thing.members
-        pid = thing.holder.pid if thing.holder else None
-        if pid != hold.pid:
+        if self._has_another_name(hold, thing.holder, at):
             self._rename(hold, thing)
         has_changed = thing.nbytes != hold.nbytes
         if has_changed:
@@ -333,17 +338,29 @@ class HistoryStore:
             self._execute("UPDATE hold SET most_bytes = ? WHERE id = ?", (thing.nbytes, hold.id))
         self._rest(hold, thing.idle, at)
 
-    def _rename(self, hold: _Hold, thing: Thing) -> None:
+    def _has_another_name(self, hold: OpenHold, holder: Holder | None, at: int) -> bool:
+        """Whether somebody else holds it, or its process has taken another command since it began.
+
+        Later ones are not followed: a program may show its progress in its name.
+        """
+        if holder is None or holder.pid != hold.pid:
+            return (holder.pid if holder else None) != hold.pid
+        return at - hold.since <= _NAMING_READINGS and plain(holder.command) != hold.command
+
+    def _rename(self, hold: OpenHold, thing: Thing) -> None:
         """A ghost is the same memory whoever holds it."""
-        holder = thing.holder
+        holder, before = thing.holder, hold.program
         hold.pid, hold.uid = (holder.pid, holder.uid) if holder else (None, None)
-        hold.user = plain(holder.user) if holder else None
+        hold.user, hold.command = (plain(holder.user), plain(holder.command)) if holder else (None, None)
+        hold.program = self._programs.number(holder)
         self._execute(
             "UPDATE hold SET pid = ?, started_at = ?, program = ?, others = ? WHERE id = ?",
-            (*_who(holder), self._program(holder), _others_text(thing), hold.id),
+            (*who_columns(holder), hold.program, others_text(thing), hold.id),
         )
+        if before is not None and before != hold.program:
+            self._programs.drop_unused({before})
 
-    def _end(self, hold: _Hold, at: int, flags: int) -> None:
+    def _end(self, hold: OpenHold, at: int, flags: int) -> None:
         if hold.idle:
             self._wake(hold)
         self._resting.pop(hold.id, None)
@@ -355,7 +372,7 @@ class HistoryStore:
 
     # ---- who is idle ----
 
-    def _rest(self, hold: _Hold, is_idle: bool, at: int) -> None:
+    def _rest(self, hold: OpenHold, is_idle: bool, at: int) -> None:
         if not is_idle:
             hold.rests = False
             self._resting.pop(hold.id, None)
@@ -363,14 +380,14 @@ class HistoryStore:
             hold.rests, hold.rests_from, hold.rests_from_ms = True, at, self._recording.last_boot_ms
             self._resting[hold.id] = hold
 
-    def _settle_idle(self, moment: Moment) -> None:
+    def _settle_idle(self, moment: ReadingMoment) -> None:
         """What rests long enough is idle, from when it began to rest."""
         now_ms = self._recording.last_boot_ms
         for hold in [each for each in self._resting.values() if now_ms - each.rests_from_ms >= IDLE_S * 1000]:
             del self._resting[hold.id]
             hold.idle = True
             self._execute("UPDATE hold SET idle_from = ? WHERE id = ?", (hold.rests_from, hold.id))
-            self._add_usage(hold, (now_ms - hold.rests_from_ms) / 1000, moment, idle_only=True)
+            self._usage.add_idle(hold, (now_ms - hold.rests_from_ms) / 1000, moment.wall)
 
     def _wake_all(self, boot_ms: int) -> None:
         """Nobody knows what they did since: their rest ended with what was known."""
@@ -380,62 +397,40 @@ class HistoryStore:
             hold.rests = False
         self._resting = {}
 
-    def _wake(self, hold: _Hold, boot_ms: int | None = None) -> None:
+    def _wake(self, hold: OpenHold, boot_ms: int | None = None) -> None:
         hold.idle = hold.rests = False
         rested_ms = max(0, (boot_ms or self._recording.last_boot_ms) - hold.rests_from_ms)
         self._execute(
             "UPDATE hold SET idle_ms = idle_ms + ?, idle_from = NULL WHERE id = ?", (rested_ms, hold.id)
         )
 
-    def _count_usage(self, since_s: float, moment: Moment) -> None:
+    def _count_usage(self, since_s: float, moment: ReadingMoment) -> None:
         if since_s > 0:
             for same in self._holds.values():
                 for hold in same:
-                    self._add_usage(hold, since_s, moment)
-
-    def _add_usage(self, hold: _Hold, seconds: float, moment: Moment, *, idle_only: bool = False) -> None:
-        if not hold.nbytes or hold.topic == schema.HIDDEN:
-            return
-        uid = _NOT_NAMED if hold.uid is None else hold.uid
-        sums = self._usage.setdefault((int(moment.wall // 3600), uid), [0, 0, 0])
-        self._users[uid] = hold.user
-        byte_s = int(hold.nbytes * seconds)
-        if not idle_only:
-            sums[0] += byte_s
-            sums[2] += byte_s if hold.topic in schema.LEFTOVER_TOPICS else 0
-        sums[1] += byte_s if hold.idle else 0
+                    self._usage.add(hold, since_s, moment.wall)
 
     def _write_usage(self) -> None:
-        if not self._usage:
-            return
         assert self._file is not None
-        if not self._file.connection.in_transaction:
-            self._file.connection.execute("BEGIN IMMEDIATE")
-        for (hour, uid), sums in self._usage.items():
-            self._execute(
-                "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (hour, uid) DO UPDATE SET"
-                " held = held + excluded.held, idle = idle + excluded.idle,"
-                " leftover = leftover + excluded.leftover, user = excluded.user",
-                (hour, uid, self._users.get(uid), *sums),
-            )
-        self._usage, self._users = {}, {}
+        if not self._usage.is_empty:
+            self._begin(None)
+            self._usage.write()
 
-    # ---- GPUs and programs ----
+    # ---- GPUs ----
 
     def _gpu_id(self, gpu: GpuLedger, key: Key) -> None:
         """The row of a GPU under its present number; a GPU that was numbered anew has another."""
-        known = self._gpus.get(key)
+        if gpu.uuid is None and key in self._gpus:
+            return  # it does not answer, and has the row that it had
         row = (gpu.index, gpu.uuid, gpu.mig)
-        if known is not None and (self._gpus.get(("row", *row)) == known or gpu.uuid is None):
-            return
-        found = self._gpus.get(("row", *row))
+        found = self._gpu_rows.get(row)
         if found is None:
             made = self._execute(
                 "INSERT INTO gpu (number, uuid, mig, name) VALUES (?, ?, ?, ?)",
                 (gpu.index, plain(gpu.uuid), gpu.mig, plain(gpu.name)),
             )
             assert made.lastrowid is not None
-            found = self._gpus[("row", *row)] = made.lastrowid
+            found = self._gpu_rows[row] = made.lastrowid
         self._gpus[key] = found
 
     def _write_samples(self, ledger: Ledger, keys: dict[int, Key], at: int, was_paused: bool) -> None:
@@ -451,39 +446,11 @@ class HistoryStore:
         if self._samples.get(key) == sample == UNKNOWN_SAMPLE:
             return
         self._samples[key] = sample
-        columns = ", ".join(("gpu", "moment", "total", "leftover", *schema.SAMPLED))
+        columns = ", ".join(("gpu", "moment", "total", "used", "leftover", *schema.SAMPLED))
         marks = ", ".join("?" * (len(sample) + 2))
         self._execute(
             f"INSERT OR REPLACE INTO sample ({columns}) VALUES ({marks})", (self._gpus[key], at, *sample)
         )
-
-    def _program(self, holder: Holder | None) -> int | None:
-        if holder is None or (holder.command is None and holder.user is None):
-            return None
-        workload = None
-        if holder.workload != Workload():
-            workload = msgspec.json.encode(_short(holder.workload)).decode()
-        row = (holder.uid, plain(holder.user), plain(holder.command), workload)
-        known = self._programs.get(row)
-        if known is None:
-            if len(self._programs) >= _MOST_PROGRAMS:
-                self._programs.clear()
-            known = self._programs[row] = self._find_program(row)
-        return known
-
-    def _find_program(self, row: tuple[object, ...]) -> int:
-        digest = _digest(row)
-        for found in self._execute(
-            "SELECT id, uid, user, command, workload FROM program WHERE digest = ?", (digest,)
-        ):
-            if tuple(found[1:]) == row:
-                return int(found[0])
-        made = self._execute(
-            "INSERT INTO program (digest, uid, user, command, workload) VALUES (?, ?, ?, ?, ?)",
-            (digest, *row),
-        )
-        assert made.lastrowid is not None
-        return made.lastrowid
 
     def _execute(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
         assert self._file is not None
@@ -496,40 +463,16 @@ class HistoryStore:
         for number, index, uuid, mig in self._file.connection.execute(
             "SELECT id, number, uuid, mig FROM gpu"
         ):
-            self._gpus[("row", index, uuid, mig)] = number
+            self._gpu_rows[index, uuid, mig] = number
             self._gpu_keys[number] = (uuid, mig) if uuid is not None else (index, mig)
 
     def _load_holds(self) -> None:
-        """Go on with everything that had no end."""
+        """Go on with everything that had no end; whether it went on resting nobody knows."""
         assert self._file is not None
         self._recording.pause()
-        rows = self._file.connection.execute(
-            "SELECT hold.id, gpu, topic, kind, since, pid, started_at, dead_pid, code, others, nbytes,"
-            " most_bytes, uid, user, (SELECT boot_ms FROM moment WHERE id = idle_from),"
-            " (SELECT step.nbytes FROM step WHERE hold = hold.id ORDER BY moment DESC LIMIT 1),"
-            " EXISTS (SELECT 1 FROM step WHERE hold = hold.id)"
-            " FROM hold LEFT JOIN program ON program.id = hold.program WHERE until IS NULL"
-        ).fetchall()
-        for number, gpu, topic, kind, since, pid, started_at, dead_pid, code, others, *rest in rows:
-            nbytes, most_bytes, uid, user, idle_from_ms, latest, has_changed = rest
-            gpu_key = self._gpu_keys.get(gpu, (gpu, None))
-            who = None if pid is None else (pid, started_at)
-            hold = _Hold(
-                id=number,
-                since=since,
-                gpu_key=gpu_key,
-                topic=topic,
-                members=_members(topic, who, others),
-                nbytes=latest if has_changed else nbytes,
-                most_bytes=most_bytes,
-                pid=pid,
-                uid=uid,
-                user=user,
-            )
-            if idle_from_ms is not None:
-                hold.idle, hold.rests_from_ms = True, idle_from_ms
+        for key, hold in load(self._file.connection, self._gpu_keys):
+            if hold.idle:
                 self._wake(hold)
-            key = thing_key(topic, gpu_key, schema.KINDS_BY_NUMBER[kind], who, dead_pid, code)
             self._keep(key, hold)
 
     def _require_same_boot(self, boot_id: str) -> None:
@@ -541,43 +484,3 @@ class HistoryStore:
             for hold in same:
                 self._end(hold, at, schema.ENDED_UNSEEN)
         self._holds = {}
-
-
-def _who(holder: Holder | None) -> tuple[int | None, int | None]:
-    return (holder.pid, holder.started_at) if holder else (None, None)
-
-
-def _others_text(thing: Thing) -> str | None:
-    """Pids and start times of the other holders, as ``7:120,8``."""
-    words = (f"{pid}" if started is None else f"{pid}:{started}" for pid, started in thing.others)
-    return ",".join(words) or None
-
-
-def _members(topic: int, who: Identity | None, others: str | None) -> frozenset[Identity | None]:
-    """Those of whom one must still be there for it to be the same memory."""
-    if topic not in (schema.EXPORTED, schema.TOGETHER):
-        return frozenset()
-    return frozenset((*_identities(others or ""), *((who,) if who else ())))
-
-
-def _identities(text: str) -> list[Identity]:
-    found: list[Identity] = []
-    for word in text.split(","):
-        pid, _, started = word.partition(":")
-        if pid.isdecimal() and (started.isdecimal() or not started):
-            found.append((int(pid), int(started) if started else None))
-    return found
-
-
-def _short(workload: Workload) -> dict[str, str]:
-    """What is known of a workload, as text that the file can hold."""
-    said = msgspec.structs.asdict(workload)
-    return {name: plain(str(value)) or "" for name, value in said.items() if value is not None}
-
-
-def _digest(row: tuple[object, ...]) -> int:
-    from hashlib import blake2b
-
-    return int.from_bytes(
-        blake2b(repr(row).encode("utf-8", "replace"), digest_size=8).digest(), "big", signed=True
-    )

@@ -114,8 +114,8 @@ def idle_pids(ledger: Ledger) -> set[int]:
 
 
 Sample = tuple[int | None, ...]
-"""Total, leftover bytes, then the bytes of each kind of SAMPLED; all None where nothing is known."""
-UNKNOWN_SAMPLE: Sample = (None,) * (2 + len(SAMPLED))
+"""Total, what is not free, leftovers, then each kind of SAMPLED; all None where nothing is known."""
+UNKNOWN_SAMPLE: Sample = (None,) * (3 + len(SAMPLED))
 
 
 def samples(ledger: Ledger, keys: dict[int, Key]) -> dict[Key, Sample]:
@@ -135,7 +135,7 @@ def _sample(gpu: GpuLedger, leftover: int) -> Sample:
     for entry in gpu.accounted:
         if entry.kind != "free" and entry.nbytes:
             sums[entry.kind] += entry.nbytes
-    return (total, leftover, *(sums[kind] or None for kind in SAMPLED))
+    return (total, sum(sums.values()), leftover, *(sums[kind] or None for kind in SAMPLED))
 
 
 def plain(text: str | None) -> str | None:

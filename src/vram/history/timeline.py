@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 _SAME_ERA_MS = 500
 
 
-class Moment(Protocol):
+class ReadingMoment(Protocol):
     """When a reading was taken; ``vram.serve.clock.Moment`` is one."""
 
     @property
@@ -63,7 +63,7 @@ class Recording:
             self._insert(self._era.id, self.last_boot_ms + 1, pause=1)
         return self.last
 
-    def add(self, moment: Moment) -> tuple[int, float, bool]:
+    def add(self, moment: ReadingMoment) -> tuple[int, float, bool]:
         """Write *moment*: its number, the seconds since the one before (0 after a pause), whether one was."""
         boot_ms = int(moment.boot * 1000)
         same_boot = self._era is not None and self._era.boot_id == moment.boot_id

@@ -69,7 +69,7 @@ class HoldersReport(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class GhostsReport(Struct, frozen=True, kw_only=True):
+class PastGhostsReport(Struct, frozen=True, kw_only=True):
     """``vram history ghosts --json``: memory that nobody worked with any more, the newest first."""
 
     schema: Literal[1] = 1
@@ -139,4 +139,4 @@ class SeriesReport(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-HistoryReport = HoldersReport | GhostsReport | SearchReport | WasteReport | SeriesReport
+HistoryReport = HoldersReport | PastGhostsReport | SearchReport | WasteReport | SeriesReport

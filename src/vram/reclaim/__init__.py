@@ -81,7 +81,7 @@ def execute(
     from vram.reclaim import executor
     from vram.reclaim.actions import TIMEOUT_S
     from vram.reclaim.device_state import read_and_diagnose, used_in
-    from vram.reclaim.planner import parked
+    from vram.reclaim.state import parked
 
     host = host or _local()
     paused = {each.pid for each in parked(host)}

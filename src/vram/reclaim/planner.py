@@ -26,7 +26,7 @@ from vram.errors import (
 from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, is_silent
 from vram.model.finding import Finding
-from vram.model.ledger import Ledger, ParkedProcess
+from vram.model.ledger import Ledger
 from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import Action
@@ -35,6 +35,7 @@ from vram.reclaim.identity import identify, require_certain
 from vram.reclaim.plan_file import with_digest
 from vram.reclaim.selection import fewest
 from vram.reclaim.skipped import skipped
+from vram.reclaim.state import parked
 from vram.units import size
 
 
@@ -153,17 +154,6 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
         gpus = (chosen.gpu,)
     made = with_digest(ledger.taken_at, host.limits.boot_id(), request.goal_bytes, gpus, steps)
     return Draft(plan=made, skipped=skipped(host, context, made, choice.refusals))
-
-
-def parked(host: Host) -> tuple[ParkedProcess, ...]:
-    """Who is parked by this user."""
-    from vram.reclaim.state import has_parked
-
-    if not has_parked():
-        return ()
-    from vram.reclaim.journal import parked_now
-
-    return parked_now(host)
 
 
 class _Choice:

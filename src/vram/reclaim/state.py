@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from vram import folders
 from vram.errors import AuditUnavailable
 
-_HINT = "make it a folder that only you can access (mode 0700), or set XDG_STATE_HOME to one"
+if TYPE_CHECKING:
+    from vram.host.ports import Host
+    from vram.model.ledger import ParkedProcess
 
+_HINT = "make it a folder that only you can access (mode 0700), or set XDG_STATE_HOME to one"
 
 _chosen: str | None = None
 
@@ -35,6 +39,15 @@ def has_parked() -> bool:
         return any(name.startswith("parked-") for name in os.listdir(folder))
     finally:
         os.close(folder)
+
+
+def parked(host: Host) -> tuple[ParkedProcess, ...]:
+    """Who is parked by this user; nobody, as nearly always, and then nothing more is loaded."""
+    if not has_parked():
+        return ()
+    from vram.reclaim.journal import parked_now
+
+    return parked_now(host)
 
 
 def open_folder() -> int:

@@ -69,7 +69,7 @@ def fleet(
         lines += _folded(troubled[len(shown) :], "more", width, options)
         lines += _folded(healthy, "ok", width, options)
     lines += failed
-    return Group(*lines, *_advice(troubled, options))
+    return Group(*lines, *_advice(report, options))
 
 
 # ---- above the table ----
@@ -199,13 +199,15 @@ def _fitted(failed: list[Text], room: int | None, rows: int) -> tuple[list[Text]
     return failed, room - len(failed)
 
 
-def _advice(troubled: Sequence[FleetNode], options: RenderOptions) -> list[Text]:
-    left = [node for node in troubled if node.state == "leftovers"]
+def _advice(report: FleetReport, options: RenderOptions) -> list[Text]:
+    left = [node for node in report.nodes if node.state == "leftovers"]
     if not left:
         return []
     name = options.clean(quote(left[0].name))
     words = Text("Look: ", no_wrap=True, overflow="ignore").append(f"--node {name}", style="bold")
-    return [Text(), words.append("   Get it back: ").append("vram fleet free", style="bold")]
+    if report.source != "recorded":  # those cannot be acted on
+        words.append("   Get it back: ").append("vram fleet free", style="bold")
+    return [Text(), words]
 
 
 # ---- every node, and every GPU of it ----
@@ -284,15 +286,20 @@ def _share_row(cells: Sequence[str]) -> str:
 
 # ---- `vram fleet free` ----
 
+_MOST_UNREAD = 8
 _FREE_STYLES = {"freed": "green", "planned": "bold", "nothing": "dim"}
 
 
 def free(report: FleetFreeReport, options: RenderOptions) -> RenderableType:
     """Return each node's plan with its digest, or what came of it."""
-    acting = [node for node in report.nodes if node.state != "nothing"]
+    unread = [node for node in report.nodes if node.state == "unread"]
+    acting = [node for node in report.nodes if node.state not in ("nothing", "unread")]
+    acting, unread = [*acting, *unread[:_MOST_UNREAD]], unread[_MOST_UNREAD:]
     width = min(30, max((cell_len(options.clean(node.name)) for node in acting), default=4))
     lines = [line for node in acting for line in _free_lines(node, width, options)]
-    idle = len(report.nodes) - len(acting)
+    if unread:
+        lines.append(Text(f"+{len(unread):,} more nodes that gave no answer: vram fleet -v", style="yellow"))
+    idle = len(report.nodes) - len(acting) - len(unread)
     if idle:
         lines.append(Text(f"{counted(idle, 'node')} with nothing to free", style="dim"))
     return Group(*lines, *([Text()] if lines else []), _free_sum(report, options))

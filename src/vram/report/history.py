@@ -7,10 +7,10 @@ from datetime import datetime, tzinfo
 from typing import NamedTuple
 
 from vram.model.history import (
-    GhostsReport,
     Held,
     HistoryReport,
     HoldersReport,
+    PastGhostsReport,
     Recorded,
     SearchReport,
     SeriesPoint,
@@ -56,7 +56,7 @@ def history_text(report: HistoryReport, page: Page) -> str:
     """The page of any answer."""
     if isinstance(report, HoldersReport):
         return holders_text(report, page)
-    if isinstance(report, GhostsReport):
+    if isinstance(report, PastGhostsReport):
         return ghosts_text(report, page)
     if isinstance(report, SearchReport):
         return search_text(report, page)
@@ -72,7 +72,7 @@ def holders_text(report: HoldersReport, page: Page) -> str:
     return _finished(lines, report.notes, report.recorded, page)
 
 
-def ghosts_text(report: GhostsReport, page: Page) -> str:
+def ghosts_text(report: PastGhostsReport, page: Page) -> str:
     """Memory that nobody worked with any more."""
     lines = _held_table(report.ghosts, page, ghosts=True) if report.ghosts else ["no ghosts in that time"]
     return _finished(lines, (*report.notes, *_more(report.more)), report.recorded, page)

@@ -13,7 +13,7 @@ import msgspec
 
 from vram.model.change import Change, WatchState
 from vram.model.fleet import FleetFreeReport, FleetReport
-from vram.model.history import GhostsReport, HoldersReport, SearchReport, SeriesReport, WasteReport
+from vram.model.history import HoldersReport, PastGhostsReport, SearchReport, SeriesReport, WasteReport
 from vram.model.slurm import HookResult
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
@@ -37,7 +37,7 @@ REPORTS: dict[str, Any] = {
     "fleet-free": FleetFreeReport,
     "slurm": HookResult,
     "history": HoldersReport,
-    "history-ghosts": GhostsReport,
+    "history-ghosts": PastGhostsReport,
     "history-waste": WasteReport,
     "history-series": SeriesReport,
     "history-search": SearchReport,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vram.errors import BadInput, HistoryUnavailable, NothingFound, UsageError
+from vram.history.file import DAMAGE
 from vram.history.questions import MOST_ROWS, Questions, within
 from vram.history.store import HistoryStore
 from vram.history.times import read_time
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from vram.serve.service import Service
     from vram.serve.state import Reading
 
-ANSWER_S = 1.0
+ANSWER_S = 0.5
 """What a question may take: meanwhile the service does nothing else."""
 _POINTS, _LIMIT = 400, 100
 
@@ -167,6 +168,9 @@ def _answering(question: Question) -> Callable[[Service, HttpRequest], HttpRespo
                 report = question(Questions(connection), request, service.clock.now().wall, who)
         except NothingFound as error:
             return refusal(404, str(error), error.hint)
+        except DAMAGE as error:
+            said = part.store.met(error)
+            return refusal(503, str(said), said.hint)
         return json_response(report)
 
     return answer

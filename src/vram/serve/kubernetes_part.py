@@ -163,6 +163,7 @@ class KubernetesPart(ServicePart):
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._config = KubernetesConfig()
         self._api: ClusterApi | None = None
         self._ledger: EventLedger | None = None
         self._sender: asyncio.Task[None] | None = None
@@ -174,6 +175,7 @@ class KubernetesPart(ServicePart):
         self._begin(self._service.config.kubernetes)
 
     def _begin(self, config: KubernetesConfig) -> None:
+        self._config = config
         if not config.events:
             return
         node = config.node or os.environ.get("NODE_NAME", "")
@@ -189,7 +191,7 @@ class KubernetesPart(ServicePart):
         self._sender = asyncio.create_task(self._send_on())
 
     async def reload(self, config: ServeConfig) -> None:
-        if config.kubernetes.events != (self._sender is not None):
+        if config.kubernetes != self._config:
             await self.close()
             self._begin(config.kubernetes)
 
@@ -205,6 +207,8 @@ class KubernetesPart(ServicePart):
             self._wake.set()
 
     def health(self) -> PartHealth:
+        if self._sender is not None and self._sender.done():
+            return PartHealth("failed", "events are sent no more: start the service again")
         return PartHealth("degraded", self._error) if self._error else PartHealth()
 
     def metrics(self) -> Iterable[Metric]:

@@ -195,10 +195,7 @@ class PolicyPart(ServicePart):
         try:
             token = self._logged(decision)
             if token is not None:
-                self.engine.begun(decision, now)
-                if decision.do == "park":
-                    self._expect_parked(decision)
-                policy_memory.save(self.engine.memory)
+                self._begin(decision)
         except AuditUnavailable as error:
             self._note_trouble(f"nothing is done: {error}")
             self.engine.finished(decision, "refused", now)
@@ -216,6 +213,18 @@ class PolicyPart(ServicePart):
         self._service.log.info(f"policy {decision.policy!r}: {decision.verdict}: {decision.reason}")
         if decision.verdict == "refused":
             self.engine.finished(decision, "refused", now)
+
+    def _begin(self, decision: Decision) -> None:
+        """Have it counted, on the disk, before it is done."""
+        self.engine.begun(decision, self._service.clock.now())
+        if decision.do == "park":
+            self._expect_parked(decision)
+        try:
+            policy_memory.save(self.engine.memory)
+        except AuditUnavailable:
+            if decision.do == "park":
+                self.engine.unparked(decision.targets[0].identity)
+            raise
 
     def _logged(self, decision: Decision) -> str | None:
         """Write it down; the token of an action that is about to be done."""
@@ -248,6 +257,9 @@ class PolicyPart(ServicePart):
                 answer = await self._worked(decision, host_name)
         except VramError as error:
             answer = failed(error)
+        except Exception as error:  # a bug must not leave the policies waiting for ever
+            self._service.log.error(f"policy {decision.policy!r}: {type(error).__name__}: {error}")
+            answer = WorkerAnswer(is_last=True, status="failed", message="this is a bug in vram")
         except asyncio.CancelledError:
             self._finish(decision, token, "failed", WorkerAnswer(message="the service was stopped"))
             raise

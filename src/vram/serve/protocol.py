@@ -57,6 +57,7 @@ class SocketRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     words: PlanWords = PlanWords()
     digest: str | None = None
     grace_s: float = 10.0
+    deadline_s: float = 5.0
     nbytes: int = 0
     gpus: tuple[int, ...] = ()
     pid: int = 0

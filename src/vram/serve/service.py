@@ -28,6 +28,8 @@ CONFIRM_S = 1.0
 """What was there in one reading only is confirmed by another, this much later."""
 MOST_SHARE = 0.1
 """Of one core, for readings, whatever they meet: where each has to read everything, they come less often."""
+LONGEST_STRETCH_S = 30.0
+"""For which they come later than configured, at most: what is older than some of these counts as failed."""
 PART_S = 20.0
 """A part that takes longer with a reading is interrupted; it must not hold the others up."""
 CLOSE_S = 5.0
@@ -81,7 +83,7 @@ class Service:
         self._arrived: asyncio.Future[LiveReading] | None = None
         self._folder: StateFolder | None = None
         self._notifier = SystemdNotifier()
-        self._reloading: asyncio.Future[bool] | None = None
+        self._reloads: set[asyncio.Future[bool]] = set()  # the loop itself keeps no task alive
         self._one_reload = asyncio.Lock()
         self._last_error: str | None = None
 
@@ -100,7 +102,7 @@ class Service:
     @property
     def stale_after_s(self) -> float:
         """From which age on the last good reading means that the service does not work."""
-        return 3 * self.config.interval_s + 2 * self.most_reading_s
+        return 3 * self.config.interval_s + 2 * self.most_reading_s + LONGEST_STRETCH_S
 
     def age_of(self, reading: Reading | None) -> float | None:
         return None if reading is None else self.clock.now().since(reading.moment)
@@ -256,7 +258,8 @@ class Service:
         interval_s = self.config.interval_s
         if self.state.needs_confirmation:
             interval_s = min(interval_s, CONFIRM_S)
-        pause_s = max(interval_s - took_s, cpu_s / MOST_SHARE, 0.05)
+        stretch_s = min(cpu_s / MOST_SHARE, LONGEST_STRETCH_S)
+        pause_s = max(interval_s - took_s, stretch_s, 0.05)
         sleep = asyncio.ensure_future(self.clock.sleep(pause_s))
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
@@ -269,7 +272,9 @@ class Service:
 
     def reload_soon(self) -> None:
         """Read the configuration again; a wrong one is reported, and the one before stays."""
-        self._reloading = asyncio.ensure_future(self.reload())
+        reload = asyncio.ensure_future(self.reload())
+        self._reloads.add(reload)
+        reload.add_done_callback(self._reloads.discard)
 
     async def reload(self) -> bool:
         async with self._one_reload:

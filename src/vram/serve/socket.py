@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, UnsetType
+from msgspec.structs import replace
 
 from vram import untrusted
 from vram.errors import AuditUnavailable, ExitCode, NotPermitted, UsageError, VramError
@@ -27,6 +28,7 @@ from vram.serve.peers import Peer, peer_of, require_may_act
 from vram.serve.protocol import (
     LARGEST_REQUEST,
     SCHEMA,
+    PlanWords,
     RequestedThing,
     SocketAnswer,
     SocketRequest,
@@ -40,6 +42,8 @@ REQUEST_S = 10.0
 SEND_S = 10.0
 MOST_CONNECTIONS, MOST_OF_ONE_USER = 256, 16
 REQUESTS_PER_MINUTE = 120
+# Each is a line or two in the audit log, which nobody must be able to fill.
+RUNS_PER_MINUTE = 20
 MOST_WORKERS = 8
 PLAN_S, RUN_S = 60.0, 900.0
 _MOST_ITEMS = 4096
@@ -238,11 +242,11 @@ def _turn_away(connection: socket.socket, refusal: str) -> None:
 class ActionRunner:
     """Runs what users ask for: each in a worker with that user's rights, one for each user at a time."""
 
-    def __init__(self, state: str, deadline_s: float, on_acted: Callable[[], None]) -> None:
+    def __init__(self, state: str, on_acted: Callable[[], None]) -> None:
         self._state = state
-        self._deadline_s = deadline_s
         self._on_acted = on_acted
         self._busy: set[int] = set()
+        self._runs = RequestBudget(RUNS_PER_MINUTE)
 
     async def plan(self, client: Connection, request: SocketRequest) -> None:
         await self._do(client, request, PLAN_S)
@@ -250,9 +254,17 @@ class ActionRunner:
     async def run(self, client: Connection, request: SocketRequest) -> None:
         if not request.digest:
             raise UsageError("a run needs the digest of its plan", hint="ask for the plan first")
-        require_may_act(client.peer)
-        record = {"action": "socket", "peer_uid": client.peer.uid, "words": request.words}
-        token = audit.log_intent({**record, "digest": request.digest})
+        record = {"action": "socket", "peer_uid": client.peer.uid, "words": _short(request.words)}
+        uid, now = client.peer.uid, asyncio.get_running_loop().time()
+        if refusal := self._runs.enter(uid, now):
+            raise NotPermitted(refusal, hint="wait a moment")
+        self._runs.leave(uid, now)
+        try:
+            require_may_act(client.peer)
+        except NotPermitted as error:
+            audit.log_refusal({**record, "message": str(error)})
+            raise
+        token = audit.log_intent({**record, "digest": request.digest[:64]})
         outcome = {"status": "failed", "message": "cut off"}
         try:
             outcome = await self._do(client, request, RUN_S)
@@ -267,8 +279,8 @@ class ActionRunner:
     async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
         require_may_act(client.peer)
         require_sound(request.words)
-        if not 0.1 <= request.grace_s <= 600.0:
-            raise UsageError("the grace is not possible", hint="from 0.1 to 600 seconds")
+        if not (0.1 <= request.grace_s <= 600.0 and 0.1 <= request.deadline_s <= 60.0):
+            raise UsageError("grace or deadline is not possible", hint="from 0.1 to 600 or 60 seconds")
         uid = client.peer.uid
         if uid in self._busy:
             raise NotPermitted("another request of yours is being worked on", hint="wait until it is done")
@@ -285,7 +297,7 @@ class ActionRunner:
         order = WorkerRequest(
             job="plan" if request.do == "plan" else "run",
             state=self._state if client.peer.uid == own_rights().uid else None,
-            deadline_s=self._deadline_s,
+            deadline_s=request.deadline_s,
             words=request.words,
             digest=request.digest,
             grace_s=request.grace_s,
@@ -304,6 +316,12 @@ class ActionRunner:
             gone.cancel()
             worker.end(late=False)
             await worker.has_ended.wait()
+
+
+def _short(words: PlanWords) -> PlanWords:
+    """What of a request is logged: enough to know what was asked for."""
+    findings = tuple(code[:16] for code in words.findings[:16])
+    return replace(words, pids=words.pids[:16], gpus=words.gpus[:16], findings=findings)
 
 
 def _outcome(answer: WorkerAnswer) -> dict[str, str]:

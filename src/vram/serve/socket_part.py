@@ -56,7 +56,7 @@ class SocketPart(ServicePart):
     def _listen(self) -> None:
         service = self._service
         self._listening = ListeningSocket(service.places.socket)
-        runner = ActionRunner(service.places.state, service.reader_options.deadline_s, service.read_soon)
+        runner = ActionRunner(service.places.state, service.read_soon)
         self._server = SocketServer(
             self._listening.socket,
             {

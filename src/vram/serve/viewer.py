@@ -48,7 +48,9 @@ class Viewer(Struct, frozen=True):
         """
         if self.others == "everything":
             return findings
-        return diagnose(self._ledger(ledger, keeps_executables=True))
+        shown = self._ledger(ledger, keeps_executables=True)
+        # To judge thousands of processes again takes a while, and often there was no name to hide.
+        return findings if shown == ledger else diagnose(shown)
 
     def change(self, change: Change) -> Change:
         return change if self._is_open(change.user) else self._stripped(change)

@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from vram.model.fleet import FleetFreeReport, FleetReport
 
 NAME = "fleet"
-HELP = "the GPUs of many machines: over ssh, Ray or Slurm, or recorded; free their leftovers"
+HELP = "the GPUs of many machines, over ssh, Ray or Slurm; frees their leftovers"
 
 _EPILOG = """\
-One of --from, --hosts, --ray and --srun says where the nodes are. Each runs `vram snapshot`; the
-snapshots are judged here. A node that gives none, or one that cannot be true, is a line with its
-reason, and is neither counted nor acted on.
+One of --from, --hosts, --ray and --srun says where the nodes are. Each runs
+`vram snapshot`; the snapshots are judged here. A node that gives none, or one
+that cannot be true, is a line with its reason, neither counted nor acted on.
 
-`vram fleet free` asks the service of each node with leftovers (`vram serve`) for its plan, shows
-all plans, asks once, and has each run by its own node if it is still the same plan.
+`vram fleet free` asks the service of each node with leftovers (`vram serve`)
+for its plan, shows all plans, asks once, and has each node run its own, if it
+is still the same plan.
 
 exit codes:
-  0  every node answered; for `free`: what was planned is freed, or there was nothing to free
+  0  every node answered; for `free`: all that was planned is freed
   1  for `free`: plans were only shown, or declined
   2  the call was wrong
   3  partial: some node gave no whole answer, or did not do what it had planned"""

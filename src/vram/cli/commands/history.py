@@ -12,10 +12,12 @@ from __future__ import annotations
 import re
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vram.cli.terminal import add_terminal_arguments, emit, is_fitted, render_options
-from vram.errors import ExitCode, UsageError
+from vram.errors import BadInput, ExitCode, UsageError
 
 if TYPE_CHECKING:
     import sqlite3
@@ -149,22 +151,20 @@ def _times(args: Namespace) -> tuple[dict[str, float | None], list[str]]:
     return found, notes
 
 
-class _damage_said:
-    """Turns an error of SQLite into a sentence about the file."""
+@contextmanager
+def _damage_said(path: str) -> Iterator[None]:
+    """Say of a damaged file that it is one: bytes that were changed can also be values that make no sense."""
+    from vram.history.file import DAMAGE, cannot_read
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        import sqlite3
-
-        from vram.history.file import cannot_read
-
-        if isinstance(error, sqlite3.Error):
-            raise cannot_read(self._path, error) from error
+    try:
+        yield
+    except DAMAGE as error:
+        raise cannot_read(path, error) from error
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise BadInput(
+            f"{path} is damaged: it says what cannot be ({type(error).__name__}: {error})",
+            hint="if it is not, this is a bug in vram: please report it",
+        ) from error
 
 
 def _begin(connection: sqlite3.Connection) -> None:

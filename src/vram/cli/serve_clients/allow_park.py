@@ -9,14 +9,15 @@ from vram.cli.serve_clients import add_socket_argument
 from vram.cli.terminal import emit
 from vram.errors import ExitCode
 
+_EPILOG = """\
+Only the owner of a process can allow this. VRAM_ALLOW_PARK=idle in the environment of a
+process says the same at its start. It has an effect only where the administrator has a
+policy park-idle. While it is parked, `vram parked` lists it and `vram unpark` resumes it."""
 HELP = "let your process be parked while it is idle and somebody waits for room"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = (
-        "Only the owner of a process can allow this. The same is said at its start by VRAM_ALLOW_PARK=idle in"
-        " its environment. It has an effect only where the administrator has a policy park-idle."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument("pid", type=pid_number, metavar="PID", help="your process")
     parser.add_argument("--revoke", action="store_true", help="do not allow it any more")
     add_socket_argument(parser)

@@ -35,7 +35,7 @@ def run(args: Namespace) -> int:
     from vram.serve.client import ServeClient
 
     with ServeClient(args.socket) as client:
-        report = _report(client.data("plan", words=_words(args)))
+        report = _report(client.data("plan", words=_words(args), deadline_s=args.deadline))
         draft = Draft(plan=report.plan, skipped=report.skipped)
         require_digest(args, draft)
         if not args.json:
@@ -78,7 +78,8 @@ def _run(client: ServeClient, args: Namespace, draft: Draft) -> ReclaimReport:
     data = b"{}"
     if not args.json:
         emit("\n")
-    asked = client.ask("run", words=_words(args), digest=draft.plan.digest, grace_s=args.grace)
+    patience = {"grace_s": args.grace, "deadline_s": args.deadline}
+    asked = client.ask("run", words=_words(args), digest=draft.plan.digest, **patience)
     for answer in asked:
         if isinstance(answer.data, UnsetType):
             continue

@@ -15,16 +15,17 @@ from vram.errors import ExitCode, TimedOut
 from vram.units import size
 
 HELP = "wait until a GPU has room, then run a command on it"
+_EPILOG = """\
+While somebody waits, a policy park-idle of the service may park idle processes whose
+owners allow it. With a command, the room counts as in use until the command has ended;
+CUDA_VISIBLE_DEVICES names its GPU, unless it is set already. Without a command, the
+number of the GPU is printed."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.usage = "vram serve wait [--gpu N[,N...]] [--timeout S] SIZE [-- COMMAND ...]"
-    parser.epilog = (
-        "While somebody waits, a policy park-idle of the service may park idle processes whose owners allow"
-        " it. With a command, the room counts as in use until the command has ended; CUDA_VISIBLE_DEVICES"
-        " names its GPU, unless it is set already. Without one, the number of the GPU is printed."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument("size", type=memory_size, metavar="SIZE", help="how much room, e.g. 20GiB")
     parser.add_argument("--gpu", action="append", metavar="N[,N...]", help="on one of these (repeatable)")
     parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds (exit code 21)")

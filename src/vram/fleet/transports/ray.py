@@ -59,7 +59,10 @@ class RayNodes:
         self._listener.start()
 
     def _connected(self, address: str, connect_s: float) -> RayCluster:
-        self._send(RayStart(address=address))
+        try:
+            self._send(RayStart(address=address))
+        except NodeFailed as error:
+            raise _unreachable(address, error.message) from error
         pidfd = os.pidfd_open(self._process.pid)
         assert self._process.stdout is not None
         try:

@@ -189,8 +189,11 @@ def _gpu(bar: GpuBar) -> PageGpu:
 
 
 def _kinds(entries: Sequence[Entry]) -> dict[str, int]:
-    sums = {kind: known_bytes(entry for entry in entries if entry.kind == kind) for kind in KIND_STYLES}
-    return {kind: nbytes for kind, nbytes in sums.items() if nbytes}
+    """The bytes of each kind that there is, in the order of the bar."""
+    sums: dict[str, int] = {}
+    for entry in entries:
+        sums[entry.kind] = sums.get(entry.kind, 0) + (entry.nbytes or 0)
+    return {kind: sums[kind] for kind in KIND_STYLES if sums.get(kind)}
 
 
 def _finding(finding: Finding, since: str | None) -> PageFinding:
