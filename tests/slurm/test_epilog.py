@@ -48,6 +48,7 @@ def test_the_jobs_output_tells_what_was_done(site: Site) -> None:
     """With --job-output, in the job's own file and with its user's rights alone."""
     site.options("epilog", "--job-output")
     job = site.sbatch(f"#!/bin/sh\n{site.python} {SHARED}/tests/leave.py daemon 64\n", *SHARD)
+    site.wait(job)
     victim = site.folder / "secret"
     victim.write_text("of root\n")
     # The path is the user's word: one that leads to another's file is not written to.
@@ -56,7 +57,6 @@ def test_the_jobs_output_tells_what_was_done(site: Site) -> None:
         f"rm {site.folder}/out/$SLURM_JOB_ID; ln -s {victim} {site.folder}/out/$SLURM_JOB_ID\n",
         *SHARD,
     )
-    site.wait(job)
     site.wait(other)
     assert site.result(job)["verdict"] == "clean", site.events(job)
     said = f"vram: job {job}: nothing of the job is held"

@@ -26,6 +26,8 @@ from vram.units import size
 # A step that has just been started has no title yet.
 NAMING_S = 1.0
 ENDING_S = 2.0
+CLARIFY_S = 4.0
+_CLARIFY_PAUSE_S = 0.25
 _PAUSE_S = 0.02
 
 
@@ -55,11 +57,12 @@ def epilog(
         return run.result((), "clean", reasons=("the job had no GPU",))
     if run.still_has_a_step():
         return run.result((), "unknown", reasons=(f"a step of job {job.job} still runs here",))
+    # At once, for whoever meets its processes meanwhile; and again for those that appear until then.
+    run.remember([])
     ledger = read(host, run.deadline)
     gpus, reasons = run.gpus(ledger)
-    inventory = run.end(ledger, gpus, "job")
-    if not options.dry_run:
-        run.remember(reasons)
+    inventory = run.clarified(run.end(ledger, gpus, "job"))
+    run.remember(reasons)
     reasons += inventory.unread
     held = inventory.of("job")
     unknown = inventory.of("unknown", "user")
@@ -133,8 +136,6 @@ class _Run:
         self._boot_id = host.limits.boot_id()
         own = host.proc.facts(os.getpid())
         self._own_cgroup = own[1].cgroup if own else None
-        # Read once: what ends from here on is another epilog's business.
-        self._ended = ended_jobs.ended_jobs(self._boot_id)
         self.node = self.read_node()
         self._ender: Ender | None = None
 
@@ -143,7 +144,7 @@ class _Run:
             steps=_named_steps(),
             own_cgroup=self._own_cgroup,
             job_ended=self._hook == "epilog",
-            ended=self._ended,
+            ended=ended_jobs.ended_jobs(self._boot_id),
             cgroup_only=self._options.cgroup_only,
         )
 
@@ -182,9 +183,18 @@ class _Run:
         )
         return self._ender.run(ledger, gpus)
 
+    def clarified(self, inventory: Inventory) -> Inventory:
+        """*inventory*, read again while another job may be ending: its own epilog says so in a moment."""
+        deadline = time.monotonic() + min(CLARIFY_S, self.deadline.left_s() / 4)
+        while any(each.job_of_process for each in inventory.of("unknown")) and time.monotonic() < deadline:
+            time.sleep(_CLARIFY_PAUSE_S)
+            ledger = read(self._host, self.deadline)
+            inventory = take(self._host, ledger, inventory.gpus, self._job, self.read_node())
+        return inventory
+
     def remember(self, reasons: list[str]) -> None:
         """Write down that the job has ended, for prologs and health checks to come."""
-        if self._job is None:
+        if self._job is None or self._options.dry_run:
             return
         try:
             ended_jobs.record(
