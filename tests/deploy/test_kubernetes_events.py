@@ -17,10 +17,17 @@ from tests.serve.running import RunningService
 from vram.errors import ConfigError
 from vram.model.change import Change
 from vram.model.process import Workload
-from vram.serve import kubernetes_part
 from vram.serve.clock import Moment
 from vram.serve.config import KubernetesConfig, ServeConfig, places
-from vram.serve.kubernetes_part import BURST, FORGET_S, MOST_KNOWN, REFILL_S, EventLedger, KubernetesPart
+from vram.serve.kubernetes import kubernetes_part
+from vram.serve.kubernetes.kubernetes_part import (
+    BURST,
+    FORGET_S,
+    MOST_KNOWN,
+    REFILL_S,
+    EventLedger,
+    KubernetesPart,
+)
 from vram.serve.service import Service
 from vram.serve.state import Reading
 from vram.units import GIB

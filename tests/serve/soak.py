@@ -30,9 +30,9 @@ from vram.live_reader import LiveReading
 from vram.model.ledger import Ledger
 from vram.serve.clock import rfc3339
 from vram.serve.config import HttpConfig, Places, ServeConfig
-from vram.serve.http import HttpRequest, HttpResponse
-from vram.serve.routes import find
 from vram.serve.service import Service
+from vram.serve.web.http import HttpRequest, HttpResponse
+from vram.serve.web.routes import find
 from vram.units import GIB
 
 GPUS = 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vram.errors import CannotListen
 from vram.serve.config import Address
-from vram.serve.http import (
+from vram.serve.web.http import (
     MOST_CONNECTIONS,
     MOST_HEAD_BYTES,
     BadRequest,

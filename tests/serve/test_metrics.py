@@ -21,10 +21,10 @@ from tests.serve.simulated import SimulatedClock, SimulatedSource
 from vram.ledger.build import build_ledger
 from vram.live_reader import LiveReading
 from vram.report.escape import inert
-from vram.serve import metrics as metrics_module
 from vram.serve.config import Places, ServeConfig
-from vram.serve.metrics import LONGEST_LABEL, exposition
 from vram.serve.service import Service
+from vram.serve.web import metrics as metrics_module
+from vram.serve.web.metrics import LONGEST_LABEL, exposition
 from vram.units import GIB
 
 HOSTILE = st.text(
@@ -127,7 +127,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 def test_the_reference_page_has_every_metric_and_no_other() -> None:
     """By name, as the parsers know a family: counters and infos without their endings."""
     text = "".join(
-        file.read_text() for folder in ("serve", "policy") for file in (SOURCES / folder).glob("*.py")
+        file.read_text() for folder in ("serve", "policy") for file in (SOURCES / folder).rglob("*.py")
     )
     made = set(re.findall(r'(?:MetricFamily|_gauge)\(\s*"(vram_[a-z0-9_]+)"', text))
     listed = re.findall(r"^\| `(vram_[a-z0-9_]+)` \|", PAGE.read_text(), re.MULTILINE)

@@ -17,8 +17,8 @@ import pytest
 
 from vram.policy.config import NotifyConfig
 from vram.policy.decision import Decision, PolicyTarget
-from vram.serve.notices import notice
-from vram.serve.notify import notify, write_to_terminals
+from vram.serve.policies.notices import notice
+from vram.serve.policies.notify import notify, write_to_terminals
 from vram.units import GIB
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand a terminal to another user")

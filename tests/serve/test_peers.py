@@ -17,8 +17,8 @@ from tests.policy.conftest import gpu, ledger, process
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import started_at
 from vram.policy.decision import Waiter
-from vram.serve.peers import Peer, identify_own, opted_in, owner_of, peer_of, require_may_act
-from vram.serve.waiting import GRANT_S, WaitingList
+from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of, peer_of, require_may_act
+from vram.serve.socket.waiting import GRANT_S, WaitingList
 from vram.units import GIB
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

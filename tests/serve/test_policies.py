@@ -353,7 +353,7 @@ def _worker_of(service: RunningService) -> int | None:
     folder = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children")
     for pid in folder.read_text().split():
         with suppress(OSError):
-            if b"vram.serve.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"vram.serve.socket.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return os.pidfd_open(int(pid))
     return None
 

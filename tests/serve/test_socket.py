@@ -18,10 +18,10 @@ import pytest
 from tests.serve.conftest import StartService
 from tests.serve.running import LONG_S, RunningService
 from vram.errors import AlreadyRunning, CannotListen, NoService, NotPermitted
-from vram.serve.client import ServeClient, ServiceRefusal
-from vram.serve.listening import ListeningSocket
-from vram.serve.protocol import LARGEST_REQUEST, RequestedThing, SocketRequest
-from vram.serve.socket import (
+from vram.serve.socket.client import ServeClient, ServiceRefusal
+from vram.serve.socket.listening import ListeningSocket
+from vram.serve.socket.protocol import LARGEST_REQUEST, RequestedThing, SocketRequest
+from vram.serve.socket.server import (
     MOST_OF_ONE_USER,
     REQUESTS_PER_MINUTE,
     Connection,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from vram.reclaim import state
-from vram.serve.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
-from vram.serve.worker_process import RunAs, WorkerProcess, clean_environment, own_rights
+from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
+from vram.serve.socket.worker_process import RunAs, WorkerProcess, clean_environment, own_rights
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 REQUEST = WorkerRequest(job="plan")

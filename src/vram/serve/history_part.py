@@ -16,9 +16,9 @@ from vram.history.file import DAMAGE
 from vram.history.questions import MOST_ROWS, Questions, within
 from vram.history.store import HistoryStore
 from vram.history.times import read_time
-from vram.serve.http import HttpRequest, HttpResponse, json_response, refusal
 from vram.serve.part import PartHealth, ServicePart
 from vram.serve.viewer import Viewer, viewer
+from vram.serve.web.http import HttpRequest, HttpResponse, json_response, refusal
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.serve.history_part import HistoryPart
-from vram.serve.http_part import HttpPart
-from vram.serve.kubernetes_part import KubernetesPart
+from vram.serve.kubernetes.kubernetes_part import KubernetesPart
 from vram.serve.part import ServicePart
-from vram.serve.policy_part import PolicyPart
-from vram.serve.socket_part import SocketPart
+from vram.serve.policies.policy_part import PolicyPart
+from vram.serve.socket.socket_part import SocketPart
 from vram.serve.textfile import TextfilePart
+from vram.serve.web.http_part import HttpPart
 
 if TYPE_CHECKING:
     from vram.serve.service import Service

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vram.files import write_file
-from vram.serve.metrics import exposition
 from vram.serve.part import ServicePart
+from vram.serve.web.metrics import exposition
 
 if TYPE_CHECKING:
     from vram.serve.config import ServeConfig

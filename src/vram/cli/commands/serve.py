@@ -94,7 +94,7 @@ def run(args: Namespace) -> int:
         emit(_meaning(config, where, args.config))
         _show_policies(args, config)
         return ExitCode.OK
-    from vram.serve.metrics import require_library
+    from vram.serve.web.metrics import require_library
 
     require_library()
     import asyncio
@@ -145,7 +145,7 @@ def _show_policies(args: Namespace, config: ServeConfig) -> None:
         return
     from vram.cli.prestart import open_host
     from vram.policy.config import read_policies
-    from vram.serve.preview import preview
+    from vram.serve.policies.preview import preview
 
     proc_root, sys_root = roots()
     host = open_host(proc_root=proc_root, sys_root=sys_root, ask_windows=not args.no_windows)

@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from vram.serve.client import ServeClient
+    from vram.serve.socket.client import ServeClient
 
     with ServeClient(args.socket) as client:
         client.data("allow-park", pid=args.pid, revoke=args.revoke)

@@ -13,7 +13,7 @@ from vram.cli.terminal import emit, render_options, show
 if TYPE_CHECKING:
     from vram.model.plan import Draft
     from vram.report.json_reports import ReclaimReport
-    from vram.serve.client import ServeClient
+    from vram.serve.socket.client import ServeClient
 
 HELP = "as `vram free`, planned and run by the service with your rights"
 
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from vram.model.plan import Draft
-    from vram.serve.client import ServeClient
+    from vram.serve.socket.client import ServeClient
 
     with ServeClient(args.socket) as client:
         report = _report(client.data("plan", words=_words(args), deadline_s=args.deadline))

@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from vram.serve.client import ServeClient
+    from vram.serve.socket.client import ServeClient
 
     with ServeClient(args.socket) as client:
         data = client.data("status", timeout_s=10.0)

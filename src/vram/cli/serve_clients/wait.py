@@ -41,7 +41,7 @@ class Room(msgspec.Struct, frozen=True):
 
 
 def run(args: Namespace) -> int:
-    from vram.serve.client import ServeClient
+    from vram.serve.socket.client import ServeClient
 
     with ServeClient(args.socket) as client:
         room = _room(client, args)
@@ -59,7 +59,7 @@ def run(args: Namespace) -> int:
 
 
 def _room(client: object, args: Namespace) -> Room:
-    from vram.serve.client import ServeClient
+    from vram.serve.socket.client import ServeClient
     from vram.untrusted import decode
 
     assert isinstance(client, ServeClient)

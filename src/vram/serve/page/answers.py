@@ -21,8 +21,8 @@ from vram.diagnosis.leftover import CODES as GHOST_CODES
 from vram.model.ledger import Ledger
 from vram.report.json import encode
 from vram.serve.clock import Moment
-from vram.serve.http import JSON_TYPE, HttpRequest, HttpResponse, json_response, refusal
 from vram.serve.page.view import MOST_FINDINGS, page_reading, without_times, words
+from vram.serve.web.http import JSON_TYPE, HttpRequest, HttpResponse, json_response, refusal
 
 if TYPE_CHECKING:
     from vram.serve.service import Service
@@ -132,7 +132,7 @@ def _now(service: Service, request: HttpRequest) -> HttpResponse:
 
 
 def _policies_name(service: Service) -> str | None:
-    from vram.serve.policy_part import PolicyPart
+    from vram.serve.policies.policy_part import PolicyPart
 
     part = service.part(PolicyPart.name)
     if not isinstance(part, PolicyPart):
@@ -143,7 +143,7 @@ def _policies_name(service: Service) -> str | None:
 
 def _newest(service: Service) -> _Kept | None:
     """The newest reading. It keeps its name while nothing but ages differs from the one before."""
-    from vram.serve.routes import tcp_viewer
+    from vram.serve.web.routes import tcp_viewer
 
     last, kept = service.state.last, _kept.get(service)
     if last is None or last.ledger is None:
@@ -163,7 +163,7 @@ def _forget_later(service: Service) -> None:
 
 
 def _made(service: Service, ledger: Ledger, shown: str, before: _Kept | None) -> _Kept:
-    from vram.serve.routes import ghost_report, visible
+    from vram.serve.web.routes import ghost_report, visible
 
     view = visible(service)
     ghosts = [each for each in view.findings if each.code in GHOST_CODES][:MOST_FINDINGS]

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import ProcessFolder
-from vram.serve.worker_process import RunAs
+from vram.serve.socket.worker_process import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
 _SO_PEERGROUPS = 59

@@ -18,7 +18,7 @@ from msgspec import UnsetType
 
 from vram import folders, untrusted
 from vram.errors import BadInput, NoService, NotPermitted, TimedOut, VramError
-from vram.serve.protocol import SCHEMA, SocketAnswer, WorkerError
+from vram.serve.socket.protocol import SCHEMA, SocketAnswer, WorkerError
 
 SYSTEM_SOCKET = "/run/vram/vram.sock"
 CONNECT_S = 5.0

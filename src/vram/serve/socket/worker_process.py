@@ -19,8 +19,8 @@ from msgspec import Struct
 from vram import untrusted
 from vram.errors import ExitCode, NotPermitted, TimedOut, VramError
 from vram.host.local.child import interpreter
-from vram.serve.protocol import WorkerError
-from vram.serve.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
+from vram.serve.socket.protocol import WorkerError
+from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
 
 # From SIGTERM, on which a worker brings back what it was moving, to SIGKILL.
 GRACE_S = 20.0
@@ -70,7 +70,7 @@ class WorkerProcess:
         self._heard: list[bytes] = []
         self._total = 0
         self._grace_s = grace_s
-        words = command or interpreter("vram.serve.worker")
+        words = command or interpreter("vram.serve.socket.worker")
         self._process = _spawned(words, request, run_as if foreign else None, lock)
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()

@@ -12,7 +12,7 @@ from vram.policy.decision import Decision, PolicyTarget
 from vram.serve.viewer import Viewer
 
 if TYPE_CHECKING:
-    from vram.serve.policy_part import PolicyPart
+    from vram.serve.policies.policy_part import PolicyPart
 
 
 class PolicyReport(Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from vram.units import size
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from vram.serve.kubernetes_api import ApiAnswer, ClusterApi
+    from vram.serve.kubernetes.kubernetes_api import ApiAnswer, ClusterApi
     from vram.serve.service import Service
 
 BURST, REFILL_S = 25, 60.0
@@ -184,7 +184,7 @@ class KubernetesPart(ServicePart):
                 "kubernetes.events is on, and the node has no name",
                 hint="set NODE_NAME from spec.nodeName in the pod, or kubernetes.node",
             )
-        from vram.serve.kubernetes_api import ClusterApi  # TLS is loaded only where it is used
+        from vram.serve.kubernetes.kubernetes_api import ClusterApi  # TLS is loaded only where it is used
 
         self._api = ClusterApi.of_this_pod(config.account)
         self._ledger = EventLedger(node)
@@ -247,7 +247,7 @@ class KubernetesPart(ServicePart):
 
     async def _send(self, ledger: EventLedger, key: EventKey) -> float:
         """Send what is new of one event; returns how long the server wants us to wait."""
-        from vram.serve.kubernetes_api import ApiUnreachable
+        from vram.serve.kubernetes.kubernetes_api import ApiUnreachable
 
         known = ledger.known[key]
         count, path = known.count, f"/api/v1/namespaces/{key.about.events_namespace}/events"

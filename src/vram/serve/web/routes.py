@@ -16,11 +16,11 @@ from vram.model.ledger import Ledger
 from vram.report import json, process_rows
 from vram.serve.clock import rfc3339
 from vram.serve.history_part import HISTORY_ROUTES
-from vram.serve.http import HttpRequest, HttpResponse, json_response
-from vram.serve.metrics import exposition
 from vram.serve.part import Health
 from vram.serve.state import NumberedChange, Reading
 from vram.serve.viewer import Viewer, aged, viewer
+from vram.serve.web.http import HttpRequest, HttpResponse, json_response
+from vram.serve.web.metrics import exposition
 
 if TYPE_CHECKING:
     from vram.serve.service import Service
@@ -241,8 +241,8 @@ def ghost_report(service: Service, finding: Finding) -> GhostReport:
 
 
 def _policies(service: Service, request: HttpRequest) -> HttpResponse:
-    from vram.serve.policies_report import policies_report
-    from vram.serve.policy_part import PolicyPart
+    from vram.serve.policies.policies_report import policies_report
+    from vram.serve.policies.policy_part import PolicyPart
 
     part = service.part(PolicyPart.name)
     assert isinstance(part, PolicyPart)

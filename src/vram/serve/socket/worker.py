@@ -20,7 +20,7 @@ from vram import untrusted
 from vram.errors import CannotPark, ExitCode, UsageError, VramError, WorldChanged
 from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, StepKind
 from vram.policy.config import NotifyConfig
-from vram.serve.protocol import PlanWords, WorkerError, require_sound
+from vram.serve.socket.protocol import PlanWords, WorkerError, require_sound
 
 LARGEST_REQUEST = 256 << 10
 LARGEST_ANSWER = 16 << 20
@@ -268,7 +268,7 @@ def _recover(request: WorkerRequest) -> None:
 
 
 def _notify(request: WorkerRequest) -> None:
-    from vram.serve.notify import notify
+    from vram.serve.policies.notify import notify
 
     if request.message is None:
         raise UsageError("there is nothing to tell")

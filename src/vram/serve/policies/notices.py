@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vram.policy.decision import Decision
 from vram.report.escape import inert
-from vram.serve.worker import Notification
+from vram.serve.socket.worker import Notification
 from vram.units import duration, size
 
 

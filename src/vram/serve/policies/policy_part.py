@@ -25,13 +25,13 @@ from vram.policy.config import read_policies
 from vram.policy.decision import AllowedProcess, Decision, DecisionStatus, Identity, PolicyMemory
 from vram.policy.engine import HOUR_S, PolicyEngine, PolicyReading
 from vram.reclaim import audit, state
-from vram.serve import policy_memory
-from vram.serve.notices import notice
 from vram.serve.part import PartHealth, ServicePart
-from vram.serve.peers import Peer, identify_own, opted_in, owner_of
-from vram.serve.waiting import WaitingList
-from vram.serve.worker import WorkerAnswer, WorkerRequest
-from vram.serve.worker_process import RunAs, failed, own_rights, start_worker
+from vram.serve.policies import policy_memory
+from vram.serve.policies.notices import notice
+from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of
+from vram.serve.socket.waiting import WaitingList
+from vram.serve.socket.worker import WorkerAnswer, WorkerRequest
+from vram.serve.socket.worker_process import RunAs, failed, own_rights, start_worker
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -24,8 +24,8 @@ from vram import untrusted
 from vram.errors import AuditUnavailable, ExitCode, NotPermitted, UsageError, VramError
 from vram.reclaim import audit
 from vram.report.escape import json_inert
-from vram.serve.peers import Peer, peer_of, require_may_act
-from vram.serve.protocol import (
+from vram.serve.socket.peers import Peer, peer_of, require_may_act
+from vram.serve.socket.protocol import (
     LARGEST_REQUEST,
     SCHEMA,
     PlanWords,
@@ -35,8 +35,8 @@ from vram.serve.protocol import (
     WorkerError,
     require_sound,
 )
-from vram.serve.worker import WorkerAnswer, WorkerRequest
-from vram.serve.worker_process import own_rights, start_worker
+from vram.serve.socket.worker import WorkerAnswer, WorkerRequest
+from vram.serve.socket.worker_process import own_rights, start_worker
 
 REQUEST_S = 10.0
 SEND_S = 10.0

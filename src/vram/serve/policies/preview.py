@@ -12,7 +12,7 @@ from vram.policy.config import Policy
 from vram.policy.subjects import Subject, subjects
 from vram.reclaim.device_state import read_and_diagnose
 from vram.report.escape import inert
-from vram.serve.peers import opted_in
+from vram.serve.socket.peers import opted_in
 from vram.units import duration
 
 _MOST_SHOWN = 20

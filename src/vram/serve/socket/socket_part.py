@@ -11,15 +11,15 @@ from msgspec import Raw, Struct
 
 from vram.errors import UsageError, VramError
 from vram.report import json
-from vram.serve.listening import ListeningSocket
 from vram.serve.part import PartHealth, ServicePart
-from vram.serve.peers import Peer, require_may_act
-from vram.serve.policies_report import policies_report
-from vram.serve.policy_part import PolicyPart
-from vram.serve.protocol import SocketAnswer, SocketRequest
-from vram.serve.routes import service_health
-from vram.serve.socket import ActionRunner, Connection, SocketServer
+from vram.serve.policies.policies_report import policies_report
+from vram.serve.policies.policy_part import PolicyPart
+from vram.serve.socket.listening import ListeningSocket
+from vram.serve.socket.peers import Peer, require_may_act
+from vram.serve.socket.protocol import SocketAnswer, SocketRequest
+from vram.serve.socket.server import ActionRunner, Connection, SocketServer
 from vram.serve.viewer import Viewer, viewer
+from vram.serve.web.routes import service_health
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -21,7 +21,7 @@ import msgspec
 from vram import untrusted
 from vram.policy.config import NotifyConfig
 from vram.report.escape import ascii_only, inert
-from vram.serve.worker import Notification
+from vram.serve.socket.worker import Notification
 
 TIMEOUT_S = 10.0
 MAIL_S = 30.0

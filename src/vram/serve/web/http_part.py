@@ -7,9 +7,9 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 from vram.errors import CannotListen, UsageError, VramError
-from vram.serve.http import HttpRequest, HttpResponse, HttpServer, refusal
 from vram.serve.part import PartHealth, ServicePart
-from vram.serve.routes import find
+from vram.serve.web.http import HttpRequest, HttpResponse, HttpServer, refusal
+from vram.serve.web.routes import find
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

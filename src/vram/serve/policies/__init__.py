@@ -1,0 +1,1 @@
+"""Policies at work: decisions audited, carried out in workers, told to people."""

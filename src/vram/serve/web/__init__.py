@@ -1,0 +1,1 @@
+"""HTTP, which only reads: the server, its paths, metrics."""
