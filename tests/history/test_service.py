@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.serve.conftest import StartDemo, StartService
 from tests.serve.running import RunningService
+from tests.serve.users import UsersMachine, needs_root
 from vram.errors import ExitCode
 from vram.report.schema import shipped
 from vram.units import GIB
@@ -182,23 +184,12 @@ def test_a_link_is_refused_and_the_service_goes_on(start_service: StartService, 
     assert not target.exists()
 
 
-def test_an_unreadable_history_names_the_api(tmp_path: Path) -> None:
+@needs_root
+def test_an_unreadable_history_names_the_api(virtual_gpu: VirtualGpu, stack: ExitStack) -> None:
     """Another user gets no byte of it, and is told whom to ask."""
-    if os.geteuid():
-        pytest.skip("only root can become another user")
-    folder = tmp_path / "state"
-    folder.mkdir(mode=0o700)
-    (folder / "history.sqlite").touch(mode=0o600)
-    done = subprocess.run(
-        [
-            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-            *(sys.executable, "-m", "vram", "history", "--file", folder / "history.sqlite"),
-        ],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    machine = UsersMachine(virtual_gpu, stack)
+    service = machine.start()
+    done = machine.vram("alice", "history", "--file", service.state / "history.sqlite")
     assert done.returncode == ExitCode.NOT_PERMITTED, done.stderr
     assert "/api/v1/history" in done.stderr
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
+import vram
 from tests.ledger.world import CONTEXT, World
 from tests.serve.conftest import StartService
 from tests.serve.simulated import SimulatedClock, SimulatedSource
@@ -23,7 +24,6 @@ from vram.live_reader import LiveReading
 from vram.report.escape import inert
 from vram.serve.config import Places, ServeConfig
 from vram.serve.service import Service
-from vram.serve.web import metrics as metrics_module
 from vram.serve.web.metrics import LONGEST_LABEL, exposition
 from vram.units import GIB
 
@@ -120,7 +120,7 @@ def test_the_textfile_is_whole_readable_by_others_and_follows_the_configuration(
     assert os.listdir(folder) == ["vram.prom"]
 
 
-SOURCES = Path(metrics_module.__file__).parents[1]
+SOURCES = Path(vram.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
