@@ -3,6 +3,7 @@
 #   PYTHON=python3.13   the interpreter to make the virtual environment with
 #   VENV=.venv          where it lies
 #   ARGS="-k ledger"    handed to pytest, to the benchmark or to the black-box rows
+#   QUIET=10 BUSY=10    how often `make repeat` runs the suite, and how often with every core kept busy
 
 VENV ?= .venv
 RUN := $(VENV)/bin
@@ -20,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -53,10 +54,16 @@ serve-demo: $(VENV)/ready-demo native ## vram serve on a virtual GPU with a ghos
 fleet-demo: $(VENV)/ready-demo native ## many machines in one table: virtual nodes, by Ray where it is installed
 	@$(RUN)/python tools/fleet_demo.py $(ARGS)
 
-test: $(VENV)/ready-test native ## the whole suite; no GPU needed
-	@tools/get-test-tools
+test: $(VENV)/ready-test native ## the whole suite; no GPU needed. Installs nothing outside of this folder
 	@$(RUN)/python tools/pycuda_wheel.py --install
 	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-tools: ## Debian's packages that some tests drive: a browser, Slurm, shells...; needs root, says what it installs
+	@tools/get-test-tools
+
+repeat: $(VENV)/ready-test native ## the suite QUIET and BUSY times, and a table of what failed how often
+	@$(RUN)/python tools/pycuda_wheel.py --install
+	@$(RUN)/python tools/repeat.py --workers $(WORKERS) $(if $(QUIET),--quiet $(QUIET)) $(if $(BUSY),--busy $(BUSY)) $(ARGS)
 
 # VRAM_PID_REUSES and VRAM_KILLS make its longest rows as long as the promise is: 10000 and 1000.
 faults: $(VENV)/ready-test native ## every row of the fault table, and its page docs/reference/faults.md

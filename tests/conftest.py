@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "native" / "build.py"
 LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvrambuffer.so"
 
-# xdist tells its workers how wide its own terminal is; what tests start has none.
+# xdist tells its workers how wide its own terminal is; what tests start has none. Python's own variables
+# (PYTHONUNBUFFERED, say) change how the programs that tests start behave: they run as they do for everybody.
+for variable in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
+    del os.environ[variable]
 os.environ.pop("COLUMNS", None)
 
 # A shell without job control starts its background jobs with SIGINT ignored, and nohup ignores SIGHUP:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import kubernetes_validate
 
@@ -32,6 +32,14 @@ def make_certificate(folder: Path) -> None:
     names = ["-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.crt")]
     subprocess.run([*run, *names, *files], check=True, capture_output=True)
+
+
+class Answer(NamedTuple):
+    """What the server says, and the event that there is afterwards, with its key."""
+
+    status: int
+    body: dict[str, Any]
+    stored: tuple[tuple[str, str], dict[str, Any]] | None = None
 
 
 class ApiServer:
@@ -89,9 +97,9 @@ class ApiServer:
 
     # ---- what the API does ----
 
-    def take(self, method: str, path: str, headers: Any, body: bytes) -> tuple[int, dict[str, Any]]:
+    def take(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
         if headers["Authorization"] != f"Bearer {TOKEN}":
-            return 401, {"kind": "Status", "message": "Unauthorized"}
+            return Answer(401, {"kind": "Status", "message": "Unauthorized"})
         found = re.fullmatch(r"/api/v1/namespaces/([a-z0-9-]+)/events(?:/([a-z0-9.-]+))?", path)
         if not found:
             return self._mistake(f"no such path: {path}")
@@ -99,7 +107,7 @@ class ApiServer:
             return self._create(found[1], headers, json.loads(body))
         return self._patch(found[1], found[2], headers, json.loads(body))
 
-    def _create(self, namespace: str, headers: Any, event: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def _create(self, namespace: str, headers: Any, event: dict[str, Any]) -> Answer:
         if headers["Content-Type"] != "application/json":
             return self._mistake("wrong content type")
         key = namespace, event["metadata"]["name"]
@@ -107,30 +115,27 @@ class ApiServer:
         if event["metadata"]["namespace"] != namespace or about.get("namespace", "default") != namespace:
             return self._mistake("an event lies in the namespace of its object")
         if key in self.events:
-            return 409, {"kind": "Status", "message": "already exists"}
+            return Answer(409, {"kind": "Status", "message": "already exists"})
         return self._store(key, event, 201)
 
-    def _patch(
-        self, namespace: str, name: str, headers: Any, body: dict[str, Any]
-    ) -> tuple[int, dict[str, Any]]:
+    def _patch(self, namespace: str, name: str, headers: Any, body: dict[str, Any]) -> Answer:
         if headers["Content-Type"] != "application/strategic-merge-patch+json":
             return self._mistake("wrong content type")
         if (namespace, name) not in self.events:
-            return 404, {"kind": "Status", "message": f'events "{name}" not found'}
+            return Answer(404, {"kind": "Status", "message": f'events "{name}" not found'})
         return self._store((namespace, name), {**self.events[namespace, name], **body}, 200)
 
-    def _store(self, key: tuple[str, str], event: dict[str, Any], status: int) -> tuple[int, dict[str, Any]]:
+    def _store(self, key: tuple[str, str], event: dict[str, Any], status: int) -> Answer:
         for version in VERSIONS:
             try:
                 kubernetes_validate.validate(event, version, strict=True)
             except kubernetes_validate.ValidationError as error:
                 return self._mistake(f"{version}: {error}")
-        self.events[key] = event
-        return status, event
+        return Answer(status, event, (key, event))
 
-    def _mistake(self, sentence: str) -> tuple[int, dict[str, Any]]:
+    def _mistake(self, sentence: str) -> Answer:
         self.wrong.append(sentence)
-        return 422, {"kind": "Status", "message": sentence}
+        return Answer(422, {"kind": "Status", "message": sentence})
 
 
 def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
@@ -140,21 +145,25 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             refused = server.refuse(self.command, self.path)
+            more: dict[str, str] = {}
             if refused is not None:
                 status, more = refused
-                said: dict[str, Any] = {"kind": "Status", "message": "not now"}
+                answer = Answer(status, {"kind": "Status", "message": "not now"})
             else:
-                (status, said), more = server.take(self.command, self.path, self.headers, body), {}
-            answer = json.dumps(said).encode()
-            # Counted before it is answered: who waits for the request finds what it did.
-            server.requests.append((self.command, self.path, status))
+                answer = server.take(self.command, self.path, self.headers, body)
+            # Counted before the event is there, and both before the answer: who waits for one finds the others.
+            server.requests.append((self.command, self.path, answer.status))
+            if answer.stored is not None:
+                key, event = answer.stored
+                server.events[key] = event
+            said = json.dumps(answer.body).encode()
             with suppress(OSError):  # the client has gone
-                self.send_response(status)
+                self.send_response(answer.status)
                 for name, value in {"Content-Type": "application/json", **more}.items():
                     self.send_header(name, value)
                 self.send_header("Transfer-Encoding", "chunked")  # as the real one does
                 self.end_headers()
-                self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(answer), answer))
+                self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(said), said))
 
         do_PATCH = do_POST
 

@@ -15,11 +15,12 @@ from tests.recording.terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
 
-# Says what reaches it. Standard input stays open: it ends when it is told so.
+# Says what reaches it. Standard input stays open: it ends when it is told so. A handler runs where the
+# program is just then, also in the middle of print(): it writes past the buffer, which print() has locked.
 LISTENER = """
 import fcntl, os, signal, struct, sys, termios
 def heard(number, frame):
-    print("heard", signal.Signals(number).name, flush=True)
+    os.write(1, f"heard {signal.Signals(number).name}\\n".encode())
 for number in map(int, sys.argv[1].split(",")) if sys.argv[1] else ():
     signal.signal(number, heard)
 print("terminal" if sys.stdin.isatty() else "none", os.getpid(), flush=True)

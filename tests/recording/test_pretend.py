@@ -104,8 +104,8 @@ def test_ctrl_c_leaves_the_ballast_until_the_command_has_ended(work: Workplace, 
     program.write_text(
         FREE.replace(
             "import ctypes, sys",
-            "import ctypes, signal, sys\n"
-            "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))",
+            "import ctypes, os, signal, sys\n"
+            "signal.signal(signal.SIGINT, lambda *_: os.write(1, b'interrupted\\n'))",
         )
     )
     screen = work.terminal()

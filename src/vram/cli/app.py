@@ -54,14 +54,13 @@ def entry() -> NoReturn:
     if code := _wrong_system(sys.platform):
         sys.exit(code)
     is_short = prestart.begin(with_command(sys.argv[1:]))
-    code = main()
+    try:
+        code = main()
+    finally:
+        _flush_or_silence()
     if is_short:
         # A full shutdown of the interpreter takes longer, and waits for a driver call that hangs in a thread.
         os._exit(code)
-    try:
-        _flush()
-    except OSError:  # said already; the interpreter would say it again, and exit with 120
-        _silence(sys.stdout)
     sys.exit(code)
 
 
@@ -216,6 +215,17 @@ def _complain(message: str, hint: str) -> None:
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def _flush_or_silence() -> None:
+    """Write what is left. If that fails, as after a closed terminal, the interpreter must not try: it exits 120."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed before we were started
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            _silence(stream)
 
 
 def _silence(stream: TextIO) -> None:

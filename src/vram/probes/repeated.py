@@ -123,12 +123,12 @@ class RepeatedSurvey:
             now, known = self._host.proc.condition(pid), self._conditions.get(pid)
             if now is None or known is None or _is_another(now, known):
                 return None
-            if (now.state, now.exiting) != (known.state, known.exiting) and pid in self._holders:
+            # Compared with what the survey says: the conditions were read after it.
+            if (now.state, now.exiting) != (each.facts.state, each.facts.exiting) and pid in self._holders:
                 if now.exiting or now.state == "Z":
                     return None
                 facts = replace(each.facts, state=now.state, exiting=now.exiting)
                 changed[pid] = replace(each, facts=facts)
-                self._conditions[pid] = now
         return changed
 
 
