@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -188,13 +187,9 @@ def _tails(process: PythonProcess) -> list[bytes]:
 def test_runs_at_the_same_time_queue(start: Callable[..., TargetProgram]) -> None:
     program = start("read")
     process = program.python()
-    answers: list[bytes] = []
-    runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(6)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join(PATIENCE_S)
-    assert len(answers) == 6
+    with ThreadPoolExecutor(6) as pool:
+        for run in [pool.submit(run_once, process) for _ in range(6)]:
+            run.result()
     program.ask()
 
 
@@ -213,16 +208,12 @@ def test_more_runs_than_there_are_places_wait_for_one(start: Callable[..., Targe
     """Its main thread holds Python's lock: until it releases it, no run can end and give its place back."""
     program = start("holding")
     process = program.python()
-    answers: list[bytes] = []
-    most = 12
-    runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(most)]
-    for run in runs:
-        run.start()
-    until(lambda: _finds_no_free_place(process))
-    program.ask()
-    for run in runs:
-        run.join(PATIENCE_S)
-    assert len(answers) == most
+    with ThreadPoolExecutor(12) as pool:
+        runs = [pool.submit(run_once, process) for _ in range(12)]
+        until(lambda: _finds_no_free_place(process))
+        program.ask()
+        for run in runs:
+            run.result()
     program.ask()
 
 
@@ -298,15 +289,12 @@ class TestCalledOff:
         """Each has its own place, and each runs, in the end, once its main thread has returned."""
         program = start("holding")
         process = program.python()
-        answers: list[bytes] = []
-        runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(3)]
-        for run in runs:
-            run.start()
-        until(lambda: sum(any(text) for text in _tails(process)) >= 1 and _texts(process) == 3)
-        program.ask()
-        for run in runs:
-            run.join(PATIENCE_S)
-        assert len(answers) == 3
+        with ThreadPoolExecutor(3) as pool:
+            runs = [pool.submit(run_once, process) for _ in range(3)]
+            until(lambda: sum(any(text) for text in _tails(process)) >= 1 and _texts(process) == 3)
+            program.ask()
+            for run in runs:
+                run.result()
 
     def test_killed_runs_leave_texts_that_do_nothing(
         self, start: Callable[..., TargetProgram], private_folder: Path

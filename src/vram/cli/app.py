@@ -218,7 +218,7 @@ def _flush() -> None:
 
 
 def _flush_or_silence() -> None:
-    """Write what is left. If that fails, as after a closed terminal, the interpreter must not try: it exits 120."""
+    """Write what is left; after a failure the interpreter must not try again, or it exits with 120."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # closed before we were started
             continue
