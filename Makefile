@@ -8,7 +8,7 @@
 VENV ?= .venv
 RUN := $(VENV)/bin
 # More than cores: much of what tests do is waiting for deadlines and for processes that end.
-WORKERS ?= 4
+WORKERS ?= $(shell expr $$(nproc) + 4)
 
 PYTHON_FOLDERS := src tests bench tools docs native examples
 C_FILES = $$(find native examples -name '*.[ch]' -o -name '*.cpp')

@@ -28,9 +28,8 @@ def main(arguments: list[str]) -> int:
         say(f"making {arguments[0]} with Python {sys.version.split()[0]}")
         make(folder)
     say("installing vram" + "".join(f" + {group}" for group in groups))
-    requirements = [*compiler(), *requirements_of(groups)]
-    # One call, so that pip resolves everything together.
-    quietly([python, "-m", "pip", "install", "--editable", ROOT, *requirements])
+    # One call, so that everything is resolved together.
+    install(python, ["--editable", ROOT, *compiler(), *requirements_of(groups)])
     load_numba_hook_on_demand(folder)
     return 0
 
@@ -112,11 +111,28 @@ def load_numba_hook_on_demand(folder: Path) -> None:
         startup.write_text(f"import builtins; builtins.exec({ON_DEMAND!r}, {{}})\n")
 
 
-def quietly(command: list[str | Path]) -> None:
-    """Run pip without its chatter: only what goes wrong is shown."""
-    quiet = [*command, "--disable-pip-version-check", "--no-input", "-qq"]
-    if subprocess.run(quiet, stdin=subprocess.DEVNULL).returncode != 0:
+def install(python: Path, words: list[str | Path]) -> None:
+    """By uv, which takes a fifth of pip's time; by pip where uv cannot, or where pip has settings of its own."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
+    if not pip_is_configured(python) and quietly([*pip, "install", "--retries", "1", "uv"]):
+        uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+        if quietly([*uv, "--native-tls", *words]):
+            return
+    # Only what goes wrong is shown.
+    if subprocess.run([*pip, "install", *words], stdin=subprocess.DEVNULL).returncode != 0:
         sys.exit("vram: installing failed (pip's words are above)")
+
+
+def pip_is_configured(python: Path) -> bool:
+    """Whether pip is told of an index, a proxy or the like, which uv would not know of."""
+    asked = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
+    names = {line.partition("=")[0].rpartition(".")[2] for line in asked.stdout.splitlines()}
+    return not names <= {"cert", "default-timeout", "disable-pip-version-check"}
+
+
+def quietly(command: list[str | Path]) -> bool:
+    """Whether *command* succeeded; what it said is not shown."""
+    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
 def say(text: str) -> None:

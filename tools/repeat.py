@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--quiet", type=int, default=0, metavar="N", help="so many runs on a quiet machine")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="so many with every core kept busy")
-    parser.add_argument("--workers", type=int, default=4, metavar="N", help="as pytest -n (default: 4)")
+    parser.add_argument("--workers", type=int, default=6, metavar="N", help="as pytest -n (default: 6)")
     args, rest = parser.parse_known_args(words)
     if args.quiet + args.busy < 1:
         args.quiet = args.busy = 1
