@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import skipped
 from tests.faults.record import TALLY, Recorder, Tally
 from vram.virtualgpu import VirtualGpu, folder
 
@@ -41,12 +42,14 @@ settings.load_profile("steady")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    skipped.add_option(parser)
     parser.addoption("--real-gpu", action="store_true", help="play on this machine's own GPU")
     parser.addoption("--faults-page", metavar="FILE", help="write what the tests of the fault table did")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(config))
+    config.pluginmanager.register(skipped.SkipReporter(config))
 
 
 @pytest.fixture

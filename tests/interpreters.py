@@ -1,22 +1,18 @@
-"""Pythons of other versions on this machine."""
+"""Pythons of other versions on this machine, found as `make matrix` finds them."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+_spec = spec_from_file_location("pythons", Path(__file__).parents[1] / "tools" / "pythons.py")
+assert _spec is not None
+assert _spec.loader is not None
+finder = module_from_spec(_spec)
+_spec.loader.exec_module(finder)
 
-@cache
+
 def interpreter(version: str) -> str | None:
-    """A Python of *version*, such as "3.12": pyenv's newest, or the one on PATH. None where none starts."""
-    installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
-    on_path = shutil.which(f"python{version}")
-    candidates = [*map(str, installed), *([on_path] if on_path else [])]
-    return next((each for each in candidates if _starts(each)), None)
-
-
-def _starts(python: str) -> bool:
-    """A pyenv shim exists for versions that it then refuses to start: only running tells."""
-    return not subprocess.run([python, "-c", ""], capture_output=True).returncode
+    """A Python of *version*, such as "3.12"; None where none starts."""
+    found: str | None = finder.find(version)
+    return found

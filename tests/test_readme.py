@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from vram.virtualgpu import VirtualGpu
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ def test_the_two_commands_stand_in_the_readme():
     assert [line for line in LINES if line.startswith("make ")][:2] == ["make demo", "make test"]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+@needs("make")
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_targets_exist(target):
     """Every target that the README names is one."""

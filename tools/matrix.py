@@ -5,15 +5,15 @@ python tools/matrix.py [PYTEST-ARGUMENT...]
 
 from __future__ import annotations
 
-import glob
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from pythons import find
+
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
-ASK = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def main(arguments: list[str]) -> int:
@@ -36,25 +36,6 @@ def suite(version: str, interpreter: str, arguments: list[str]) -> int:
     # The outer make's flags would carry its own PYTHON and VENV into this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(["make", "test", *words], cwd=ROOT, env=environment).returncode
-
-
-def find(version: str) -> str | None:
-    return next((path for path in candidates(version) if answers(path, version)), None)
-
-
-def candidates(version: str) -> list[str]:
-    pyenv = os.environ.get("PYENV_ROOT") or str(Path.home() / ".pyenv")
-    managed = sorted(glob.glob(f"{pyenv}/versions/{version}.*/bin/python"), reverse=True)
-    return [f"/usr/bin/python{version}", f"/usr/local/bin/python{version}", *managed, f"python{version}"]
-
-
-def answers(path: str, version: str) -> bool:
-    """A pyenv shim exists for versions that it then refuses to start: only running tells."""
-    try:
-        done = subprocess.run([path, "-c", ASK], capture_output=True, text=True)
-    except OSError:
-        return False
-    return done.returncode == 0 and done.stdout.strip() == version
 
 
 if __name__ == "__main__":

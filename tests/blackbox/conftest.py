@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import skip_without
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from machine import Machine
@@ -21,7 +23,7 @@ def machine(real_gpu: bool, request: pytest.FixtureRequest) -> Iterator[Machine]
         try:
             ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:
-            pytest.skip("no NVIDIA driver on this machine")
+            skip_without("real-gpu", "no NVIDIA driver on this machine")
         place = Machine()
         yield place
         place.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import Browser, Page, find, started
+from tests.needs import skip_without
 from vram.model.trace import TraceView
 from vram.report.trace_page import page
 
@@ -17,7 +18,7 @@ Opened = Callable[..., Page]
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     if find() is None:
-        pytest.skip("there is no Chromium here; tools/get-test-tools installs it")
+        skip_without("browser", "there is no Chromium here")
     with started() as running:
         yield running
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.cli.conftest import PROGRAM
+from tests.needs import skip_without
 from vram.cli import prestart
 
 
@@ -23,7 +24,7 @@ def test_msgspec_comes_without_typing_extensions_and_both_work_afterwards() -> N
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True)
     if "No module named 'typing_extensions'" in done.stderr:
-        pytest.skip("typing_extensions is not installed here")
+        skip_without("test-packages", "typing_extensions is not installed here")
     assert (done.stdout.strip(), done.stderr) == ("typing_extensions [1]", "")
 
 

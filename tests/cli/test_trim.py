@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import require
 from tests.reach.conftest import CACHED, World
 from tests.reach.conftest import world as world  # the fixture
 
@@ -75,11 +75,9 @@ int main(void) {
 
 
 def test_no_python(world: World, tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler here to make a program that is no Python")
+    require("cc")
     (tmp_path / "holder.c").write_text(HOLDER)
-    subprocess.run([compiler, "-o", tmp_path / "holder", tmp_path / "holder.c", "-ldl"], check=True)
+    subprocess.run(["cc", "-o", tmp_path / "holder", tmp_path / "holder.c", "-ldl"], check=True)
     holder = world.popen([str(tmp_path / "holder")])
     try:
         assert holder.stdout is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.completion import shells
+from tests.needs import needs, require
 from vram.cli import grammar, manual
 from vram.cli.app import COMMANDS, main
 from vram.cli.completion import SHELLS
@@ -29,8 +29,7 @@ script = cache(make)
 def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Ask:
     """Type lines into a shell that has read the script, and return what TAB offered for each."""
     shell: str = request.param
-    if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here")
+    require(shell)
     path = tmp_path / f"vram.{shell}"
     path.write_text(script(shell))
 
@@ -144,7 +143,7 @@ def test_without_a_driver_nothing_is_offered_and_nothing_is_said(ask: Ask, nativ
     assert not [word for word in offers if not word.startswith("-")]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+@needs("bash")
 def test_an_equals_sign_parts_words_in_bash(tmp_path: Path) -> None:
     """bash hands --via=a over as three words."""
     path = tmp_path / "vram.bash"
@@ -166,8 +165,7 @@ def test_a_key_completes_after_the_script_was_sourced(
     command: list[str], before: str, tmp_path: Path
 ) -> None:
     """As the guide says to: source <(vram completion SHELL), then TAB; the line is run to be seen."""
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"there is no {command[0]} here")
+    require(command[0])
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     typed = f"{before}source <(vram completion {command[0]})\nvram expl\tVR10\t\x15vram compl\tz\t | wc -l\n"
     lines = str(len(script("zsh").splitlines())).encode()

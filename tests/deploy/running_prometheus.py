@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.deploy.tools import find
+from tests.needs import find_program
 
 LONG_S = 120.0
 
@@ -69,7 +69,7 @@ class Prometheus(Listening):
             "scrape_configs": [{"job_name": "vram", "static_configs": [{"targets": list(targets)}]}],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        program = find("prometheus")
+        program = find_program("prometheus")
         assert program is not None
         super().__init__(
             [
@@ -104,7 +104,7 @@ class Prometheus(Listening):
 
 def node_exporter(folder: Path) -> Listening:
     """node_exporter with the textfile collector alone, on *folder*."""
-    program = find("prometheus-node-exporter") or find("node_exporter")
+    program = find_program("prometheus-node-exporter") or find_program("node_exporter")
     assert program is not None
     return Listening(
         [

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.test_manifests import container, one, plain
-from tests.deploy.tools import DEPLOY, needs
-from tests.installed import is_installed
+from tests.deploy.tools import DEPLOY
+from tests.needs import needs, skip_without
 from tests.serve.running import RunningService
 from tests.serve.users import UsersMachine
 from vram.serve.kubernetes.kubernetes_api import ACCOUNT
@@ -28,9 +28,9 @@ from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can start as several users"),
+    needs("root", detail="only root can start as several users"),
     needs("setpriv"),
-    pytest.mark.skipif(not is_installed("yaml"), reason="PyYAML is not installed"),
+    needs("yaml"),
 ]
 
 OBSERVER, OWNER = 65532, 65534
@@ -131,7 +131,7 @@ def pods_group() -> Iterator[Path]:
             for each in (inner, inner.parent, outer):
                 each.rmdir()
         return
-    pytest.skip("no control group can be made here")
+    skip_without("cgroups", "no control group can be made here")
 
 
 def in_a_container(mounts: dict[str, Path], added: Sequence[str]) -> list[str]:
@@ -166,7 +166,7 @@ def observers_folder(tmp_path: Path, virtual_gpu: VirtualGpu) -> Path:
 
 
 @needs("unshare", "openssl")
-@pytest.mark.skipif(not is_installed("kubernetes_validate"), reason="kubernetes-validate is not installed")
+@needs("kubernetes_validate")
 def test_the_observers_command_names_other_users_leftovers_and_their_pod(
     virtual_gpu: VirtualGpu, tmp_path: Path, runtime_files: Path, observers_folder: Path
 ) -> None:

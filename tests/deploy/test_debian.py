@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import vram
-from tests.deploy.tools import DEPLOY, ROOT, find, needs
+from tests.deploy.tools import DEPLOY, ROOT
+from tests.needs import find_program, needs, require, skip_without
 
 # What pip says where it cannot reach an index: the package needs four packages of others.
 _NO_INDEX = ("Could not find a version", "Could not fetch URL", "NewConnectionError")
@@ -37,7 +36,7 @@ def build(into: Path) -> Path:
             command, env={**os.environ, **more, **known}, capture_output=True, text=True, check=False
         )
         if answer.returncode and any(each in answer.stdout + answer.stderr for each in _NO_INDEX):
-            pytest.skip("pip cannot reach an index")
+            skip_without("package-index", "pip cannot reach an index")
         assert answer.returncode == 0, answer.stdout + answer.stderr
     (package,) = into.glob("*.deb")
     return package
@@ -48,16 +47,14 @@ def deb(*words: str | Path) -> str:
 
 
 @needs("dpkg-buildpackage", "dh", "gcc")
-@pytest.mark.skipif(
-    subprocess.run(["/usr/bin/python3", "-c", "import pip, venv, ensurepip"], capture_output=True).returncode
-    != 0
-    if os.path.exists("/usr/bin/python3")
-    else True,
-    reason="python3-venv or python3-pip is not installed",
-)
 def test_the_package_has_what_it_says_enables_nothing_and_runs(
     native_libraries: Path, tmp_path: Path
 ) -> None:
+    require("system-python")
+    if subprocess.run(
+        ["/usr/bin/python3", "-c", "import pip, venv, ensurepip"], capture_output=True
+    ).returncode:
+        skip_without("debian", "python3-venv or python3-pip is not installed")
     package = build(tmp_path)
     root = tmp_path / "root"
     deb("--extract", package, root)
@@ -130,12 +127,12 @@ def test_the_scripts_are_right() -> None:
         *(DEPLOY / "debian").glob("vram.p*"),
     ]
     assert len(scripts) == 5
-    subprocess.run([str(find("shellcheck")), *scripts], check=True)
+    subprocess.run([str(find_program("shellcheck")), *scripts], check=True)
 
 
 @needs("hadolint")
 def test_the_image_recipe_is_right() -> None:
-    subprocess.run([str(find("hadolint")), DEPLOY / "container" / "Containerfile"], check=True)
+    subprocess.run([str(find_program("hadolint")), DEPLOY / "container" / "Containerfile"], check=True)
 
 
 def test_the_image_recipe_pins_its_base_and_carries_no_secret() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.installed import is_installed
+from tests.needs import needs
 from tests.serve.running import RunningService
 from vram.errors import ConfigError
 from vram.model.change import Change
@@ -35,10 +34,8 @@ from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
 pytestmark = [
-    pytest.mark.skipif(
-        not is_installed("kubernetes_validate"), reason="kubernetes-validate is not installed"
-    ),
-    pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed"),
+    needs("kubernetes_validate"),
+    needs("openssl"),
 ]
 
 UID = "9f3b1e2c-7a55-4c0d-8f6e-0123456789ab"

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.tools import DEPLOY, find, needs
-from tests.installed import is_installed
+from tests.deploy.tools import DEPLOY
+from tests.needs import find_program, needs
 from vram.host.local.workload import _runtime_files
 from vram.serve import config
 
 pytestmark = [
-    pytest.mark.skipif(not is_installed("yaml"), reason="PyYAML is not installed"),
-    pytest.mark.skipif(
-        not is_installed("kubernetes_validate"), reason="kubernetes-validate is not installed"
-    ),
+    needs("yaml"),
+    needs("kubernetes_validate"),
 ]
 
 CHART = DEPLOY / "helm" / "vram"
@@ -46,7 +44,7 @@ def render(*settings: str) -> list[dict[str, Any]]:
 
 
 def helm(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    program = find("helm")
+    program = find_program("helm")
     assert program is not None
     return subprocess.run([program, *words], capture_output=True, text=True, check=check)
 
@@ -125,7 +123,7 @@ def test_a_value_that_cannot_be_meant_is_refused() -> None:
 
 @needs("helm")
 def test_the_plain_manifests_are_the_charts(tmp_path: Path) -> None:
-    program = find("helm")
+    program = find_program("helm")
     assert program is not None
     subprocess.run([PLAIN / "render", tmp_path], check=True, env={**os.environ, "HELM": program})
     made = sorted(path.name for path in tmp_path.iterdir())

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.deploy.running_prometheus import Prometheus, node_exporter
-from tests.deploy.tools import DEPLOY, ROOT, find, needs
-from tests.installed import is_installed
+from tests.deploy.tools import DEPLOY, ROOT
+from tests.needs import find_program, needs
 from tests.serve.running import RunningService
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -30,11 +30,11 @@ GHOST, PLAIN = 3, 7
 """The nodes on which something happens."""
 DRY_RUN = '[[policy]]\nname = "ends"\ndo = "end-leftovers"\nmode = "dry-run"\nafter = "1s"\nreadings = 2\n'
 
-needs_yaml = pytest.mark.skipif(not is_installed("yaml"), reason="PyYAML is not installed")
+needs_yaml = needs("yaml")
 
 
 def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    program = find("promtool")
+    program = find_program("promtool")
     assert program is not None
     return subprocess.run([program, *words], capture_output=True, text=True, check=False)
 
@@ -261,8 +261,10 @@ def test_panels_of_the_dashboard_are_told_apart() -> None:
 # ---- node_exporter ----
 
 
-@pytest.mark.skipif(
-    not (find("prometheus-node-exporter") or find("node_exporter")), reason="node_exporter is not installed"
+@needs(
+    "prometheus",
+    there=bool(find_program("prometheus-node-exporter") or find_program("node_exporter")),
+    detail="node_exporter is not installed",
 )
 def test_node_exporter_takes_the_textfile(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     """Every sample of the file, with its value, and without an error."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.tools import DEPLOY, ROOT, needs
+from tests.deploy.tools import DEPLOY, ROOT
+from tests.needs import needs, skip_without
 
 UNITS = ("vram.service", "vram-observer.service")
 GUIDE = ROOT / "docs" / "guides" / "systemd.md"
@@ -47,7 +48,7 @@ def test_the_score_is_the_one_of_the_guide(unit: str) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(DEPLOY / "systemd" / unit)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if "Overall exposure" not in answer.stdout:
-        pytest.skip(f"this systemd cannot judge a file: {answer.stderr.strip()}")
+        skip_without("systemd", f"this systemd cannot judge a file: {answer.stderr.strip()}")
     (score,) = re.findall(r"Overall exposure level for \S+ ([\d.]+)", answer.stdout)
     (said,) = re.findall(rf"^\| `{unit}` .*\| ([\d.]+) \|$", GUIDE.read_text(), re.MULTILINE)
     assert float(score) == pytest.approx(float(said), abs=0.3)

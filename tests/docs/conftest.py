@@ -6,10 +6,11 @@ import fcntl
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.needs import require
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECT = ROOT / "docs" / "sphinx" / "collect.py"
@@ -23,8 +24,7 @@ def sphinx(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def needs_sphinx() -> None:
-    if find_spec("sphinx") is None:
-        pytest.skip("there is no Sphinx here; `make docs` installs it")
+    require("sphinx")
 
 
 @pytest.fixture(scope="session")

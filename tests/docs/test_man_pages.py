@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,6 +10,7 @@ import tomllib
 import pytest
 
 from tests.docs.conftest import ROOT
+from tests.needs import needs, skip_without
 from vram.cli import app, grammar
 from vram.cli.app import COMMANDS, main
 from vram.cli.commands.help import installed
@@ -65,13 +65,13 @@ def test_sphinx_makes_the_committed_pages_and_stamps_none() -> None:
     assert not any("Docutils" in text or "reStructuredText" in text for text in made.values())
 
 
-@pytest.mark.skipif(shutil.which("mandoc") is None, reason="there is no mandoc here")
+@needs("mandoc")
 def test_mandoc_finds_nothing_to_complain_about() -> None:
     done = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", *PAGES], capture_output=True, text=True)
     assert not [line for line in done.stdout.splitlines() if not HARMLESS.search(line)]
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff here")
+@needs("groff")
 def test_groff_finds_nothing_to_complain_about() -> None:
     done = subprocess.run(["groff", "-ww", "-man", "-z", *PAGES], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -101,14 +101,14 @@ def test_help_about_what_there_is_not(capsys: pytest.CaptureFixture[str]) -> Non
     assert "did you mean `vram why`?" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("man") is None, reason="there is no man here")
+@needs("man")
 def test_man_shows_the_installed_page() -> None:
     page = installed("why")
     if page is None:
-        pytest.skip("vram is not installed here with its pages")
+        skip_without("manual-pages", "vram is not installed here with its pages")
     done = subprocess.run(["man", "-P", "cat", page], capture_output=True, text=True)
     if "has been minimized" in done.stdout + done.stderr:
-        pytest.skip("the man of this system shows nothing")
+        skip_without("manual-pages", "the man of this system shows nothing")
     assert "--deadline" in done.stdout.replace("\b", "")
 
 

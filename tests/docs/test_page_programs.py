@@ -27,7 +27,7 @@ from typing import IO
 import pytest
 
 from tests.docs.conftest import ROOT
-from tests.installed import is_installed
+from tests.needs import require
 from vram.virtualgpu import VirtualGpu
 
 BLOCK = re.compile(r"^<!-- (run|file (?P<name>\S+)) -->\n```\w+\n(?P<text>.*?)^```", re.M | re.S)
@@ -44,9 +44,7 @@ def test_pages_have_programs() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_programs_of_a_page_print_what_it_says(page: Path, virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     text = page.read_text()
-    for module in NEEDS.findall(text):
-        if not is_installed(module):
-            pytest.skip(f"{module} is not installed")
+    require(*NEEDS.findall(text))
     for block in BLOCK.finditer(text):
         if block["name"]:
             (tmp_path / block["name"]).write_text(block["text"])

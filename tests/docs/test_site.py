@@ -15,6 +15,7 @@ import pytest
 import vram
 from tests.browser import chromium
 from tests.docs.conftest import ROOT, sphinx
+from tests.needs import needs
 from vram.cli import manual
 from vram.cli.app import COMMANDS
 from vram.model.kinds import Kind
@@ -150,7 +151,7 @@ def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
         assert re.search(rf"WARNING: .*{complaint}|{complaint}\.md: WARNING", done.stderr), complaint
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
+@needs("browser", there=BROWSER is not None)
 @pytest.mark.parametrize(
     ("word", "page"),
     [("orphaned", "reference/rules/VR101.html"), ("fragmented", "concepts/where-do-my-bytes-go.html")],

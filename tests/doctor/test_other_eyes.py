@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.conftest import PROGRAM, Clinic, told
+from tests.needs import needs, skip_without
 from vram.units import GIB
 
 LIMITED = 7
@@ -23,7 +24,7 @@ def new_namespaces() -> tuple[str, ...]:
     own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     enter = ("unshare", *own, "--pid", "--fork", "--mount-proc", "--kill-child")
     if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
-        pytest.skip("no new PID namespace may be made here")
+        skip_without("namespaces", "no new PID namespace may be made here")
     return enter
 
 
@@ -41,7 +42,7 @@ def test_from_inside_a_user_namespace(clinic: Clinic) -> None:
     """There everybody is root, with every capability, over nobody but themselves."""
     enter = ("unshare", "--user", "--map-root-user")
     if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
-        pytest.skip("no new user namespace may be made here")
+        skip_without("namespaces", "no new user namespace may be made here")
     neighbour = clinic.holder()
     answer = clinic.ask(before=enter)
     assert neighbour.poll() is None
@@ -58,7 +59,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
+@needs("root", detail="only root can play two users")
 class TestTwoUsers:
     @pytest.fixture
     def neighbour(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -83,7 +84,7 @@ class TestTwoUsers:
         drop = (sys.executable, "-c", WITHOUT_CAPABILITIES)
         done = clinic.run("--json", before=(*new_namespaces, *hide, *drop))
         if "mount" in done.stderr:
-            pytest.skip("nothing may be mounted here")
+            skip_without("mounts", "nothing may be mounted here")
         assert "hides other users' processes" in told(done).seen("permissions.processes")
 
     def test_as_somebody_who_is_not_root(self, clinic: Clinic, tmp_path: Path) -> None:
@@ -103,9 +104,9 @@ class TestTwoUsers:
                 timeout=120,
             )
         except PermissionError:
-            pytest.skip("others cannot start this Python")
+            skip_without("readable-by-all", "others cannot start this Python")
         if not done.stdout:
-            pytest.skip("others cannot read this checkout")
+            skip_without("readable-by-all", "others cannot read this checkout")
         answer = told(done)
         assert answer.state("permissions.processes") == "limited"
         assert answer.checks["permissions.processes"]["command"] == 'sudo "$(command -v vram)" doctor'
@@ -138,7 +139,7 @@ def test_under_a_filter_of_system_calls(clinic: Clinic) -> None:
     """As in a container with an old profile: what is forbidden is found by trying, and named."""
     done = clinic.run("--json", before=(sys.executable, "-c", FILTER))
     if done.returncode == 77:
-        pytest.skip("no filter may be set here")
+        skip_without("kernel", "no filter of system calls may be set here")
     answer = told(done)
     assert answer.state("permissions.pidfd") == "limited"
     assert answer.seen("permissions.pidfd") == "refused: pidfd_getfd (EPERM)"

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from tests.doctor.conftest import Clinic, Told, in_the_first_namespace, told
 from tests.doctor.hosts import facts, with_host_files
+from tests.needs import needs, require
 from tests.virtualgpu.conftest import HOLDER
 from vram.doctor.checks.gpu import check_mps
 from vram.doctor.checks.installation import check_records
@@ -65,8 +66,7 @@ class TestASoundHost:
         assert list(sound.runtime.iterdir()) == []
 
     def test_it_attaches_to_pythons_of_its_own(self, answer: Told) -> None:
-        if sys.version_info >= (3, 14):
-            pytest.skip("this Python is reached by sys.remote_exec")
+        require("older-python", detail="this Python is reached by sys.remote_exec")
         assert answer.state("reaching.routes") == "ok", answer.checks["reaching.routes"]
 
 
@@ -249,7 +249,7 @@ class TestRecords:
         assert records.path.startswith(str(state_home))
         assert check_records(facts(records=records)).state == "ok"
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give it away")
+    @needs("root", detail="only root can give it away")
     def test_a_folder_of_somebody_else(self, state_home: Path) -> None:
         (state_home / "vram").mkdir(mode=0o700)
         os.chown(state_home / "vram", 65534, 65534)
@@ -264,8 +264,7 @@ class TestRecords:
 
 @pytest.fixture(scope="module")
 def without_driver(no_driver: Callable[..., subprocess.CompletedProcess[str]]) -> Told:
-    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"):
-        pytest.skip("this machine has a driver")
+    require("no-driver")
     return told(no_driver("--json"))
 
 

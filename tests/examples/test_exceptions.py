@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.installed import needs
+from tests.needs import needs
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.installed import needs
+from tests.needs import needs
 from vram.virtualgpu import VirtualGpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.examples.expected import EXPECTED, differences
-from tests.installed import why_not
+from tests.needs import needs, require
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
@@ -23,10 +23,12 @@ CPP = [name for name in EXPECTED if not name.startswith("threads/")]
 PYTHON = [name for name in EXPECTED if name.startswith("threads/")]
 COMPILERS = ("c++", "g++", "clang++")
 
-needs_cpp = pytest.mark.skipif(
-    not any(map(shutil.which, COMPILERS)), reason=f"there is no C++ compiler ({', '.join(COMPILERS)})"
+needs_cpp = needs(
+    "compiler",
+    there=any(map(shutil.which, COMPILERS)),
+    detail=f"there is no C++ compiler ({', '.join(COMPILERS)})",
 )
-needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+needs_nvcc = needs("nvcc")
 
 
 def run(gpu: VirtualGpu, name: str, *options: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def run(gpu: VirtualGpu, name: str, *options: str, env: Mapping[str, str] | None
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["programs"]
     if result["skipped"]:
-        pytest.skip(why_not(result["uses"].lower()))
+        require(result["uses"].lower(), detail=result["skipped"])
     return dict(result)
 
 

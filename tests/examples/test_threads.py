@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.guard.scoping import ROOT, environment
-from tests.installed import needs
+from tests.needs import needs
 from vram.virtualgpu import VirtualGpu
 
 

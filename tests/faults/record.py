@@ -14,6 +14,8 @@ import pytest
 
 from tests.faults.page import Figures, by_row, page
 from tests.faults.table import BUILT
+from tests.needs import split
+from tests.skipped import skip_reason
 
 ROOT = Path(__file__).parents[2]
 LAST_RUN = ROOT / ".build" / "faults.json"
@@ -81,7 +83,8 @@ class Recorder:
 
 def _told(item: pytest.Item, report: pytest.TestReport, rows: list[int]) -> dict[str, Any]:
     tally = item.stash.get(TALLY, None)
-    skipped = _reason(report) if report.skipped else None
+    reason = skip_reason(report)
+    skipped = None if reason is None else split(reason)[2]
     if skipped is None and (tally is None or not tally.tries):
         tally = Tally()
         tally.count()
@@ -95,11 +98,6 @@ def _told(item: pytest.Item, report: pytest.TestReport, rows: list[int]) -> dict
         "wrong": wrong,
         "skipped": skipped,
     }
-
-
-def _reason(report: pytest.TestReport) -> str:
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return text.removeprefix("Skipped: ")
 
 
 def _is_whole(config: pytest.Config) -> bool:

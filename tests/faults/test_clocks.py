@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.ledgers import entry, gpu, holder, ledger
+from tests.needs import skip_without
 from tests.parking.conftest import CHECKPOINTED, Machine, runs_on
 from tests.reclaim.conftest import Bench
 from tests.reclaim.town import Town
@@ -41,7 +42,7 @@ def on_other_clocks(boot_s: int, monotonic_s: int) -> tuple[str, ...]:
     offsets = ("--boottime", str(boot_s), "--monotonic", str(monotonic_s))
     words = ("unshare", "--time", "--fork", "--kill-child", *offsets)
     if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
-        pytest.skip("no time namespace may be made here")
+        skip_without("namespaces", "no time namespace may be made here")
     return words
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.record import Tally
+from tests.needs import needs, require
 from tests.reclaim.conftest import Bench
 from vram.virtualgpu.demos import PROGRAMS
 
@@ -19,10 +19,10 @@ PROTECTED = 13
 
 
 @pytest.mark.fault(16)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install services for the time of a test")
+@needs("root", detail="only root can install services for the time of a test")
 def test_no_part_of_the_system_hears_a_signal(machine: Bench, tally: Tally) -> None:
-    if machine.real or not shutil.which("unshare"):
-        pytest.skip("services cannot be installed here for the time of a test")
+    require("unshare")
+    machine.require_virtual("services are installed for the time of the test")
     path = f"PYTHONPATH={PROGRAMS}:{os.environ.get('PYTHONPATH', '')}"
     done = machine.run(["unshare", "--mount", "env", path, sys.executable, str(WORLD)])
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.record import Tally
+from tests.needs import require
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 
@@ -34,8 +34,8 @@ def with_a_tool(folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def tool(tmp_path: Path) -> tuple[str, ...]:
-    if os.geteuid() != 0 or not shutil.which("unshare"):
-        pytest.skip("only root can put a tool in the vendor's place for the time of a test")
+    require("unshare")
+    require("root", detail="only root can put a tool in the vendor's place for the time of a test")
     folder = tmp_path / "tool"
     folder.mkdir()
     return with_a_tool(folder)

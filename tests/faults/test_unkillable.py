@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.record import Tally
+from tests.needs import needs, require, skip_without
 from tests.reclaim.conftest import Bench
 from vram.virtualgpu.demos import PROGRAMS
 
@@ -35,12 +35,14 @@ def signals_sent(log: Path, pid: int) -> list[str]:
 
 
 @pytest.mark.fault(4)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that never answers")
+@needs("root", detail="only root can mount a file system that never answers")
 def test_each_signal_is_sent_once_and_later_runs_send_none(
     machine: Bench, tmp_path: Path, tally: Tally
 ) -> None:
-    if machine.real or not os.path.exists("/dev/fuse") or not shutil.which("strace"):
-        pytest.skip("no file system can be made here that never answers, or strace is missing")
+    require("strace")
+    machine.require_virtual("a file system is made that never answers")
+    if not os.path.exists("/dev/fuse"):
+        skip_without("fuse", "there is no /dev/fuse")
     stuck = machine.popen(
         ["unshare", "--mount", sys.executable, str(STUCK), sys.executable, "-c", HOLDER],
         cwd=PROGRAMS,
@@ -51,7 +53,7 @@ def test_each_signal_is_sent_once_and_later_runs_send_none(
     try:
         lines = {stuck.stdout.readline().strip() for _ in range(2)}
         if b"waits" not in lines:
-            pytest.skip("FUSE may not be mounted here")
+            skip_without("fuse", "FUSE may not be mounted here")
         pid = int((lines - {b"waits"}).pop())
         watch = ["strace", "-f", "-qq", "--decode-fds=pidfd", "--trace=pidfd_send_signal,kill,tgkill", "-o"]
         asked = [
@@ -64,7 +66,7 @@ def test_each_signal_is_sent_once_and_later_runs_send_none(
             log = tmp_path / f"calls{at}"
             done = machine.run([*watch, str(log), sys.executable, "-m", "vram", *words])
             if "ptrace" in done.stderr:
-                pytest.skip(f"strace may not trace here: {done.stderr.strip()}")
+                skip_without("ptrace", f"strace may not trace here: {done.stderr.strip()}")
             sent.append(signals_sent(log, pid))
         assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
         wrong = len(sent[0]) - 2 + sum(map(len, sent[1:]))

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
+
 NOBODY = 65534
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave files of another user")
+needs_root = needs("root", detail="only root can leave files of another user")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.files.conftest import NOBODY, needs_root, planted_link
+from tests.needs import skip_without
 from tests.reclaim.test_shared_machine import as_another_user
 from vram.errors import AuditUnavailable
 from vram.payloads import agent
@@ -127,7 +128,7 @@ def test_rights_in_an_access_control_list_count(base: Path) -> None:
     try:
         os.setxattr(base, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(entries))
     except OSError as error:
-        pytest.skip(f"this file system has no access control lists: {error.strerror}")
+        skip_without("kernel", f"this file system has no access control lists: {error.strerror}")
     assert stat.S_IMODE(base.stat().st_mode) == 0o770
     assert f"others can change what lies in {base}" in refused()
 
@@ -173,5 +174,5 @@ def test_a_user_namespace_that_maps_one_user_is_no_obstacle() -> None:
     command = f"unshare --user --map-root-user $PYTHON -c '{code}'"
     done = subprocess.run(as_another_user(command), capture_output=True, text=True, timeout=60)
     if "unshare failed" in done.stderr:
-        pytest.skip("no user namespace may be made here")
+        skip_without("namespaces", "no user namespace may be made here")
     assert (done.stdout, done.stderr) == (f"{NOBODY}\n", "")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.fleet import sshd
+from tests.needs import require
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import FORK, DemoProgram
 
@@ -53,8 +54,7 @@ def node_environment(gpu: VirtualGpu) -> dict[str, str]:
 def ssh_cluster(
     tmp_path_factory: pytest.TempPathFactory, native_libraries: Path
 ) -> Iterator[sshd.SshCluster]:
-    if sshd.SSHD is None or sshd.SSH is None:
-        pytest.skip("sshd or ssh is not installed")
+    require("ssh", "sshd")
     cluster = sshd.SshCluster(tmp_path_factory.mktemp("ssh"))
     with VirtualGpu.create(gpus=2) as gpu:
         there, real = node_environment(gpu), sshd.real_vram()
@@ -86,7 +86,9 @@ class RayFleet(NamedTuple):
 @pytest.fixture(scope="session")
 def ray_fleet(tmp_path_factory: pytest.TempPathFactory, native_libraries: Path) -> Iterator[RayFleet]:
     """Four nodes: a healthy one, one with a ghost, one with a newer vram, one whose vram hangs."""
-    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed")
+    require("ray")
+    from ray import cluster_utils
+
     folder = tmp_path_factory.mktemp("ray")
     gate = sshd.Gate(folder / "gate")
     with ExitStack() as cleanup:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fleet import sshd
 from tests.fleet.conftest import node_environment, vram_fleet
+from tests.needs import require
 from tests.serve.running import RunningService
 from vram.errors import ExitCode
 from vram.fleet.collect import CollectOptions, read_nodes
@@ -70,8 +71,7 @@ def _state(pid: int) -> str:
 
 @pytest.fixture
 def nodes(tmp_path: Path, native_libraries: Path) -> Iterator[Nodes]:
-    if sshd.SSHD is None or sshd.SSH is None:
-        pytest.skip("sshd or ssh is not installed")
+    require("ssh", "sshd")
     with ExitStack() as stack:
         yield Nodes(tmp_path, stack)
 

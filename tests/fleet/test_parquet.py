@@ -10,12 +10,13 @@ import pytest
 
 from tests.fleet.conftest import ROOT, vram_fleet
 from tests.fleet.snapshots import haunted, healthy, judged, write
+from tests.needs import needs, require
 from vram.errors import UsageError
 from vram.fleet.parquet import append, escaped
 from vram.fleet.summary import fleet_report
 from vram.model.fleet import FleetReport
 
-pytest.importorskip("pyarrow", reason="PyArrow is not installed")
+pytestmark = needs("pyarrow")
 GUIDE = ROOT / "docs" / "guides" / "fleet.md"
 
 
@@ -25,7 +26,9 @@ def report() -> FleetReport:
 
 
 def query(folder: Path, text: str) -> list[Any]:
-    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    require("duckdb")
+    import duckdb
+
     return duckdb.sql(text.replace("history/", f"{folder}/")).fetchall()
 
 

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.fleet.conftest import ROOT, RayFleet, vram_fleet
 from tests.fleet.snapshots import haunted, write
+from tests.needs import require
 from vram.units import GIB
 
 GUIDE = ROOT / "docs" / "guides" / "fleet.md"
@@ -57,7 +56,7 @@ def test_another_version_of_ray_is_a_sentence(ray_fleet: RayFleet, tmp_path: Pat
 
 
 def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
+    require("ray")
     run = vram_fleet("--ray", "127.0.0.1:1", "--json", "--all-within", "8")
     assert run.status == 3
     assert "no Ray cluster answers at 127.0.0.1:1" in run.errors
@@ -65,8 +64,7 @@ def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
 
 
 def test_the_history_is_read_with_ray_data_as_the_guide_says(ray_fleet: RayFleet, tmp_path: Path) -> None:
-    for needed in ("pyarrow", "pandas"):
-        pytest.importorskip(needed, reason=f"Ray Data needs {needed}: pip install 'ray[data]'")
+    require("pyarrow", "pandas", detail="Ray Data needs it: pip install 'ray[data]'")
     write(tmp_path, haunted("gpu-2"))
     assert vram_fleet("--from", tmp_path, "--parquet", tmp_path / "history").status == 0
     (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)

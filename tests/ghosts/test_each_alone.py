@@ -14,6 +14,7 @@ import pytest
 import vram.virtualgpu
 from tests.ghosts.conftest import Machine, entries, finding, held_by, is_charge
 from tests.host import leaderless
+from tests.needs import skip_without
 from vram.units import GIB, MIB
 
 
@@ -165,7 +166,7 @@ def test_a_plain_process_is_named_with_its_user_and_age(machine: Machine):
 def test_inside_a_pid_namespace_the_others_bytes_are_hidden_not_unexplained(machine: Machine):
     enter = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
-        pytest.skip("no new PID namespace may be made here")
+        skip_without("namespaces", "no new PID namespace may be made here")
     machine.demo("memory.plain", 2 * GIB)
     answer = machine.why(prefix=enter)
     (hidden,) = entries(answer, "hidden")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.guard.scoping import result
+from tests.needs import skip_without
 from vram.virtualgpu import VirtualGpu
 
 WRONG = {
@@ -129,5 +130,5 @@ def no_driver() -> dict[str, str]:
     from vram.guard.memory import has_driver
 
     if has_driver():
-        pytest.skip("this machine has a driver")
+        skip_without("no-driver", "this machine has a driver")
     return {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.guard.owner import told
-from tests.installed import needs
+from tests.needs import needs
 from vram.virtualgpu import VirtualGpu
 
 LENDERS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.guard.owner import run, told
-from tests.installed import needs
+from tests.needs import needs
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 

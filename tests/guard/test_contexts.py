@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.guard.scoping import PREAMBLE, result, run
-from tests.installed import needs
+from tests.needs import needs
 from vram.guard.cuda_errors import (
     BrokenContext,
     add_broken_notes,

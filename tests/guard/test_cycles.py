@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.guard.scoping import NUMBA, result
-from tests.installed import needs
+from tests.needs import needs
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = needs("numba")

@@ -12,7 +12,7 @@ import pytest
 
 import vram
 from tests.guard.scoping import NUMBA, PREAMBLE, result
-from tests.installed import needs
+from tests.needs import needs, skip_without
 from vram.errors import NoSuchDevice
 from vram.guard.flush import NESTED, CacheChange, FlushReport
 from vram.guard.memory import DeviceMemory
@@ -177,7 +177,7 @@ def test_without_a_driver_it_does_nothing_and_says_so_once() -> None:
     first, alive = done.stdout.splitlines()
     nothing = "no NVIDIA driver answers here: there is nothing to flush"
     if nothing not in first:
-        pytest.skip("this machine has a driver")
+        skip_without("no-driver", "this machine has a driver")
     warning = "no NVIDIA driver answers here: vram.flush() does nothing"
     assert first.split("|") == ["1", "True", warning, "True", nothing, nothing]
     assert alive == "no live arrays on a GPU"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.guard.acting import act_out, check
-from tests.installed import is_installed
+from tests.needs import require
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
-NEEDS = {"numba": "numba_cuda", "cuda_core": "cuda.core", "buffer": "vram", "pycuda": "pycuda"}
+NEEDS = {"numba": ("numba_cuda",), "cuda_core": ("cuda.core",), "buffer": (), "pycuda": ("pycuda",)}
 
 
 @pytest.mark.parametrize("framework", NEEDS)
 def test_ten_ways_to_leak_are_named_and_come_back(virtual_gpu: VirtualGpu, framework: str) -> None:
-    if not is_installed(NEEDS[framework]):
-        pytest.skip(f"{NEEDS[framework]} is not installed")
+    require(*NEEDS[framework])
     check(act_out(framework, 64 * MIB, virtual_gpu.environment()), 64 * MIB)

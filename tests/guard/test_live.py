@@ -6,7 +6,7 @@ import pytest
 
 import vram
 from tests.guard.scoping import NUMBA, result
-from tests.installed import needs
+from tests.needs import needs
 from vram.errors import NoSuchDevice
 from vram.guard.live import Live, LiveArray
 from vram.payloads.arrays.heap.search import ObjectHolder, ReferencePaths

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.guard.scoping import ROOT, environment, result
-from tests.installed import needs
+from tests.needs import needs
 from vram.notebook import AWAITS
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.guard.scoping import NUMBA, PREAMBLE, RAW, result, run
-from tests.installed import needs
+from tests.needs import needs
 from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.memory import Footprint

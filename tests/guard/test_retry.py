@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.guard.scoping import NUMBA, result
-from tests.installed import needs
+from tests.needs import needs
 from vram import retry_on_oom
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.cuda_errors import is_out_of_memory

@@ -12,7 +12,7 @@ from inspect import iscoroutinefunction
 import pytest
 
 from tests.guard.scoping import NUMBA, result, run
-from tests.installed import needs
+from tests.needs import needs
 from vram import LeakDetected, LimitExceeded, scope, scoped
 from vram.errors import UsageError
 from vram.units import MIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.guard.scoping import NUMBA, result
-from tests.installed import needs
+from tests.needs import needs
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 

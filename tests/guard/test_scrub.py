@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.guard.owner import told
-from tests.installed import needs
+from tests.needs import needs
 from vram.guard.borrowed import byte_rows
 from vram.guard.dlpack import BYTE, ArrayLayout, ElementType, dense
 from vram.virtualgpu import VirtualGpu

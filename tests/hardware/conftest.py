@@ -16,14 +16,18 @@ from typing import Any
 import pytest
 
 from tests.hardware import prestart
+from tests.needs import needs
 
+HERE = Path(__file__).parent
 Record = Callable[..., None]
 
 
-@pytest.fixture(autouse=True)
-def _hardware(real_gpu: bool) -> None:
-    if not real_gpu:
-        pytest.skip("needs a real GPU: --real-gpu")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The GPU is the first thing that these tests need: before frameworks are asked for, or fixtures made."""
+    missing = needs("real-gpu", there=bool(config.getoption("--real-gpu")), detail="needs --real-gpu")
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(missing, append=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +45,7 @@ _guard_spent_s = [0.0]
 
 
 @pytest.fixture(autouse=True)
-def _within_the_budget(request: pytest.FixtureRequest, _hardware: None) -> Iterator[None]:
+def _within_the_budget(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.path.name not in GUARD_FILES:
         yield
         return

@@ -18,7 +18,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.hardware.prestart import run_with_torch
-from tests.installed import needs
+from tests.needs import needs, skip_without
 from tests.search_path import search_path
 
 pytestmark = pytest.mark.gpu
@@ -226,7 +226,7 @@ def test_the_sanitizer_finds_leaks_with_a_reset_and_without(tmp_path: Path, reco
     nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
     sanitizer = shutil.which("compute-sanitizer") or (nvcc and Path(nvcc).with_name("compute-sanitizer"))
     if not nvcc or not Path(sanitizer).exists():
-        pytest.skip("there is no nvcc or no compute-sanitizer here")
+        skip_without("cuda-toolkit", "there is no nvcc or no compute-sanitizer here")
     (tmp_path / "leaks.cu").write_text(LEAKS)
     subprocess.run([nvcc, "-o", tmp_path / "leaks", tmp_path / "leaks.cu"], check=True, timeout=110)
     reports = []

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.examples.expected import EXPECTED, NOISE_MIB, differences
+from tests.needs import skip_without
 
 pytestmark = pytest.mark.gpu
 
@@ -28,9 +29,9 @@ CPP = [(name, runtime) for name in EXPECTED for runtime in ("shared", "static") 
 def measured(real_gpu: bool, evidence: str | None) -> dict[str, Any]:
     """What examples/steps.py measured, and how long it took; kept where evidence is asked for."""
     if not real_gpu:
-        pytest.skip("needs a real GPU: --real-gpu")
+        skip_without("real-gpu", "needs --real-gpu")
     if not (os.environ.get("NVCC") or shutil.which("nvcc")):
-        pytest.skip("nvcc is not installed")
+        skip_without("cuda-toolkit", "nvcc is not installed")
     argv = [sys.executable, STEPS, "--json", "--cudart", "both", "all"]
     began = time.monotonic()
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
@@ -46,7 +47,7 @@ def test_memory_at_each_step(measured: dict[str, Any], name: str, runtime: str |
     results = {(each["program"], each["runtime"]): each for each in measured["programs"]}
     result = results[name, runtime]
     if result["skipped"]:
-        pytest.skip(result["skipped"])
+        skip_without("frameworks", result["skipped"])
     assert differences(result, NOISE_MIB) == []
 
 

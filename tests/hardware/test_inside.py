@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.hardware.test_trim import Program
+from tests.needs import require
 from vram.units import MIB
 
 pytestmark = pytest.mark.gpu
@@ -101,8 +101,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         (tmp_path / name).mkdir(mode=0o700)
 
     def begin(code: str, *, module: str, agent: bool = False) -> Program:
-        if find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
+        require(module)
         started.append(Program(code, tmp_path, agent=agent, prestarted=module == "torch"))
         started[-1].require_ready()
         return started[-1]

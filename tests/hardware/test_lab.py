@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.hardware.conftest import Record
+from tests.needs import skip_without
 from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.model.lab import LabReport
 
@@ -86,7 +87,7 @@ H200 = {
 def ran(real_gpu: bool) -> tuple[LabReport, float]:
     """One run of everything, and how long it took; kept as evidence where a folder is named."""
     if not real_gpu:
-        pytest.skip("needs a real GPU: --real-gpu")
+        skip_without("real-gpu", "needs --real-gpu")
     folder = os.environ.get("VRAM_EVIDENCE")
     command = [sys.executable, "-m", "vram", "lab", "run", "--json", "--faults"]
     began = time.monotonic()
@@ -119,6 +120,6 @@ def test_what_needs_no_framework_can_be_told(ran: tuple[LabReport, float], recor
 def test_an_h200_shows_what_it_showed(ran: tuple[LabReport, float], record: Record) -> None:
     report, _ = ran
     if "H200" not in report.gpu:
-        pytest.skip("these verdicts are an H200's")
+        skip_without("h200", "these verdicts are an H200's")
     told: dict[str, Any] = {result.experiment: result.verdict for result in report.results}
     assert {name: told[name] for name in H200} == H200

@@ -15,7 +15,7 @@ import pytest
 from tests.guard.acting import act_out, check
 from tests.hardware.conftest import Record
 from tests.hardware.prestart import run_with_torch
-from tests.installed import needs
+from tests.needs import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
 

@@ -21,6 +21,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.hardware.prestart import start_with_torch
+from tests.needs import skip_without
 from tests.search_path import search_path
 from vram.units import GIB, MIB
 
@@ -231,7 +232,7 @@ def test_training_through_a_cuda_graph_goes_on_as_if_nothing_had_been(
 ) -> None:
     """Two trainings alike; one is parked in the middle. Their weights stay the same."""
     if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
+        skip_without("torch", "PyTorch is not installed")
     undisturbed, parked = start(GRAPH_TRAINING), start(GRAPH_TRAINING)
     assert undisturbed.asked("20") == parked.asked("20")
     there = machine.moved("park", parked.pid)
@@ -298,7 +299,7 @@ def test_a_training_run_borrows_the_room_of_an_idle_process(
     machine: Machine, start: Start, record: Record
 ) -> None:
     if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
+        skip_without("torch", "PyTorch is not installed")
     lender = start(PLAIN, 4 * GIB)
     import pynvml
 

@@ -6,8 +6,6 @@ python -m pytest --real-gpu -s tests/hardware/test_places.py
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
+from tests.needs import require, skip_without
 from tests.places.test_namespaces import AS_ROOT, Room, entries, nbytes
 from tests.virtualgpu.conftest import HOLDER
 from vram.units import GIB, MIB
@@ -37,8 +36,7 @@ def why() -> dict[str, Any]:
 
 
 def test_host_and_container_agree_on_real_hardware(record: Record) -> None:
-    if os.geteuid() or not shutil.which("unshare"):
-        pytest.skip("needs root and unshare")
+    require("root", "unshare")
     command = [sys.executable, str(HOLDER), str(2 * GIB), "0"]
     outsider = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with outsider:
@@ -62,7 +60,7 @@ def test_a_divided_gpu_balances(record: Record) -> None:
     """Nothing is divided for this: it looks at a GPU that is."""
     divided = [gpu for gpu in why()["gpus"] if gpu["instances"]]
     if not divided:
-        pytest.skip("no GPU here is divided by MIG")
+        skip_without("mig", "no GPU here is divided by MIG")
     for gpu in divided:
         outside = [entry for entry in gpu["entries"] if entry["gpu_instance"] is None]
         record(gpu=gpu["memory"], instances=[each["memory"] for each in gpu["instances"]], outside=outside)

@@ -6,7 +6,6 @@ python -m pytest --real-gpu -s tests/hardware/test_rights.py
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,14 @@ import pytest
 from tests.deploy.test_capabilities import NEEDED, OBSERVER, as_observer
 from tests.hardware.conftest import Record
 from tests.hardware.test_places import Here, why
+from tests.needs import needs
 from tests.serve.running import RunningService
 from vram.units import GIB, MIB
 from vram.virtualgpu.demos import DemoProgram
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        bool(os.geteuid()) or not shutil.which("setpriv"),
-        reason="needs root and setpriv, to become another user",
-    ),
+    needs("root", "setpriv"),
 ]
 
 

@@ -10,8 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests.needs import skip_without
 from vram.virtualgpu.programs import runtime
 
 HERE = Path(__file__).parents[1] / "virtualgpu" / "runtime"
@@ -23,7 +22,7 @@ NEEDS_TWO = "two-runtimes"
 def test_the_vendors_runtime_answers_as_recorded() -> None:
     library = runtime.library()
     if library is None:
-        pytest.skip("there is no CUDA runtime library here")
+        skip_without("cuda-toolkit", "there is no CUDA runtime library here")
     version = ctypes.c_int()
     library.cudaRuntimeGetVersion(ctypes.byref(version))
     recorded = json.loads((HERE / f"h200-{version.value // 1000}.json").read_text())
@@ -37,7 +36,7 @@ def test_the_vendors_runtime_answers_as_recorded() -> None:
 def test_kernels_and_broken_contexts_are_as_recorded(tmp_path: Path) -> None:
     nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
     if nvcc is None:
-        pytest.skip("there is no nvcc here")
+        skip_without("cuda-toolkit", "there is no nvcc here")
     program = tmp_path / "launches"
     subprocess.run([nvcc, "-arch=native", "-o", str(program), str(HERE / "launches.cu")], check=True)
     found = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=60).stdout

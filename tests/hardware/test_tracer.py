@@ -22,6 +22,7 @@ import pytest
 from tests.hardware.conftest import Record
 from tests.hardware.tracer import overhead, programs
 from tests.hardware.tracer.programs import Started
+from tests.needs import needs, skip_without
 from tests.search_path import search_path
 from vram.model.trace import TraceView
 from vram.units import MIB
@@ -140,7 +141,7 @@ def test_planted_leaks_are_found_and_none_is_invented(
     name: str, started: dict[str, Started], record: Record
 ) -> None:
     if name not in started:
-        pytest.skip(f"{name} is not installed")
+        skip_without("frameworks", f"{name} is not installed")
     started[name].finish()
     view = started[name].view()
     assert not view.damage
@@ -157,7 +158,7 @@ def test_the_library_that_leaks_is_named(started: dict[str, Started]) -> None:
 
 def test_pytorchs_profiler_still_sees_the_gpu(started: dict[str, Started], record: Record) -> None:
     if "the profiler" not in started:
-        pytest.skip("PyTorch is not installed")
+        skip_without("torch", "PyTorch is not installed")
     on_gpu, kept = map(int, started["the profiler"].finish().split())
     view = started["the profiler"].view()
     record(events_on_gpu=on_gpu)
@@ -176,7 +177,7 @@ def test_a_killed_program_leaves_what_it_did(tmp_path: Path) -> None:
     programs.check_lines(view, "driver_program.py")
 
 
-@pytest.mark.skipif(not is_there("torch"), reason="PyTorch is not installed")
+@needs("torch")
 def test_attached_to_pytorch_that_runs(tmp_path: Path, record: Record) -> None:
     """From the moment of attaching on everything is seen; what was before is said by PyTorch itself."""
     trace = tmp_path / "attached.vram"
@@ -234,7 +235,7 @@ def test_compute_sanitizer_costs_more(costs: dict[str, Any]) -> None:
     """At least four times as much for pairs of allocation and free, ten times for launches."""
     theirs = costs["program"].get("compute-sanitizer")
     if theirs is None or "failed" in theirs:
-        pytest.skip(f"no compute-sanitizer here: {theirs}")
+        skip_without("cuda-toolkit", f"no compute-sanitizer here: {theirs}")
     alone, ours = costs["program"]["alone"], costs["python, 20 frames"]
     assert theirs["async"] - alone["async"] >= 4 * (
         ours["async_pairs"]["python"] - ours["async_pairs"]["off"]
@@ -242,7 +243,7 @@ def test_compute_sanitizer_costs_more(costs: dict[str, Any]) -> None:
     assert theirs["launch"] - alone["launch"] >= 10 * (ours["launches"]["python"] - ours["launches"]["off"])
 
 
-@pytest.mark.skipif(not is_there("torch"), reason="PyTorch is not installed")
+@needs("torch")
 def test_a_training_step_takes_as_long_as_without(costs: dict[str, Any]) -> None:
     assert costs["PyTorch"]["training step"]["ratio"] <= 1.005
     empty = costs["PyTorch"]["torch.empty"]

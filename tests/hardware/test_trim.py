@@ -21,6 +21,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.hardware.prestart import start_with_torch
+from tests.needs import require, skip_without
 from tests.search_path import search_path
 from vram.units import GIB, MIB
 
@@ -185,7 +186,7 @@ class Program:
     def require_ready(self) -> None:
         heard = self.hear()
         if heard == "no gpu":
-            pytest.skip("the framework finds no GPU")
+            skip_without("frameworks", "the framework finds no GPU")
         assert heard == "ready"
 
     def hear(self) -> str:
@@ -221,8 +222,7 @@ def start(tmp_path: Path) -> Iterator[Machine]:
     started: list[Program] = []
 
     def begin(code: str, *, needs: str, agent: bool = True, patient: bool = True) -> Program:
-        if find_spec(needs) is None:
-            pytest.skip(f"{needs} is not installed")
+        require(needs)
         # Those that start all at once import side by side anyway.
         prestarted = needs == "torch" and patient
         started.append(Program(code, tmp_path, agent=agent, prestarted=prestarted))
@@ -302,7 +302,7 @@ def test_fifty_processes_are_visited_and_none_is_harmed(start: Machine, record: 
     """25 at a time, idle and at work; what they compute is what it should be."""
     kinds = [(needs, code) for needs, code in KINDS if find_spec(needs) is not None]
     if not kinds:
-        pytest.skip("no framework is installed")
+        skip_without("frameworks", "no framework is installed")
     chosen = [kinds[(part * 25 + number) % len(kinds)] for number in range(25)]
     programs = [start(code, needs=needs, agent=False, patient=False) for needs, code in chosen]
     for program in programs:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
-from tests.installed import needs
+from tests.needs import needs
 from tests.reclaim.conftest import Bench
 from tests.reclaim.test_free import ghost
 from vram.units import GIB, MIB

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.history.written import START, Written, at, example, ghost, ledger, process
+from tests.needs import require, skip_without
 from vram.cli.app import main
 from vram.model.history import HistoryReport
 from vram.report.history import Page, history_text
@@ -97,8 +98,10 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_steers_it(tmp_path: Path
 
 def test_the_rows_as_parquet(path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Every view can be read back with its types, by pyarrow and by DuckDB."""
-    pq = pytest.importorskip("pyarrow.parquet")
-    duckdb = pytest.importorskip("duckdb")
+    require("pyarrow.parquet", "duckdb")
+    import duckdb
+    from pyarrow import parquet as pq
+
     counts = {}
     views: tuple[tuple[str, ...], ...] = (
         ("search", "python"),
@@ -145,6 +148,6 @@ def test_where_nothing_can_be_written_it_is_read_all_the_same(path: str, tmp_pat
         check=False,
     )
     if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip("no mount namespace here")
+        skip_without("mounts", "no mount namespace here")
     assert done.returncode == 0, done.stderr
     assert [each["pid"] for each in json.loads(done.stdout)["holders"]] == [8]

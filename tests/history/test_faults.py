@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.record import Tally
 from tests.history.written import Written, at, ghost, ledger, process
+from tests.needs import skip_without
 from vram.cli.app import main
 from vram.errors import ExitCode, VramError
 
@@ -97,7 +98,7 @@ def test_a_full_disk_stops_the_recording_until_there_is_room(tmp_path: Path) -> 
         cwd=Path(__file__).parents[2],
     )
     if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip("no mount namespace here")
+        skip_without("mounts", "no mount namespace here")
     assert done.returncode == 0, done.stderr
     assert "no room" in done.stdout
 

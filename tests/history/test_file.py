@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.history.written import Written, at, ledger, process
+from tests.needs import require
 from vram.errors import BadInput, HistoryUnavailable, NothingFound, NotPermitted
 from vram.history import schema
 from vram.history.file import MOST_ASIDE, open_for_reading
@@ -71,8 +72,7 @@ def test_a_second_name_of_the_file_is_refused(folder: Path) -> None:
 
 
 def test_a_file_of_another_user_is_refused(folder: Path) -> None:
-    if os.geteuid():
-        pytest.skip("only root can give files away")
+    require("root", detail="only root can give files away")
     Written(folder).reads(ledger(process(7)), at(0)).store.close()
     os.chown(folder / "history.sqlite", 65534, 65534)
     assert "belongs to" in refused(folder / "history.sqlite")

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.host.leaderless import leaderless
+from tests.needs import needs
 from vram.host.local.open_files import DeviceNames, LocalOpenFiles
 from vram.host.local.proc_scan import NativeScan, PythonScan, RawFile, Scan, ScanLimits
 from vram.host.ports import FileHolder
@@ -186,7 +187,7 @@ def test_a_process_whose_first_thread_has_ended_still_holds_its_files(folder: Pa
         assert look(folder, scan, [pid]) == {pid: holding}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+@needs("root", detail="needs root to become somebody else")
 def test_a_users_own_processes_are_seen_without_their_first_thread(folder: Path, scan: Scan) -> None:
     """To all but root an ended thread's folder is closed; that says nothing of the living ones."""
     held = os.open(folder / "dev" / "nvidia0.17", os.O_RDWR)
@@ -293,7 +294,7 @@ def test_processes_that_come_and_go(folder: Path, holder: subprocess.Popen[bytes
         churn.kill()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+@needs("root", detail="needs root to become somebody else")
 def test_what_may_not_be_read_is_counted(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     """Asked with another user's eyes: nobody is named, and how many were closed to us is."""
     answer = _as_nobody(lambda: LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.interpreters import interpreter
+from tests.needs import require_python
 from vram.reach import payload
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -46,9 +46,7 @@ class Subject:
 
 @pytest.fixture(params=MINORS, ids=lambda minor: f"3.{minor}")
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    python = interpreter(f"3.{request.param}")
-    if python is None:
-        pytest.skip(f"no Python 3.{request.param} here")
+    python = require_python(f"3.{request.param}")
     file = tmp_path / "payload"
     file.write_text(payload.expression("inside", "answered", {"HERE": 1}).replace("{'HERE': 1}", "'REQUEST'"))
     started = Subject(python, str(file))

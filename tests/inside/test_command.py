@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.conftest import PROGRAM
 from tests.guard.scoping import RAW, ROOT, environment
-from tests.installed import needs
+from tests.needs import needs
 from vram.report.schema import shipped
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.installed import needs
+from tests.needs import needs
 from tests.reach.conftest import PATIENCE_S, World, world
 from tests.reach.test_jupyter import Notebook, notebook, plain_notebook
 from vram.units import MIB

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import PROGRAM
 from tests.inside.conftest import MINORS, Subject
-from tests.interpreters import interpreter
+from tests.needs import needs, require_python
 from tests.search_path import search_path
 from vram.reach import injectors
 from vram.units import MIB
@@ -22,7 +22,7 @@ from vram.virtualgpu.demos import PROGRAMS
 
 VISITS = 2
 
-pytestmark = pytest.mark.skipif("ptrace" not in injectors.BY_NAME, reason="there is no injector by ptrace")
+pytestmark = needs("ptrace", there="ptrace" in injectors.BY_NAME, detail="there is no injector by ptrace")
 
 
 class Place:
@@ -56,10 +56,7 @@ def place(virtual_gpu: VirtualGpu, tmp_path: Path) -> Place:
 
 @pytest.fixture(params=[minor for minor in MINORS if minor < 14], ids=lambda minor: f"3.{minor}")
 def subject(request: pytest.FixtureRequest, place: Place) -> Iterator[Subject]:
-    python = interpreter(f"3.{request.param}")
-    if python is None:
-        pytest.skip(f"no Python 3.{request.param} here")
-    started = place.subject(python)
+    started = place.subject(require_python(f"3.{request.param}"))
     yield started
     started.close()
 

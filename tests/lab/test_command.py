@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.lab.conftest import PROGRAM, Lab, only_result
+from tests.needs import skip_without
 from vram.cli.app import main
 from vram.lab.catalogue import CLAIMS
 from vram.model.lab import LabCatalogue, LabReport
@@ -103,7 +104,7 @@ def test_without_a_driver_there_is_a_way_to_see_it(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "vram", "lab", "run", "stopped"]
     ended = subprocess.run(program, env={"PATH": "", "HOME": str(tmp_path)}, capture_output=True, text=True)
     if ended.returncode != 4:
-        pytest.skip("there is a driver here")
+        skip_without("no-driver", "there is a driver here")
     assert "vram virtual -- vram lab run" in ended.stderr
 
 

@@ -18,6 +18,7 @@ import pytest
 from jsonschema import validate
 
 from tests.cli.conftest import PROGRAM, Run
+from tests.needs import needs
 from tests.oom.conftest import Log
 from tests.oom.corpus import MESSAGES
 from vram.report import schema
@@ -188,7 +189,7 @@ def test_what_is_no_file_is_refused(vram: Run, tmp_path: Path, name: str) -> Non
     assert "hint:" in answer.err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@needs("ordinary-user", detail="root may read everything")
 def test_a_file_that_may_not_be_read_is_refused(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch(mode=0)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import require
 from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, SOMEBODY_ELSES, Machine, kill_both, runs_on
 from vram.host.local import LocalHost
 from vram.model.parking import GpuShare, Parked
@@ -376,8 +377,7 @@ def test_a_state_that_nobody_knows_is_told_and_nothing_is_done(machine: Machine,
 
 
 def test_another_users_parked_process_is_nobodys_but_roots(machine: Machine, nobodys_folder: Path) -> None:
-    if os.geteuid():
-        pytest.skip("only root can play two users")
+    require("root", detail="only root can play two users")
     theirs, ours = machine.program(SOMEBODY_ELSES), machine.worker()
     for program in (theirs, ours):
         parker = machine.program(PARK_BY_HAND)

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.needs import skip_without
 from tests.parking.conftest import CHECKPOINTED, Machine, runs_on
 
 OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -39,7 +40,7 @@ def elsewhere() -> tuple[str, ...]:
     """The way into another PID namespace."""
     tried = (*OTHER_NAMESPACE, "true")
     if not shutil.which("unshare") or subprocess.run(tried, capture_output=True).returncode:
-        pytest.skip("no PID namespace may be made here")
+        skip_without("namespaces", "no PID namespace may be made here")
     return OTHER_NAMESPACE
 
 

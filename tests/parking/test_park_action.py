@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.needs import skip_without
 from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, runs_on
 from tests.virtualgpu.programs import Program
 from vram.host.local.process_limits import LocalProcessLimits
@@ -89,7 +90,7 @@ def halves(machine: Machine) -> list[Program]:
     assert limits.memory_left is not None
     nbytes = (limits.memory_left - reserve(limits.memory_total)) * 6 // 10
     if 2 * nbytes > 130 * GIB:
-        pytest.skip("this machine could really park a whole H200")
+        skip_without("small-host", "this machine could really park a whole H200")
     return [machine.program(HALF, NBYTES=str(nbytes)) for _ in range(2)]
 
 

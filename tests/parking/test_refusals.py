@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import require, skip_without
 from tests.parking.conftest import CHECKPOINTED, FAILED, RUNNING, SOMEBODY_ELSES, Machine, runs_on
 from tests.virtualgpu.programs import Program
 from vram.units import GIB, MIB
@@ -108,7 +109,7 @@ def test_too_little_host_memory_is_refused_untouched(machine: Machine) -> None:
     """The virtual GPU's bytes cost nothing until they are touched: this is more than the host has."""
     program = machine.program(LARGE, NBYTES=str(139 * GIB))
     if host_memory() > 150 * GIB:
-        pytest.skip("this machine could really park a whole H200")
+        skip_without("small-host", "this machine could really park a whole H200")
     refused(machine, program, 20, "host memory left")
     assert never_begun(machine)
 
@@ -184,8 +185,7 @@ def test_who_is_no_target(
 @pytest.mark.fault(15)
 def test_borrowing_from_somebody_else_is_denied_and_written_down(machine: Machine) -> None:
     """One borrows only from oneself, whoever one is."""
-    if os.geteuid():
-        pytest.skip("only root can start a process of somebody else's")
+    require("root", detail="only root can start a process of somebody else's")
     program = machine.program(SOMEBODY_ELSES)
     done = machine.vram("borrow", "139.5GiB", "--from", program.pid, "--", "true")
     assert (done.returncode, "only your own processes" in done.stderr) == (12, True), done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.conftest import in_the_first_namespace
+from tests.needs import skip_without
 from tests.virtualgpu.conftest import Hold, hold
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -38,7 +39,7 @@ def hiding(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """What runs a command below a /proc of its own, in our PID namespace."""
     enter = ("unshare", "--mount", "sh", "-c", HIDE, "sh", request.param)
     if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
-        pytest.skip("no /proc may be mounted here")
+        skip_without("mounts", "no /proc may be mounted here")
     return enter
 
 

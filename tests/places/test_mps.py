@@ -7,7 +7,6 @@ vram goes by the kernel's word for where a program lies, and by no name that a p
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import require, skip_without
 from tests.virtualgpu.conftest import Hold, Holder, ask, hold
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -51,11 +51,10 @@ def program(tmp_path: Path) -> Path:
 @pytest.fixture
 def serve(virtual_gpu: VirtualGpu, hold: Hold, program: Path) -> Serve:
     """Start a server that lies where packages install it."""
-    if os.geteuid():
-        pytest.skip("only what root installed is taken for a part of the system")
+    require("root", detail="only what root installed is taken for a part of the system")
     trial = [*OWN_MOUNTS, "mount", "--bind", program.parent, INSTALLED]
     if not shutil.which("unshare") or subprocess.run(trial, capture_output=True).returncode:
-        pytest.skip("nothing may be mounted here")
+        skip_without("mounts", "nothing may be mounted here")
     under = (*OWN_MOUNTS, "sh", "-c", INSTALL, "sh", str(program.parent))
     return lambda: hold(virtual_gpu, env=INTERPRETER, under=under)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import skip_without
 from tests.virtualgpu.conftest import HOLDER, Hold, hold
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -77,7 +78,7 @@ class Room:
 def enter(request: pytest.FixtureRequest) -> tuple[str, ...]:
     command: tuple[str, ...] = request.param
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
-        pytest.skip("no such namespace may be made here")
+        skip_without("namespaces", "no such namespace may be made here")
     return command
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.needs import skip_without
+
 VERSION = "580.95.05"
 SAID = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {VERSION}  Release Build\n"
 OWN_MOUNTS = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
@@ -40,7 +42,7 @@ def vram(tmp_path: Path, native_libraries: Path) -> Vram:
     (tmp_path / "driver/nvidia/version").write_text(SAID)
     under = (*OWN_MOUNTS, "sh", "-c", FURNISH, "sh", str(tmp_path))
     if not shutil.which("unshare") or subprocess.run([*under, "true"], capture_output=True).returncode:
-        pytest.skip("nothing may be mounted here")
+        skip_without("mounts", "nothing may be mounted here")
     plain = {name: value for name, value in os.environ.items() if name != "VRAM_VIRTUAL_GPU"}
     plain |= {"XDG_STATE_HOME": str(tmp_path / "state"), "VRAM_DEBUGGER": "true", "COLUMNS": "200"}
 

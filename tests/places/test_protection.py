@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.needs import needs, require, skip_without
 from tests.reclaim.conftest import Bench, machine
 from tests.virtualgpu.conftest import HOLDER
 from vram.errors import Protected
@@ -27,7 +28,7 @@ from vram.units import GIB
 
 __all__ = ["machine"]
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root is in danger of being fooled")
+pytestmark = needs("root", detail="only root is in danger of being fooled")
 
 NOBODY = 65534
 LOGIN = "/usr/bin/login"
@@ -46,7 +47,9 @@ def running(*argv: str, uid: int = NOBODY) -> Iterator[int]:
         assert process.stderr is not None
         try:
             if process.stdout.readline() != b"ready\n":
-                pytest.skip(f"no such namespace may be made here: {process.stderr.read().decode()}")
+                skip_without(
+                    "namespaces", f"no such namespace may be made here: {process.stderr.read().decode()}"
+                )
             yield process.pid
         finally:
             process.kill()
@@ -55,8 +58,7 @@ def running(*argv: str, uid: int = NOBODY) -> Iterator[int]:
 @contextmanager
 def disguised() -> Iterator[int]:
     """An ordinary user's shell that runs as /usr/bin/login, a file of root's, in namespaces of its own."""
-    if not shutil.which("unshare") or not os.path.exists(LOGIN):
-        pytest.skip("there is no unshare or no login here")
+    require("unshare", "login")
     with running(*OWN_NAMESPACES, "sh", "-c", f"{DISGUISE} && exec {LOGIN} -c '{WAITS}'") as pid:
         yield pid
 
@@ -97,7 +99,7 @@ def test_memory_held_under_such_a_name_comes_back(machine: Bench) -> None:
         try:
             assert holder.stdout is not None
             if not holder.stdout.readline():
-                pytest.skip("no such namespaces may be made here")
+                skip_without("namespaces", "no such namespaces may be made here")
             (entry,) = (each for each in machine.why()["gpus"][0]["entries"] if each["kind"] == "process")
             assert (entry["holder"]["pid"], entry["holder"]["executable"]) == (holder.pid, LOGIN)
             done = machine.vram("kill", str(holder.pid), "--yes")
@@ -155,11 +157,10 @@ NO_PART = [False, None]
 def judgements() -> dict[str, list[object]]:
     setup = 'mount -t tmpfs none /opt && exec "$@"'
     argv = ["unshare", "--mount", "sh", "-c", setup, "sh", sys.executable, "-c", JUDGE, SHELL, WAITS]
-    if not shutil.which("unshare") or not shutil.which("setpriv"):
-        pytest.skip("there is no unshare or no setpriv here")
+    require("unshare", "setpriv")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     if "mount: " in done.stderr:
-        pytest.skip(f"nothing may be mounted here: {done.stderr}")
+        skip_without("mounts", f"nothing may be mounted here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     answer: dict[str, list[object]] = json.loads(done.stdout)
     return answer
@@ -207,14 +208,14 @@ def test_from_a_container_that_sees_the_machine_its_programs_are_told() -> None:
     argv = [*machine, sys.executable, "-c", FIRST, LOGIN, DISGUISE, code]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     if "unshare: " in done.stderr or "mount: " in done.stderr or not os.path.exists(LOGIN):
-        pytest.skip(f"no such namespaces may be made here: {done.stderr}")
+        skip_without("namespaces", f"no such namespaces may be made here: {done.stderr}")
     assert (done.stdout, done.stderr) == (f"{LOGIN} True\n", "")
 
 
 def test_the_kernels_threads_are_told_by_the_kernel() -> None:
     found = LocalProc().facts(2)
     if found is None or found[1].command != "kthreadd":
-        pytest.skip("the kernel's threads are not in sight here")
+        skip_without("kernel", "the kernel's threads are not in sight here")
     assert found[1].kernel_thread
     with pytest.raises(Protected, match="a kernel thread"):
         identify(LocalHost(), 2)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from tests.needs import skip_without
 from tests.probes.conftest import PROGRAM, facts, said, statuses, take
 from vram.host.local.child import Inbox
 from vram.host.local.nvml import LocalNvml, observation
@@ -201,7 +202,7 @@ def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) 
     survey = msgspec.json.decode(done.stdout, type=Survey)
     (init,) = said(survey, "nvml.init")
     if init.status == "ok":
-        pytest.skip("this machine has a driver")
+        skip_without("no-driver", "this machine has a driver")
     assert (init.status, "libnvidia-ml.so.1" in init.message) == ("unsupported", True)
 
 

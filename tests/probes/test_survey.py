@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.needs import needs
 from tests.probes.conftest import facts, take
 from vram.diagnosis.verdict import judge, overall
 from vram.errors import ExitCode
@@ -201,7 +202,11 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 8192, reason="needs 5,000 descriptors")
+@needs(
+    "kernel",
+    there=resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 8192,
+    detail="the limit allows no 5,000 descriptors",
+)
 def test_a_process_with_thousands_of_device_files_is_read_in_part_and_that_is_told(
     virtual_gpu: VirtualGpu,
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.guard.scoping import ROOT, environment
-from tests.installed import needs
+from tests.needs import needs
 from vram.virtualgpu import VirtualGpu
 
 PREAMBLE = """\

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ from typing import IO, Any
 import pytest
 
 import vram
+from tests.needs import require_python
 from vram.host.local import LocalHost
 from vram.model.plan import Target
 from vram.reclaim.identity import identify
@@ -149,13 +148,10 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture(scope="session")
 def python314() -> str:
-    """An interpreter with sys.remote_exec: ours, $VRAM_PYTHON314, or one on PATH."""
+    """An interpreter with sys.remote_exec: ours, or another that is found."""
     if sys.version_info >= (3, 14):
         return sys.executable
-    found = os.environ.get("VRAM_PYTHON314") or shutil.which("python3.14")
-    if not found:
-        pytest.skip("no Python 3.14 here: sys.remote_exec cannot be tried")
-    return found
+    return require_python("3.14")
 
 
 def target_of(pid: int) -> Target:

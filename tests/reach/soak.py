@@ -33,6 +33,7 @@ from vram.reach.python_process import PythonProcess, examine
 from vram.reclaim.identity import identify
 
 PROGRAM = Path(__file__).with_name("target_program.py")
+SYSTEM_PYTHON = "/usr/bin/python3"  # one whose library every user may read
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 WORKING = ("busy", "importing", "collecting", "in-c", "deep", "forking", "ringing")
 RESTING = ("read", "select", "poll", "asyncio", "sleep", "child")
@@ -44,10 +45,10 @@ MEASURE = PayloadRequest("trim", {"verb": "measure", "tracebacks": False})
 
 
 def interpreters() -> dict[str, str]:
-    """CPython by version, from pyenv or PATH; and the system's own."""
+    """CPython by version, and the system's own."""
     found = {version: path for version in VERSIONS if (path := interpreter(version))}
-    if os.path.exists("/usr/bin/python3"):
-        found["system"] = "/usr/bin/python3"
+    if os.path.exists(SYSTEM_PYTHON):
+        found["system"] = SYSTEM_PYTHON
     return found
 
 

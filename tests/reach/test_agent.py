@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.reach.conftest import CACHED, SUBJECT, World, by_name, released, target_of
 from vram.errors import NotReachable, TimedOut
 from vram.payloads import agent
@@ -187,7 +188,7 @@ class TestFolder:
         assert self.start(world).returncode != 0
         assert not list(elsewhere.iterdir())
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder that is somebody else's")
+    @needs("root", detail="only root can make a folder that is somebody else's")
     def test_somebody_elses(self, world: World) -> None:
         folder = world.runtime / "vram"
         folder.mkdir(mode=0o700)

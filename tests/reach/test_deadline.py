@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.reach.conftest import SOURCES
 
 KILLS = int(os.environ.get("VRAM_KILLS", "30"))
@@ -62,9 +63,9 @@ while line := sys.stdin.readline():
 """
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root attaches to others"),
-    pytest.mark.skipif(not os.path.exists(PYTHON), reason=f"there is no {PYTHON}"),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="memory is read on x86-64 only"),
+    needs("root", detail="only root attaches to others"),
+    needs("system-python"),
+    needs("x86-64", detail="memory is read on x86-64 only"),
 ]
 
 

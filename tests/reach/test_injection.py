@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.needs import needs, require, require_python, skip_without
 from tests.reach import soak
 from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
 from tests.reach.soak import (
@@ -37,8 +37,15 @@ from vram.reach import cpython, injection, ptrace
 from vram.reach.injectors import ask_trim
 from vram.reach.python_process import PythonProcess, examine
 
-PYTHONS = soak.interpreters()
 RUNS = 2
+
+
+def python_of(version: str) -> str:
+    """The interpreter of *version*, or the system's own; without it the test is skipped."""
+    if version != "system":
+        return require_python(version)
+    require("system-python")
+    return soak.SYSTEM_PYTHON
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +64,7 @@ def permitted() -> None:
         ptrace.TargetMemory(process.pid).close()
         until(lambda: _can_be_stopped(process.pid))
     except ptrace.TraceDenied as error:
-        pytest.skip(f"no process may be attached to here: {error}")
+        skip_without("ptrace", f"no process may be attached to here: {error}")
     finally:
         process.communicate()
 
@@ -94,9 +101,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TargetProgra
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("version", [*soak.VERSIONS, "system"])
 def test_it_answers_and_goes_on(start: Callable[..., TargetProgram], version: str, state: str) -> None:
-    if version not in PYTHONS:
-        pytest.skip(f"no Python {version} here")
-    program = start(state, python=PYTHONS[version])
+    program = start(state, python=python_of(version))
     before = program.ask()
     run_often(program, RUNS, asking_every=RUNS)
     after = program.ask()
@@ -109,9 +114,7 @@ def test_it_answers_and_goes_on(start: Callable[..., TargetProgram], version: st
 def test_a_run_killed_at_any_moment_does_no_harm(
     start: Callable[..., TargetProgram], version: str, state: str
 ) -> None:
-    if version not in PYTHONS:
-        pytest.skip(f"no Python {version} here")
-    program = start(state, python=PYTHONS[version])
+    program = start(state, python=python_of(version))
     kill_during_runs(program, 3, random.Random(state + version))
     run_often(program, 1)
 
@@ -133,7 +136,9 @@ def test_a_main_thread_that_sleeps_while_many_others_want_the_lock(
 
 def test_a_service_that_waits_in_zeromq() -> None:
     """The library was made for signals, and pyzmq asks again: the message arrives all the same."""
-    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+    require("zmq")
+    import zmq
+
     code = (
         "import zmq; socket = zmq.Context().socket(zmq.REP)\n"
         "print(socket.bind_to_random_port('tcp://127.0.0.1'), flush=True)\n"
@@ -198,9 +203,7 @@ def test_runs_at_the_same_time_queue(start: Callable[..., TargetProgram]) -> Non
 def test_runs_that_give_up_while_others_wait_do_no_harm(
     start: Callable[..., TargetProgram], version: str
 ) -> None:
-    if version not in PYTHONS:
-        pytest.skip(f"no Python {version} here")
-    program = start("holding", python=PYTHONS[version])
+    program = start("holding", python=python_of(version))
     assert run_together(program, 20, random.Random(version)) > 0
 
 
@@ -257,9 +260,7 @@ class TestCalledOff:
         self, start: Callable[..., TargetProgram], version: str
     ) -> None:
         """It stays in the ring, while its place may be given to other lines, which it must not run."""
-        if version not in PYTHONS:
-            pytest.skip(f"no Python {version} here")
-        program = start("holding", python=PYTHONS[version])
+        program = start("holding", python=python_of(version))
         process = program.python()
         with ThreadPoolExecutor(3) as pool:
             for deadline_s in (2.0, 10.0, 50.0):  # on a busy machine the next one may begin too late
@@ -358,10 +359,7 @@ class TestLeftAlone:
         return reason
 
     def test_an_older_python(self) -> None:
-        found = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
-        if not found:
-            pytest.skip("no Python 3.8 here")
-        process = subprocess.Popen([str(found[0]), "-c", "input()"], stdin=subprocess.PIPE)
+        process = subprocess.Popen([require_python("3.8"), "-c", "input()"], stdin=subprocess.PIPE)
         try:
             until(lambda: b"libm" in Path(f"/proc/{process.pid}/maps").read_bytes())
             reason = injection.unavailable_reason(examine(target_of(process.pid)))
@@ -371,14 +369,13 @@ class TestLeftAlone:
         finally:
             process.communicate(b"\n")
 
+    @needs("older-python", there=sys.version_info[1] in cpython.LAYOUTS, detail="3.13 publishes its layout")
     def test_a_layout_that_is_not_plausible(
         self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Every field moved a little: each time something does not fit, and nothing is written."""
         program = start("busy")
         minor = sys.version_info[1]
-        if minor not in cpython.LAYOUTS:
-            pytest.skip("this Python is not one of those")
         sound = cpython.LAYOUTS[minor]
         for field in ("runtime", "main", "threads", "thread_id", "main_thread", "initialized"):
             changed = {**cpython.LAYOUTS, minor: replace(sound, **{field: getattr(sound, field) + 8})}
@@ -395,8 +392,6 @@ class TestLeftAlone:
     ) -> None:
         program = start("busy")
         minor = sys.version_info[1]
-        if minor not in cpython.PENDING_CALLS_LAYOUTS:
-            pytest.skip("this Python is not one of those")
         wrong = replace(
             cpython.PENDING_CALLS_LAYOUTS[minor], lock=cpython.PENDING_CALLS_LAYOUTS[minor].calls + 8
         )
@@ -532,31 +527,28 @@ class TestLeftAlone:
             process.kill()
             process.wait()
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another mount namespace here")
+    @needs("root", detail="only root makes another mount namespace here")
     def test_one_that_sees_other_files(self, start: Callable[..., TargetProgram]) -> None:
-        unshare = shutil.which("unshare")
-        if unshare is None:
-            pytest.skip("there is no unshare here")
+        require("unshare")
         process = subprocess.Popen(
-            [unshare, "--mount", sys.executable, "-c", "print(1, flush=True); input()"],
+            ["unshare", "--mount", sys.executable, "-c", "print(1, flush=True); input()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         try:
             assert process.stdout is not None
             if not process.stdout.readline():
-                pytest.skip("no namespace can be made here")
+                skip_without("namespaces", "no namespace can be made here")
             assert "sees other files" in (injection.unavailable_reason(examine(target_of(process.pid))) or "")
         finally:
             process.communicate(b"\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs others")
+@needs("root", detail="only root runs others")
 def test_root_attaches_to_another_users(tmp_path: Path) -> None:
-    if "system" not in PYTHONS:
-        pytest.skip("no Python here whose library others may read")
+    python = python_of("system")
     code = "import os; os.setgid(65534); os.setuid(65534); print(1, flush=True); print(input())"
-    process = subprocess.Popen([PYTHONS["system"], "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen([python, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         process.stdout.readline()
@@ -571,8 +563,7 @@ def test_root_attaches_to_another_users(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rest", ["reading", "computing"])
 def test_trim_releases_and_says_for_how_long_it_was_stopped(world: World, rest: str) -> None:
-    if sys.version_info >= (3, 14):
-        pytest.skip("this Python is reached by sys.remote_exec")
+    require("older-python", detail="this Python is reached by sys.remote_exec")
     subject = world.subject(rest)
     receipt = world.trim(subject.pid)
     assert receipt["via"] == "ptrace"

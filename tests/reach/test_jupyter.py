@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.needs import needs, skip_without
 from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of
 from vram.errors import TimedOut
 from vram.reach import jupyter
 from vram.reach.injectors import ask_trim
 
-manager = pytest.importorskip("jupyter_client.manager", reason="jupyter_client is not installed")
-pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+pytestmark = needs("jupyter_client", "ipykernel")
 
 # The oldest kernels answer between cells only: the same kernel with that feature taken away.
 WITHOUT_SUBSHELLS = """\
@@ -37,6 +37,8 @@ class Notebook:
     """A running kernel, and what a person would type into it."""
 
     def __init__(self, world: World, command: list[str]) -> None:
+        from jupyter_client import manager
+
         self._manager = manager.KernelManager()
         self._manager.shutdown_wait_time = 2.0
         self._manager.kernel_spec.argv = [*command, "-f", "{connection_file}"]
@@ -114,7 +116,7 @@ def test_an_idle_notebook_releases_and_shows_nothing(world: World, notebook: Not
 
 def test_a_busy_notebook_releases_while_its_cell_runs(world: World, notebook: Notebook) -> None:
     if "kernel subshells" not in _features(notebook):
-        pytest.skip("this ipykernel has no subshells")
+        skip_without("test-packages", "this ipykernel has no subshells")
     notebook.run(FILL)
     read, write = os.pipe()
     path = f"/proc/{os.getpid()}/fd/{read}"
@@ -183,7 +185,7 @@ class TestConnectionFile:
         path.chmod(0o640)
         assert "accessible to others" in self.refused(path)
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+    @needs("root", detail="only root can give a file away")
     def test_somebody_elses_even_for_root(self, path: Path) -> None:
         os.chown(path, 65534, 65534)
         assert "not a regular file of yours" in self.refused(path)

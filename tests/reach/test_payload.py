@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import require
 from tests.reach.conftest import SOURCES, World
 from vram.payloads import delivery
 from vram.reach import payload
@@ -101,7 +102,7 @@ driver.free_async(driver.alloc_async({512 * MIB}))
 
 
 def test_cuda_core_pools_of_the_programs_own(world: World, tmp_path: Path) -> None:
-    pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+    require("cuda.core")
     program = f"""
 from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
 device = Device(); device.set_current()
@@ -120,7 +121,7 @@ buffer.close(stream); stream.sync()
 
 
 def test_numbas_put_off_frees(world: World, tmp_path: Path) -> None:
-    pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
+    require("numba.cuda")
     program = f"""
 from numba import cuda
 import numpy

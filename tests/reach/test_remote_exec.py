@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.needs import needs, require
 from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
 from tests.reach.soak import TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import NotReachable, TimedOut
@@ -147,8 +147,7 @@ def test_who_disabled_it_is_left_alone(world: World, python314: str, how: str, v
 
 
 def test_older_pythons_have_no_such_door(world: World) -> None:
-    if sys.version_info >= (3, 14):
-        pytest.skip("this Python has it")
+    require("older-python", detail="this Python has sys.remote_exec")
     subject = world.subject("reading")
     done = world.vram("trim", subject.pid, "--via", "remote-exec")
     assert done.returncode == 14
@@ -157,8 +156,7 @@ def test_older_pythons_have_no_such_door(world: World) -> None:
 
 def test_its_version_is_what_its_memory_says(world: World, start: Callable[..., TargetProgram]) -> None:
     """Not what its file is called."""
-    if sys.version_info >= (3, 14):
-        pytest.skip("this Python has it")
+    require("older-python", detail="this Python has sys.remote_exec")
     subject = world.subject("reading")
     found = examine(target_of(subject.pid))
     assert "has no sys.remote_exec" in (remote_exec.unavailable_reason(replace(found, minor=14)) or "")
@@ -207,7 +205,7 @@ def planted(python314: str) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs others")
+@needs("root", detail="only root runs others")
 def test_no_program_of_the_targets_is_run(world: World, planted: Path, python314: str) -> None:
     """Its interpreter has become another file since: whoever started that would have been seen."""
     mark, interpreter = planted / "mark", planted / "python3.14"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.needs import needs
 from tests.reach.conftest import SOURCES, World, target_of
 from vram.errors import NoSuchProcess, NotReachable, TimedOut
 from vram.reach import payload, script_drop
@@ -28,7 +29,7 @@ from vram.reach.script_drop import ScriptDrop
 MEASURE = PayloadRequest("trim", {"verb": "measure", "tracebacks": False})
 PATIENCE_S = 60.0
 BE_NOBODY = "import os; os.setgid(65534); os.setuid(65534)"
-ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root attaches to others")
+ONLY_ROOT = needs("root", detail="only root attaches to others")
 
 # Does what it is told, line by line, in its main thread.
 OBEDIENT = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs, skip_without
 from tests.reach.conftest import SOURCES, target_of
 from vram.errors import TimedOut
 from vram.reach import deadline, injectors
@@ -57,7 +58,7 @@ def stalled(tmp_path: Path) -> Iterator[Path]:
     assert server.stdout is not None
     if server.stdout.readline() != b"ready\n":
         server.communicate()
-        pytest.skip("no FUSE file system can be mounted here: that takes root and /dev/fuse")
+        skip_without("fuse", "no FUSE file system can be mounted here: that takes root and /dev/fuse")
     yield place / "libpython3.11.so.1.0"
     server.communicate()
 
@@ -73,7 +74,7 @@ def hostile(stalled: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.fault(20)
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="memory is read on x86-64 only")
+@needs("x86-64", detail="memory is read on x86-64 only")
 class TestStalledMemory:
     def test_a_run_is_given_up_in_time(
         self, hostile: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.ghosts.conftest import Machine
+from tests.needs import skip_without
 from vram.host.local import LocalHost
 
 # From Python 3.14 on a way leads into every program; here it leads only where a test has made one.
@@ -43,10 +44,13 @@ class Bench(Machine):
 
     def fault(self, line: str) -> None:
         """Make the virtual driver fail from here on."""
-        if self.real:
-            pytest.skip("a real driver does not fail on request")
+        self.require_virtual("a real driver does not fail on request")
         done = self.vram("virtual", "fault", line)
         assert done.returncode == 0, done.stderr
+
+    def require_virtual(self, detail: str) -> None:
+        if self.real:
+            skip_without("virtual-gpu", detail)
 
     def audit(self) -> list[dict[str, Any]]:
         path = self.state / "vram" / "audit.jsonl"
@@ -88,5 +92,5 @@ def new_namespaces() -> tuple[str, ...]:
     own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     enter = ("unshare", *own, "--pid", "--fork", "--mount-proc", "--kill-child")
     if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
-        pytest.skip("no new PID namespace may be made here")
+        skip_without("namespaces", "no new PID namespace may be made here")
     return enter

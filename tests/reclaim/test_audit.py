@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.ghosts.conftest import held_by, is_charge
+from tests.needs import needs, require, skip_without
 from tests.reclaim.conftest import Bench
 from vram.errors import AuditUnavailable
 from vram.reclaim import audit
 from vram.units import GIB
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
+needs_root = needs("root")
 
 
 def test_what_is_intended_and_what_came_of_it_carry_the_same_token(state: Path):
@@ -90,8 +90,7 @@ def spoiled_by_a_pipe(state: Path) -> None:
 
 
 def spoiled_by_an_owner(state: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give folders away")
+    require("root", detail="only root can give folders away")
     state.mkdir(parents=True, mode=0o700)
     os.chown(state, 65534, 65534)
 
@@ -141,8 +140,7 @@ def test_a_log_that_may_not_grow_keeps_everything_as_it_is(machine: Bench):
 @pytest.mark.fault(21)
 @needs_root
 def test_a_full_disk_refuses_actions_and_lets_scans_go_on(machine: Bench):
-    if not shutil.which("unshare"):
-        pytest.skip("no disk can be made here for the time of a test")
+    require("unshare")
     demo = machine.demo("memory.plain", 1 * GIB)
     machine.state.mkdir()
     fill = (
@@ -153,6 +151,6 @@ def test_a_full_disk_refuses_actions_and_lets_scans_go_on(machine: Bench):
     )
     done = machine.run(["unshare", "--mount", "sh", "-c", fill, sys.executable])
     if "kill" not in done.stdout:
-        pytest.skip("no disk can be mounted here for the time of a test")
+        skip_without("mounts", "no disk can be mounted here for the time of a test")
     assert done.stdout.endswith("kill 17\ncheck 1\n"), done.stdout + done.stderr
     assert is_charge(held_by(machine.why(), demo.pids["self"]), 1 * GIB)

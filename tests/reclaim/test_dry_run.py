@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.ghosts.conftest import held_by
+from tests.needs import require, skip_without
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 
@@ -47,7 +47,7 @@ def traced(machine: Bench, log: Path, *words: str) -> list[str]:
     ]
     done = machine.run([*argv, sys.executable, "-B", "-m", "vram", *words])
     if "ptrace" in done.stderr or not log.exists():
-        pytest.skip(f"strace may not trace here: {done.stderr.strip()}")
+        skip_without("ptrace", f"strace may not trace here: {done.stderr.strip()}")
     # A plan that was only shown has given nothing back.
     assert done.returncode == (1 if "--dry-run" in words else 0), done.stderr
     return log.read_text().splitlines()
@@ -88,8 +88,7 @@ def signals_a_stranger(line: str, ours: set[str]) -> bool:
 
 @pytest.fixture
 def strace(machine: Bench) -> Bench:
-    if not shutil.which("strace"):
-        pytest.skip("strace is not installed (Debian's package strace)")
+    require("strace")
     return machine
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ghosts.conftest import held_by, is_charge
+from tests.needs import skip_without
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 from vram.virtualgpu.demos import PROGRAMS
@@ -293,7 +294,7 @@ def test_who_cannot_be_attached_to_is_in_use_like_others(machine: Bench):
     try:
         assert tracer.stdout is not None
         if tracer.stdout.readline() != "seized\n":
-            pytest.skip("nobody may be traced here")
+            skip_without("ptrace", "nobody may be traced here")
         answer = machine.ask("free", "--dry-run")
         assert answer["plan"]["steps"] == []
         assert [(each["why"], each["command"]) for each in answer["skipped"]] == [

@@ -14,13 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests.faults.record import Tally
+from tests.needs import needs, skip_without
 from vram.errors import NoSuchProcess, NotPermitted, Protected, WorldChanged
 from vram.host.local import LocalHost
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.reclaim.identity import identify, open_verified
 
 PROGRAM = Path(__file__).with_name("pid_reuse.py")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+needs_root = needs("root", detail="only root can change its user")
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -72,7 +73,7 @@ def test_nobody_who_inherited_a_pid_is_touched(new_namespaces: tuple[str, ...], 
     argv = ["env", f"XDG_STATE_HOME={tmp_path}", *new_namespaces, sys.executable, str(PROGRAM)]
     control = subprocess.run([*argv, "100", "--by-pid"], capture_output=True, text=True, timeout=60)
     if control.returncode:
-        pytest.skip(f"pids cannot be forced here: {control.stderr.splitlines()[-1]}")
+        skip_without("namespaces", f"pids cannot be forced here: {control.stderr.splitlines()[-1]}")
     assert json.loads(control.stdout)["hit"] == 100
     patience_s = 60 + REUSES / 20
     done = subprocess.run([*argv, str(REUSES)], capture_output=True, text=True, timeout=patience_s)

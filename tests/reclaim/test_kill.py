@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.ghosts.conftest import is_charge
+from tests.needs import needs, require, skip_without
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS
 
 STUCK = Path(__file__).with_name("stuck.py")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = needs("root")
 
 # Holds a GiB and does not end when asked to.
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -138,8 +138,10 @@ def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
 @needs_root
 def test_state_d_is_unkillable_and_said_once(machine: Bench):
     """A process that waits inside the kernel: no signal ends it, and nobody tries again."""
-    if machine.real or not os.path.exists("/dev/fuse") or not shutil.which("unshare"):
-        pytest.skip("no file system can be made here that never answers")
+    require("unshare")
+    machine.require_virtual("a file system is made that never answers")
+    if not os.path.exists("/dev/fuse"):
+        skip_without("fuse", "there is no /dev/fuse")
     code = HOLDER + "import os; print('waits', flush=True); os.stat(sys.argv[1])"
     stuck = machine.popen(
         ["unshare", "--mount", sys.executable, str(STUCK), sys.executable, "-c", code],
@@ -151,7 +153,7 @@ def test_state_d_is_unkillable_and_said_once(machine: Bench):
     try:
         lines = [stuck.stdout.readline() for _ in range(2)]
         if b"waits\n" not in lines:
-            pytest.skip("FUSE may not be mounted here")
+            skip_without("fuse", "FUSE may not be mounted here")
         pid = next(line for line in lines if line != b"waits\n").decode().strip()
         done = machine.vram("kill", pid, "--yes", "--grace", "0.1", "--json")
         assert done.returncode == 3
@@ -257,8 +259,8 @@ def test_our_own_ancestors_are_protected(machine: Bench):
 @needs_root
 def test_a_part_of_the_system_is_protected_from_root_whatever_is_asked(machine: Bench):
     """A display server that holds GPU memory, by the path of its real executable."""
-    if machine.real or not shutil.which("unshare"):
-        pytest.skip("a program cannot be installed here for the time of a test")
+    require("unshare")
+    machine.require_virtual("a program is installed for the time of the test")
     library = "import os, sys; os.execv('/opt/Xorg', ['Xorg', *sys.argv[1:]])"
     setup = 'mount -t tmpfs none /opt && cp "$0" /opt/Xorg && exec "$@"'
     argv = ["unshare", "--mount", "sh", "-c", setup, os.path.realpath(sys.executable)]
@@ -273,7 +275,7 @@ def test_a_part_of_the_system_is_protected_from_root_whatever_is_asked(machine: 
     assert server.stdout is not None
     try:
         if not server.stdout.readline():
-            pytest.skip("no folder can be mounted here for the time of a test")
+            skip_without("mounts", "no folder can be mounted here for the time of a test")
         pid = str(server.pid)
         assert os.readlink(f"/proc/{pid}/exe") == "/opt/Xorg"
         for words in (
@@ -303,8 +305,7 @@ def records() -> Iterator[Path]:
 @needs_root
 def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench, records: Path):
     """An ordinary user names root's process; what is said is what anybody can see."""
-    if machine.real:
-        pytest.skip("the virtual GPU's folder is opened for this")
+    machine.require_virtual("its folder is opened for this")
     demo = machine.demo("memory.plain", 1 * GIB)
     pid = demo.pids["self"]
     os.chown(records, 65534, 65534)

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.ghosts.conftest import held_by, is_charge
+from tests.needs import needs, skip_without
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 from vram.virtualgpu.demos import DemoProgram
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+needs_root = needs("root", detail="only root can give files away")
 
 
 class Saved:
@@ -163,7 +164,7 @@ def test_a_full_disk_leaves_no_half_a_plan(saved: Saved, tmp_path: Path):
     words = ("free", "--finding", "VR201", "--dry-run", "--save", str(disk / "plan.json"))
     prefix = ("unshare", "--mount", "sh", "-c", script, str(disk))
     if saved.machine.run([*prefix, "true"]).stdout != "full\n":
-        pytest.skip("no small disk can be made here")
+        skip_without("mounts", "no small disk can be made here")
     done = saved.machine.vram(*words, prefix=prefix)
     assert (done.returncode, done.stdout) == (16, "full\n")
     assert done.stderr.startswith(f"vram: cannot write {disk}/plan.json: No space left on device")

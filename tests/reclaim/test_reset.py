@@ -106,8 +106,7 @@ def test_without_yes_it_is_explained(machine: Bench):
 
 
 def test_a_virtual_gpu_is_never_reset(machine: Bench):
-    if machine.real:
-        pytest.skip("never on real hardware")
+    machine.require_virtual("never on real hardware")
     done = machine.vram("reset", "0", "--yes")
     assert done.returncode == 12
     assert "a virtual GPU has nothing to reset" in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import vram
+from tests.needs import needs, require
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS, DemoProgram
@@ -23,7 +23,7 @@ SOURCES = Path(vram.__file__).parents[1]
 NOBODY = 65534
 BUILT = ("msgspec", "pynvml", "rich", "markdown_it", "mdurl", "pygments")
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+needs_root = needs("root", detail="only root can become another user")
 
 
 def as_ourselves(folder: Path, gpus: int, *words: str, real: bool) -> list[str]:
@@ -43,8 +43,7 @@ def as_nobody(folder: Path, gpus: int, *words: str, real: bool) -> list[str]:
 
 def as_another_user(command: str, **environment: str) -> list[str]:
     """Words that run *command* as nobody: what it needs is mounted where that user may go."""
-    if not shutil.which("unshare") or not shutil.which("setpriv"):
-        pytest.skip("no mount namespace can be made here for another user")
+    require("unshare", "setpriv")
     specs = {name: importlib.util.find_spec(name) for name in BUILT}
     libraries = {
         Path(spec.origin).parents[0 if name == "pynvml" else 1]

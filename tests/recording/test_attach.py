@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.record import Tally
-from tests.interpreters import interpreter
+from tests.needs import needs, require_python
 from tests.recording.conftest import PROGRAMS, Workplace
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
@@ -278,7 +278,7 @@ class TestRefused:
         assert work.files() == []
         worker.ask()
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
+    @needs("root", detail="only root can be another user, too")
     def test_another_users_process(self, work: Workplace, here: LocalHost) -> None:
         worker = Worker(work, "idle")
         done = work.start([sys.executable, "-c", AS_ANOTHER_USER, str(worker.pid), str(work.folder)])
@@ -337,10 +337,7 @@ def test_every_step_is_in_the_audit_log(work: Workplace) -> None:
 @pytest.mark.fault(20)
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
 def test_every_python_is_reached_and_goes_on(work: Workplace, here: LocalHost, version: str) -> None:
-    python = interpreter(version)
-    if python is None:
-        pytest.skip(f"no Python {version} here")
-    worker = Worker(work, "threads", python)
+    worker = Worker(work, "threads", require_python(version))
     _, threads = worker.ask()
     for number in range(2):
         attach(here, worker.pid, str(work.folder / f"{number}.vram"), deadline_s=PATIENCE_S)

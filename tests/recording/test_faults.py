@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.record import Tally
+from tests.needs import skip_without
 from tests.recording.conftest import Workplace
 
 KILLS = int(os.environ.get("VRAM_TRACE_KILLS", "12"))
@@ -97,7 +98,7 @@ say("done")
             check=False,
         )
         if mounted.returncode:
-            pytest.skip("nothing may be mounted here")
+            skip_without("mounts", "nothing may be mounted here")
         yield place
         subprocess.run(["umount", "-l", place], check=True)
 

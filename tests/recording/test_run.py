@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import skip_without
 from tests.recording.conftest import VRAM, Workplace
 from vram.units import MIB
 
@@ -179,7 +180,7 @@ def test_a_program_of_another_architecture_is_named(work: Workplace) -> None:
     try:
         subprocess.run([program], check=True)
     except OSError:
-        pytest.skip("this kernel runs no 32-bit programs")
+        skip_without("kernel", "this kernel runs no 32-bit programs")
     done = work.vram("run", "--", program)
     assert done.returncode == 0
     assert "a program for another processor" in done.stderr

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.needs import skip_without
 from tests.report import training_traces
 from tests.report.training_traces import EVIL, SECOND, training
 from vram.errors import UsageError
@@ -434,7 +435,7 @@ def test_torchs_own_program_draws_it() -> None:
     beside = Path(torch.origin).parent / "cuda/_memory_viz.py" if torch and torch.origin else None
     viewer = os.environ.get("VRAM_MEMORY_VIZ") or beside
     if viewer is None:
-        pytest.skip("no PyTorch here: VRAM_MEMORY_VIZ names no torch/cuda/_memory_viz.py")
+        skip_without("torch", "no PyTorch here: VRAM_MEMORY_VIZ names no torch/cuda/_memory_viz.py")
     spec = spec_from_file_location("memory_viz", viewer)
     assert spec is not None
     assert spec.loader is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from vram.errors import ConfigError, UsageError
 from vram.serve.config import Address, load, parse, read_address
 from vram.units import GIB, parse_duration
@@ -96,7 +97,7 @@ def test_a_file_that_others_can_write_decides_nothing(tmp_path: Path, mode: int)
 
 
 @pytest.mark.fault(28)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of others")
+@needs("root", detail="only root makes files of others")
 def test_a_file_of_somebody_else_decides_nothing(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(GOOD)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.record import Tally
+from tests.needs import needs, skip_without
 from tests.serve.conftest import StartDemo, StartService
 from tests.serve.running import LONG_S, RunningService
 from vram.units import GIB
@@ -201,7 +202,7 @@ def is_ours(pid: int) -> bool:
 
 
 @pytest.mark.fault(21)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk for the time of a test")
+@needs("root", detail="only root mounts a disk for the time of a test")
 def test_a_full_disk_is_said_and_readings_go_on(
     start_service: StartService, demo: StartDemo, tmp_path: Path
 ) -> None:
@@ -211,7 +212,7 @@ def test_a_full_disk_is_said_and_readings_go_on(
     config.write_text(f'[textfile]\npath = "{disk}/vram.prom"\n')
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "none", disk], check=False)
     if mounted.returncode:
-        pytest.skip("nothing may be mounted here")
+        skip_without("mounts", "nothing may be mounted here")
     try:
         service = start_service("--config", str(config), "--state", str(disk / "state"))
         service.until(lambda: (disk / "vram.prom").exists())

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests.needs import needs
 from vram.policy.config import NotifyConfig
 from vram.policy.decision import Decision, PolicyTarget
 from vram.serve.policies.notices import notice
 from vram.serve.policies.notify import notify, write_to_terminals
 from vram.units import GIB
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand a terminal to another user")
+needs_root = needs("root", detail="only root can hand a terminal to another user")
 
 HOSTILE = "x\x1b]0;owned\x07\n\r\x9b31m\u202eevil\udcff"
 DECISION = Decision(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.policy.conftest import gpu, ledger, process
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import started_at
@@ -21,7 +22,7 @@ from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of, peer
 from vram.serve.socket.waiting import GRANT_S, WaitingList
 from vram.units import GIB
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+needs_root = needs("root", detail="only root can become another user")
 ME = Peer(os.geteuid(), os.getegid(), os.getpid())
 
 

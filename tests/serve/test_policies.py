@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import needs
 from tests.serve.conftest import StartDemo
 from tests.serve.running import LONG_S, RunningService
 from vram.units import GIB
@@ -36,7 +37,7 @@ most-per-hour = 50
 """
 StartPolicies = Callable[..., RunningService]
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+needs_root = needs("root", detail="only root can mount")
 
 
 def table(mode: str = "act", after: str = "1s", more: str = "", match: str = 'min-size = "1GiB"') -> str:

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.needs import needs
 from tests.serve.conftest import StartService
 from tests.serve.running import LONG_S, RunningService
 from vram.errors import AlreadyRunning, CannotListen, NoService, NotPermitted
@@ -29,7 +30,7 @@ from vram.serve.socket.server import (
     SocketServer,
 )
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+needs_root = needs("root", detail="only root can make files of other users")
 
 
 def connected(service: RunningService) -> socket.socket:

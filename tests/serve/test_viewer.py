@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.ledger.world import CONTEXT, World
+from tests.needs import needs, skip_without
 from tests.serve.conftest import StartService
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
@@ -180,13 +181,13 @@ protocol.wait()
 
 
 @pytest.mark.fault(15)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts /proc anew for the time of a test")
+@needs("root", detail="only root mounts /proc anew for the time of a test")
 def test_with_hidepid_no_command_leaves_the_service(
     start_service: StartService, virtual_gpu: VirtualGpu, tmp_path: Path
 ) -> None:
     remount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
     if subprocess.run(["unshare", "--mount", "sh", "-c", remount, "sh", "true"], check=False).returncode:
-        pytest.skip("nothing may be mounted here")
+        skip_without("mounts", "nothing may be mounted here")
     argv = [sys.executable, "-c", HOLDS, "secret-command"]
     process = virtual_gpu.popen(argv, cwd=PROGRAMS, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.needs import needs, require
 from vram.reclaim import state
 from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
 from vram.serve.socket.worker_process import RunAs, WorkerProcess, clean_environment, own_rights
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+needs_root = needs("root", detail="only root can become another user")
 REQUEST = WorkerRequest(job="plan")
 
 
@@ -122,8 +123,7 @@ os.write(1, json.dumps({"is_last": True, "message": json.dumps(told)}).encode() 
 """
     # By an interpreter that this user may run: the test's own may lie where only root can go.
     command = ("/usr/bin/python3", "-c", f"import os\n{code}")
-    if not os.path.exists(command[0]):
-        pytest.skip("there is no interpreter that every user may run")
+    require("system-python", detail="there is no interpreter that every user may run")
 
     async def heard() -> WorkerAnswer:
         worker = WorkerProcess(REQUEST, RunAs(4101, 4102, (4103, 4104)), 60.0, command=command)

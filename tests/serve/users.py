@@ -17,8 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.needs import needs, require
 from tests.serve.running import LONG_S, RunningService
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
@@ -26,15 +25,14 @@ from vram.virtualgpu.demos import DemoProgram
 USERS = {"alice": 4101, "bob": 4102}
 ROOT = Path(__file__).parents[2]
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+needs_root = needs("root", detail="only root can become other users")
 
 
 class UsersMachine:
     """Starts services and programs as whom a test says; everything ends with it."""
 
     def __init__(self, gpu: VirtualGpu, stack: ExitStack) -> None:
-        if not (shutil.which("unshare") and shutil.which("setpriv") and shutil.which("nsenter")):
-            pytest.skip("no mount namespace can be made here for other users")
+        require("unshare", "setpriv", "nsenter")
         self.gpu = gpu
         self._stack = stack
         self.folder = Path(tempfile.mkdtemp(prefix="vram-users-", dir="/tmp"))

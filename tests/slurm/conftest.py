@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import skip_without
 from tests.slurm.cluster import Cluster, Running, why_no_cgroups, why_not
 
 HOOKS = ("Prolog", "Epilog")
@@ -61,7 +62,7 @@ def example_conf() -> dict[str, str]:
 
 def _require() -> None:
     if reason := why_not():
-        pytest.skip(f"no Slurm cluster can be started here: {reason}")
+        skip_without("slurm", reason)
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +77,7 @@ def _plain_site(native_libraries: Path) -> Iterator[Site]:
 def _cgroup_site(native_libraries: Path) -> Iterator[Site]:
     _require()
     if reason := why_no_cgroups():
-        pytest.skip(reason)
+        skip_without("cgroups", reason)
     hooks = (*HOOKS, "HealthCheckProgram")
     conf = {key: value for key, value in example_conf().items() if key not in hooks}
     with Site.start(gpus=2, proctrack="cgroup", hooks=hooks, conf=conf) as cluster:

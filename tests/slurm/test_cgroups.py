@@ -13,6 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tests.needs import skip_without
 from tests.slurm.cluster import Left, Running
 from tests.slurm.conftest import Site
 from tests.slurm.test_epilog import DAEMON, NOBODY, by_hand
@@ -152,7 +153,7 @@ def test_a_process_that_waits_in_the_kernel_is_said_once_and_the_memory_counts(
     """State D: SIGTERM and SIGKILL once, a sentence, and exit code 1 well before the deadline."""
     site = cgroup_site
     if not os.path.exists("/dev/fuse"):
-        pytest.skip("no file system can be made here that never answers")
+        skip_without("fuse", "there is no /dev/fuse")
     job = site.first_job + 9_400
     stuck = subprocess.Popen(
         ["unshare", "--mount", sys.executable, str(STUCK), sys.executable, "-c", HOLDER],
@@ -165,7 +166,7 @@ def test_a_process_that_waits_in_the_kernel_is_said_once_and_the_memory_counts(
     try:
         lines = {stuck.stdout.readline().strip() for _ in range(2)}
         if b"waits" not in lines:
-            pytest.skip("FUSE may not be mounted here")
+            skip_without("fuse", "FUSE may not be mounted here")
         pid = int((lines - {b"waits"}).pop())
         groups.put(pid, f"/slurm_{site.node}/uid_{NOBODY}/job_{job}/step_0")
         done = by_hand(site, "epilog", site.hook_environment(job, NOBODY, "0"), "--json", "--grace", "0.1")

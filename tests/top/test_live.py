@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import skip_without
 from tests.top.conftest import Company, run, viewing
 from vram.cli.arguments import narrowed
 from vram.report.process_table import COLUMNS
@@ -201,7 +202,7 @@ def test_no_driver_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
             assert "driver" in await view.notice()
 
     if Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists():
-        pytest.skip("this machine has a driver")
+        skip_without("no-driver", "this machine has a driver")
     run(play)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.interpreters import interpreter
+from tests.needs import require_python
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
@@ -50,10 +50,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=MINORS, ids=lambda minor: f"3.{minor}")
 def python(request: pytest.FixtureRequest) -> str:
     """An interpreter of each version that is on this machine."""
-    found = interpreter(f"3.{request.param}")
-    if found is None:
-        pytest.skip(f"no Python 3.{request.param} here")
-    return found
+    return require_python(f"3.{request.param}")
 
 
 def run_program(python: str, program: str, harness: Path, *arguments: str) -> dict[str, Any]:

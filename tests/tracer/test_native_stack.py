@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import random
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.needs import needs
 from tests.tracer.stack_harness import HERE, compile_c, harness, sanitized
 from vram.trace.symbols import function_names
 
@@ -206,8 +206,8 @@ def test_random_chains(walker: Walker, app: ctypes.PyDLL, cuda: ctypes.PyDLL) ->
         assert walker.addresses(*chain)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the tables are read on x86-64 only")
-@pytest.mark.skipif(not shutil.which("readelf"), reason="needs binutils")
+@needs("x86-64", detail="the tables are read on x86-64 only")
+@needs("readelf")
 def test_rules_are_those_of_readelf(harness: Path, app: ctypes.PyDLL) -> None:
     """What is read of each row of the tables of call frames: the C library, Python and a small library."""
     library = ctypes.CDLL(str(harness))
@@ -323,8 +323,8 @@ def test_libraries_come_and_go_while_threads_walk(walker: Walker, app: ctypes.Py
     assert wrong == []
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the tables are read on x86-64 only")
-@pytest.mark.skipif(sanitized(), reason="the sanitizers make everything slower")
+@needs("x86-64", detail="the tables are read on x86-64 only")
+@needs("no-sanitizers", there=not sanitized(), detail="the sanitizers make everything slower")
 def test_a_walk_is_fast(harness: Path) -> None:
     """A fifth of libgcc's time at most; it is a thirtieth, usually."""
     library = ctypes.PyDLL(str(harness))

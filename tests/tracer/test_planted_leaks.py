@@ -12,12 +12,8 @@ import pytest
 
 from tests.hardware.tracer import programs
 from tests.hardware.tracer.programs import Started
-from tests.installed import is_installed, why_not
+from tests.needs import is_installed, needs
 from vram.virtualgpu import VirtualGpu, folder
-
-
-def needed(module: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not is_installed(module), reason=why_not(module))
 
 
 @pytest.fixture
@@ -30,8 +26,8 @@ def base(virtual_gpu: VirtualGpu) -> dict[str, str]:
     [
         "driver_program.py",
         "fork_program.py",
-        pytest.param("numba_program.py", marks=needed("numba.cuda")),
-        pytest.param("pycuda_program.py", marks=needed("pycuda")),
+        pytest.param("numba_program.py", marks=needs("numba.cuda")),
+        pytest.param("pycuda_program.py", marks=needs("pycuda")),
     ],
 )
 def test_every_planted_leak_is_found_at_its_line(program: str, base: dict[str, str], tmp_path: Path) -> None:
@@ -46,7 +42,7 @@ PYTHON_WITH_TORCH = os.environ.get("VRAM_PYTHON_WITH_TORCH") or (
 """An environment of its own may have it: $VRAM_PYTHON_WITH_TORCH names its interpreter."""
 
 
-@pytest.mark.skipif(PYTHON_WITH_TORCH is None, reason="no PyTorch here: $VRAM_PYTHON_WITH_TORCH names none")
+@needs("torch", there=PYTHON_WITH_TORCH is not None, detail="$VRAM_PYTHON_WITH_TORCH names no PyTorch")
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 def test_pytorchs_tensors_are_found_at_their_line(
     settings: str, base: dict[str, str], tmp_path: Path

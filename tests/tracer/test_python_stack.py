@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interpreters import interpreter
+from tests.needs import needs, require_python, skip_without
 from tests.tracer.stack_harness import (
     HERE,
     NATIVE,
@@ -61,7 +61,7 @@ def test_offsets_are_those_of_the_headers(python: str, tmp_path: Path) -> None:
     """The table of offsets, against the headers of each interpreter that has some."""
     headers = Path(config(python, "include"))
     if not (headers / "internal" / "pycore_runtime.h").exists():
-        pytest.skip("the interpreter has no headers here")
+        skip_without("python-files", "the interpreter has no headers here")
     # Python's own headers do not compile without warnings.
     program = compile_c(
         tmp_path / "layout", "-w", f"-I{headers}", f"-I{headers}/internal", str(HERE / "layout.c")
@@ -72,9 +72,7 @@ def test_offsets_are_those_of_the_headers(python: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7", "3.8"])
 def test_other_versions_are_left_alone(version: str, harness: Path) -> None:
-    python = interpreter(version)
-    if python is None:
-        pytest.skip(f"no Python {version} here")
+    python = require_python(version)
     code = (
         "import ctypes, sys; harness = ctypes.CDLL(sys.argv[1]); version = harness.harness_version;"
         "version.restype = ctypes.c_char_p; numbers = harness.harness_find(), harness.harness_count(10);"
@@ -86,10 +84,12 @@ def test_other_versions_are_left_alone(version: str, harness: Path) -> None:
     assert found.startswith(f"{version}.")
 
 
+@pytest.mark.parametrize("python", [13, 14], ids=["3.13", "3.14"], indirect=True)
 def test_a_damaged_table_of_offsets_is_refused(python: str, harness: Path) -> None:
-    """Offsets that cannot be are refused; a table that is read is one whose frames can be walked."""
-    if "3.13" not in python and "3.14" not in python:
-        pytest.skip("publishes no table")
+    """Offsets that cannot be are refused; a table that is read is one whose frames can be walked.
+
+    Pythons before 3.13 publish none.
+    """
     answers = run_program(python, "stack_refusals.py", harness)
     assert answers["none"] == [[1, 3]]
     assert answers["header"] == [[2, 0]] * 4
@@ -102,7 +102,7 @@ def test_python_that_is_loaded_later_and_finalized(python: str, tmp_path: Path) 
     """In a C program: found when it is there; no frames before and after it, nor in a thread left over."""
     library = Path(config(python, "LIBDIR"), config(python, "INSTSONAME"))
     if library.suffix == ".a" or not library.exists():
-        pytest.skip("the interpreter has no shared library here")
+        skip_without("python-files", "the interpreter has no shared library here")
     source = NATIVE / "tracer" / "python_stack.c"
     program = compile_c(tmp_path / "embed", str(HERE / "embed.c"), str(source))
     environment = {**os.environ, "PYTHONHOME": config(python, "prefix")}
@@ -110,7 +110,7 @@ def test_python_that_is_loaded_later_and_finalized(python: str, tmp_path: Path) 
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
 
 
-@pytest.mark.skipif(sanitized(), reason="the sanitizers make everything slower")
+@needs("no-sanitizers", there=not sanitized(), detail="the sanitizers make everything slower")
 def test_a_walk_of_twenty_frames_is_fast(python: str, harness: Path) -> None:
     """It takes about 50 ns; five times that allows for a slow and busy machine."""
     answer = run_program(python, "stack_checks.py", harness, "speed")

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from tests.needs import needs
 from vram.untrusted import Rejected, decode, read_file, receive
 
 MIB = 1 << 20
@@ -122,7 +123,7 @@ class TestReadFile:
         file.chmod(0o664)
         assert self.code_of(file, owner=os.geteuid()) == "not-ours"
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a pipe away")
+    @needs("root", detail="only root can give a pipe away")
     def test_a_pipe_of_another_user_is_refused(self, tmp_path: Path) -> None:
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.needs import needs
 from tests.vendors.machine import Card, Machine
 from vram.host.local.drm import LocalDrm
 from vram.units import GIB, MIB
@@ -150,7 +151,7 @@ def test_files_that_are_missing(machine: Machine) -> None:
     assert (card.total, card.used, card.status) == (None, None, "unsupported")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+@needs("root", detail="needs root to become somebody else")
 def test_what_may_not_be_read_is_denied(machine: Machine) -> None:
     card = machine.card("amdgpu", AMD, total=GIB, used=MIB)
     for place in (machine.root, *machine.root.parents):

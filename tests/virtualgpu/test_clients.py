@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.installed import needs
+from tests.needs import needs
 from tests.virtualgpu.conftest import Hold
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.needs import needs
 from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import Program, result, running
 from vram.units import MIB
@@ -166,7 +167,7 @@ def test_a_process_without_cuda_is_no_target(virtual_gpu: VirtualGpu) -> None:
     assert verbs(virtual_gpu, 2**21, "State", "Lock") == [304, 304]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
+@needs("root", detail="only root can play two users")
 def test_nobody_touches_another_users_process(virtual_gpu: VirtualGpu) -> None:
     """The folder is opened to all here; the driver itself must refuse, with 304."""
     for path in (virtual_gpu.folder, virtual_gpu.folder / "dev", *virtual_gpu.folder.glob("*")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.installed import needs
+from tests.needs import needs
 from tests.virtualgpu.programs import result
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu

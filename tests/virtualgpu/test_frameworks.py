@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.installed import is_installed, why_not
+from tests.needs import needs
 from tests.virtualgpu.frameworks.table import FRAMEWORKS, PAGE, Framework, read_page, run_part, write_page
 
 SECTIONS = read_page(PAGE.read_text())
@@ -28,7 +28,7 @@ def test_writing_the_page_again_changes_nothing() -> None:
             framework,
             name,
             id=f"{framework.title}-{name}",
-            marks=pytest.mark.skipif(not is_installed(framework.module), reason=why_not(framework.module)),
+            marks=needs(framework.module),
         )
         for framework in FRAMEWORKS
         for name in framework.parts()

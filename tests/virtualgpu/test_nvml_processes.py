@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.needs import skip_without
 from tests.virtualgpu.conftest import HOLDER, PREAMBLE, Hold, ask
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -111,17 +112,12 @@ def test_there_are_no_utilization_samples(virtual_gpu: VirtualGpu, hold: Hold) -
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
-def namespaces_work() -> bool:
-    if not shutil.which("unshare"):
-        return False
-    return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not namespaces_work(), reason="this machine lets us make no PID namespace")
 def test_a_pid_namespace_shows_its_own_processes_and_hides_the_others(
     virtual_gpu: VirtualGpu, hold: Hold
 ) -> None:
     """Inside: only its own, with their pids there. Outside: all, with the pids seen there."""
+    if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
+        skip_without("namespaces", "no PID namespace may be made here")
     outsider = hold(virtual_gpu, GIB)
     program = "; ".join(
         [

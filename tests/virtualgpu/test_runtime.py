@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import needs, skip_without
 from tests.virtualgpu.conftest import ask
 from vram.virtualgpu import VirtualGpu
 
@@ -69,9 +70,7 @@ def asked(gpu: VirtualGpu, major: int, *sections: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.skipif(
-    "ASAN_OPTIONS" in os.environ, reason="the sanitizers would report the crash that is wanted"
-)
+@needs("no-sanitizers", detail="the sanitizers would report the crash that is wanted")
 def test_a_freed_pointer_read_as_host_memory_ends_the_program(gpu: VirtualGpu) -> None:
     for major in MAJORS:
         assert asked(gpu, major, ENDS) == {ENDS: recorded(major)[ENDS]} == {ENDS: {"then": "SIGSEGV"}}
@@ -203,7 +202,7 @@ nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not nvcc:
-        pytest.skip("there is no nvcc here: put it on PATH, or name it in $NVCC")
+        skip_without("cuda-toolkit", "there is no nvcc here: put it on PATH, or name it in $NVCC")
     program = tmp_path_factory.mktemp("launches") / "launches"
     line = [nvcc, "-cudart", "shared", "-arch=sm_90", "-o", str(program), str(HERE / "launches.cu")]
     # The compiler's parts cannot be loaded with what `make sanitize` preloads.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.installed import needs
+from tests.needs import needs, skip_without
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = pytest.mark.native
@@ -79,7 +78,7 @@ def vendor_library(release: str, name: str) -> Path | None:
 def dynamic_runtime() -> Path:
     found = vendor_library("13", "libcudart.so.13")
     if found is None:
-        pytest.skip("nvidia-cuda-runtime is not installed")
+        skip_without("clients", "nvidia-cuda-runtime is not installed")
     return found
 
 
@@ -110,14 +109,14 @@ def with_own_runtime(virtual_gpu: VirtualGpu) -> VirtualGpu:
 def test_a_static_runtime_is_named_once(virtual_gpu: VirtualGpu, tmp_path: Path, release: str) -> None:
     library = vendor_library(release, "libcudart_static.a")
     if library is None:
-        pytest.skip(f"the wheel of NVIDIA's runtime {release} is not installed")
+        skip_without("clients", f"the wheel of NVIDIA's runtime {release} is not installed")
     program = compile_program(tmp_path, library)
     done = run(virtual_gpu, program)
     assert (done.returncode, done.stdout) == (0, CODES)
     assert done.stderr == STATIC.format(file=program)
 
 
-@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+@needs("nvcc")
 def test_what_nvcc_builds_without_options_is_told(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     source, program = tmp_path / "kernel.cu", tmp_path / "kernel"
     source.write_text(KERNEL)
@@ -132,7 +131,7 @@ def test_what_nvcc_builds_without_options_is_told(virtual_gpu: VirtualGpu, tmp_p
 def test_a_name_that_a_terminal_would_obey_is_made_inert(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     library = vendor_library("13", "libcudart_static.a")
     if library is None:
-        pytest.skip("nvidia-cuda-runtime is not installed")
+        skip_without("clients", "nvidia-cuda-runtime is not installed")
     program = compile_program(tmp_path, library, name="red\x1b[31m\n\x9b1mprogram\u00e9")
     done = run(virtual_gpu, program)
     assert done.stderr == STATIC.format(file=tmp_path / "red?[31m???1mprogramé")
@@ -141,7 +140,7 @@ def test_a_name_that_a_terminal_would_obey_is_made_inert(virtual_gpu: VirtualGpu
 def test_a_program_found_on_path_is_named_with_its_folder(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     library = vendor_library("13", "libcudart_static.a")
     if library is None:
-        pytest.skip("nvidia-cuda-runtime is not installed")
+        skip_without("clients", "nvidia-cuda-runtime is not installed")
     program = compile_program(tmp_path, library, name="found-on-path")
     done = run(virtual_gpu, "sh", "-c", "found-on-path", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.stderr == STATIC.format(file=program)
@@ -150,7 +149,7 @@ def test_a_program_found_on_path_is_named_with_its_folder(virtual_gpu: VirtualGp
 def test_with_stderr_closed_the_error_code_is_left(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     library = vendor_library("13", "libcudart_static.a")
     if library is None:
-        pytest.skip("nvidia-cuda-runtime is not installed")
+        skip_without("clients", "nvidia-cuda-runtime is not installed")
     program = compile_program(tmp_path, library)
     assert run(virtual_gpu, "sh", "-c", f"exec {program} 2>&-").stdout == CODES
 
@@ -176,7 +175,7 @@ def test_rpath_to_the_vendors_library_leads_to_ours(
     """As in PyTorch's libraries. An RPATH is searched before LD_LIBRARY_PATH, but not before LD_PRELOAD."""
     library = vendor_library(release, f"libcudart.so.{release}")
     if library is None:
-        pytest.skip(f"the wheel of NVIDIA's runtime {release} is not installed")
+        skip_without("clients", f"the wheel of NVIDIA's runtime {release} is not installed")
     program = compile_program(tmp_path, library, f"-Wl,--disable-new-dtags,-rpath,{library.parent}")
     done = run(virtual_gpu, program)
     assert (done.stdout, done.stderr) == ("0 0 0 0 0\n", "")

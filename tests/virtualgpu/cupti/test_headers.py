@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
+
 pytestmark = pytest.mark.native
 
 ROOT = Path(__file__).resolve().parents[3]
 VIRTUAL = ROOT / "native" / "virtualgpu"
 HEADERS = next((path.parent for path in Path("/usr/local").glob("cuda*/include/cupti.h")), None)
 
-needs_headers = pytest.mark.skipif(HEADERS is None, reason="there is no CUDA toolkit with CUPTI's headers")
+needs_headers = needs("cuda-toolkit", there=HEADERS is not None, detail="there are no CUPTI headers")
 
 # CUPTI's structures by the name of their fields, and ours.
 STRUCTURES = {
