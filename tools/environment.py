@@ -112,10 +112,10 @@ def load_numba_hook_on_demand(folder: Path) -> None:
 
 
 def install(python: Path, words: list[str | Path]) -> None:
-    """By uv, which takes a fifth of pip's time; by pip where uv cannot, or where pip has settings of its own."""
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
+    """By uv, in a fifth of pip's time; by pip where uv cannot, or where pip has settings of its own."""
+    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
     if not pip_is_configured(python) and quietly([*pip, "install", "--retries", "1", "uv"]):
-        uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+        uv: list[str | Path] = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
         if quietly([*uv, "--native-tls", *words]):
             return
     # Only what goes wrong is shown.

@@ -151,7 +151,7 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 answer = Answer(status, {"kind": "Status", "message": "not now"})
             else:
                 answer = server.take(self.command, self.path, self.headers, body)
-            # Counted before the event is there, and both before the answer: who waits for one finds the others.
+            # The request, the event, the answer, in this order: who waits for one finds those before it.
             server.requests.append((self.command, self.path, answer.status))
             if answer.stored is not None:
                 key, event = answer.stored
