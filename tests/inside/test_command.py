@@ -17,6 +17,7 @@ import pytest
 from tests.cli.conftest import PROGRAM
 from tests.guard.scoping import RAW, ROOT, environment
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.report.schema import shipped
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
@@ -57,7 +58,7 @@ class Place:
     def vram(self, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
         argv = [*PROGRAM, *map(str, words)]
         return subprocess.run(
-            argv, env=self.environment | variables, capture_output=True, text=True, timeout=120
+            argv, env=self.environment | variables, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
     def inside(self, pid: int, *words: object) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.needs import needs
-from tests.reach.conftest import PATIENCE_S, World, world
+from tests.patience import PATIENCE_S
+from tests.reach.conftest import World, world
 from tests.reach.test_jupyter import Notebook, notebook, plain_notebook
 from vram.units import MIB
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from tests.inside.conftest import PROGRAMS
+from tests.patience import PATIENCE_S
 from tests.search_path import search_path
 
 
@@ -18,7 +19,7 @@ def test_arrays_that_are_released_meanwhile_are_free_at_once_and_nobody_is_blame
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     freed, told = json.loads(done.stdout)

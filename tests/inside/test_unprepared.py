@@ -14,6 +14,7 @@ import pytest
 from tests.cli.conftest import PROGRAM
 from tests.inside.conftest import MINORS, Subject
 from tests.needs import needs, require_python
+from tests.patience import PATIENCE_S
 from tests.search_path import search_path
 from vram.reach import injectors
 from vram.units import MIB
@@ -42,7 +43,7 @@ class Place:
             env={**self.environment, "PYTHONPATH": search_path()},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)["inside"]

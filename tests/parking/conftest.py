@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from fcntl import F_OFD_GETLK, F_OFD_SETLKW, F_UNLCK, F_WRLCK, fcntl
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until, until_ended, until_readable
 from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import PREAMBLE, Program, environment
 from vram.virtualgpu import VirtualGpu
@@ -67,6 +66,10 @@ def _lock(pid: int) -> bytes:
     return struct.pack(_FLOCK, F_WRLCK, os.SEEK_SET, pid, 1, 0)
 
 
+def _is_locked(file: int, pid: int) -> bool:
+    return bool(struct.unpack(_FLOCK, fcntl(file, F_OFD_GETLK, _lock(pid)))[0] != F_UNLCK)
+
+
 class Machine:
     """Starts programs on a virtual GPU, and vram with a state folder that is the test's alone."""
 
@@ -91,7 +94,9 @@ class Machine:
 
     def vram(self, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "vram", *map(str, words)]
-        return subprocess.run(argv, env=self.environment(**more), capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            argv, env=self.environment(**more), capture_output=True, text=True, timeout=PATIENCE_S
+        )
 
     def start(self, *words: object, **options: Any) -> subprocess.Popen[str]:
         """vram, left running; ended with the test."""
@@ -104,12 +109,14 @@ class Machine:
     def api(self, code: str) -> Any:
         """The last line that a program printed which uses vram's own functions, as JSON."""
         argv = [sys.executable, "-c", code]
-        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            argv, env=self.environment(), capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
     def wait_for(self, pid: int, state: int) -> None:
-        """Come back when the driver says that *pid* is in *state*."""
+        """Come back when the driver says that *pid* is in *state*, which it must not leave by itself."""
         assert self._ask_driver(pid, state) == [0, state]
 
     def state(self, pid: int) -> int:
@@ -143,10 +150,7 @@ class Machine:
         """Come back when a vram has taken the claim on *pid*, or when *vram* has ended without."""
         file = self._claims()
         try:
-            while struct.unpack(_FLOCK, fcntl(file, F_OFD_GETLK, _lock(pid)))[0] == F_UNLCK:
-                if vram is not None and vram.poll() is not None:
-                    break
-                time.sleep(0.001)
+            until(lambda: _is_locked(file, pid) or (vram is not None and vram.poll() is not None))
         finally:
             os.close(file)
 
@@ -160,6 +164,7 @@ class Machine:
         if self._observer is None:
             self._observer = self.program(OBSERVER)
         self._observer.go(f"{pid} {state}")
+        until_readable(self._observer.process.stdout, lambda: f"pid {pid} did not come to state {state}")
         answer: list[int] = self._observer.told()
         return answer
 
@@ -187,25 +192,45 @@ def runs_on(worker: Program) -> bool:
 
 def checkpoint_worker_of(process: subprocess.Popen[str]) -> int:
     """The checkpoint worker that a running vram has started, as a pidfd."""
-    while True:
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            try:
+    found = checkpoint_worker_if_any(process)
+    assert found, "vram ended without a checkpoint worker"
+    return found
+
+
+def checkpoint_worker_if_any(process: subprocess.Popen[str]) -> int | None:
+    """The same, or None where vram has ended before its checkpoint worker was seen."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+    def found() -> int | None:
+        for pid in children.read_text().split():
+            with suppress(OSError):
                 if b"vram-checkpoint-worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return os.pidfd_open(int(pid))
-            except (OSError, ProcessLookupError):
-                continue
-        assert process.poll() is None, "vram ended without a checkpoint worker"
+        return None
+
+    worker = until(lambda: process.poll() is not None or found())
+    return None if worker is True else worker
+
+
+def until_delivered(process: subprocess.Popen[str], number: int) -> None:
+    """Come back when a signal that was sent has interrupted what the process waits in, or has ended it."""
+
+    def pending() -> bool:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+        return any(mask >> (number - 1) & 1 for mask in masks)
+
+    until(lambda: process.poll() is not None or not pending())
 
 
 def until_it_has_a_claim(pidfd: int) -> None:
     """Come back when an order to move a process has reached the checkpoint worker."""
     fields = dict(line.split(":\t") for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
     files = Path(f"/proc/{int(fields['Pid'])}/fd")
-    while not any(_opened(file).endswith(".lock") for file in files.iterdir()):
-        time.sleep(0.001)
+    until(lambda: any(opened(file).endswith(".lock") for file in files.iterdir()))
 
 
-def _opened(descriptor: Path) -> str:
+def opened(descriptor: Path) -> str:
     """What it leads to; nothing where it was closed since the folder was listed."""
     try:
         return os.readlink(descriptor)
@@ -217,7 +242,7 @@ def kill(pidfd: int) -> None:
     """End a process of the test's own by SIGKILL, and wait until it is gone."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    select.select([pidfd], [], [])
+    until_ended(pidfd)
     os.close(pidfd)
 
 
@@ -226,7 +251,7 @@ def kill_both(vram: subprocess.Popen[str]) -> None:
     checkpoint_worker = checkpoint_worker_of(vram)
     signal.pidfd_send_signal(checkpoint_worker, signal.SIGSTOP)
     vram.kill()
-    vram.wait()
+    vram.wait(PATIENCE_S)
     kill(checkpoint_worker)
 
 

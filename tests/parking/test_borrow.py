@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from tests.parking.conftest import (
     kill_both,
     runs_on,
 )
+from tests.patience import PATIENCE_S, until_readable
 from vram.reclaim.preflight import seen_by_cuda
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -145,7 +145,7 @@ def test_the_command_has_the_terminal_and_ctrl_c_is_its_own(machine: Machine) ->
     seen = read_until(ours, b"terminal")
     os.write(ours, b"\x03")
     seen += read_until(ours, b"caught")
-    assert process.wait() == 42, seen
+    assert process.wait(PATIENCE_S) == 42, seen
     os.close(ours)
     assert runs_on(worker)
 
@@ -153,8 +153,7 @@ def test_the_command_has_the_terminal_and_ctrl_c_is_its_own(machine: Machine) ->
 def read_until(terminal: int, word: bytes) -> bytes:
     seen = b""
     while word not in seen:
-        ready, _, _ = select.select([terminal], [], [], 60)
-        assert ready, seen
+        until_readable(terminal, lambda seen=seen: seen)
         seen += os.read(terminal, 4096)
     return seen
 
@@ -166,7 +165,7 @@ def test_a_signal_to_vram_reaches_the_command(machine: Machine) -> None:
     assert vram.stdout is not None
     vram.stdout.readline()
     vram.send_signal(signal.SIGTERM)
-    assert vram.wait() == 9
+    assert vram.wait(PATIENCE_S) == 9
     assert runs_on(worker)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.needs import require
 from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, SOMEBODY_ELSES, Machine, kill_both, runs_on
+from tests.patience import PATIENCE_S
 from vram.host.local import LocalHost
 from vram.model.parking import GpuShare, Parked
 from vram.reclaim.identity import identify
@@ -308,7 +309,7 @@ def test_what_another_program_parked_is_listed_and_brought_back(machine: Machine
 @pytest.mark.fault(10)
 def test_a_process_left_locked_without_an_entry_is_unlocked_by_name(machine: Machine) -> None:
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
     vram = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     kill_both(vram)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import time
@@ -24,19 +23,21 @@ from tests.parking.conftest import (
     LOCKED,
     RUNNING,
     Machine,
+    checkpoint_worker_if_any,
     checkpoint_worker_of,
     kill,
     kill_both,
     runs_on,
+    until_delivered,
     until_it_has_a_claim,
 )
+from tests.patience import PATIENCE_S, until_ended
 from tests.virtualgpu.programs import Program
 
 KILLS = int(os.environ.get("VRAM_KILLS", "10"))
-SLOW_S = 0.3
-PATIENCE_S = 60.0
-# From the claim on the target to its being settled, where each of the driver's calls takes 20 ms.
-MOVE_S = 0.06
+# From the claim on the target to its being settled, where each of the driver's calls takes SLOW_S.
+SLOW_S = 0.05
+MOVE_S = 3 * SLOW_S
 HOG = """
     cuda.start()
     cuda.alloc(139 << 30)
@@ -48,11 +49,13 @@ HOG = """
 @pytest.mark.fault(10)
 def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=SLOW_S)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
     vram = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     vram.send_signal(signal.SIGINT)
-    assert vram.wait() == 130
+    until_delivered(vram, signal.SIGINT)
+    machine.gpu.clear_faults()
+    assert vram.wait(PATIENCE_S) == 130
     assert runs_on(worker)
     assert machine.parked() == []
     intended, outcome = machine.audit()
@@ -68,11 +71,13 @@ def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
 def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, number: signal.Signals) -> None:
     """Its checkpoint worker undoes what was begun, without it."""
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=SLOW_S)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
     vram = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     vram.send_signal(number)
-    vram.wait()
+    until_delivered(vram, number)
+    machine.gpu.clear_faults()
+    vram.wait(PATIENCE_S)
     machine.until_nobody_moves(worker.pid)
     assert machine.state(worker.pid) == RUNNING
     assert runs_on(worker)
@@ -83,7 +88,7 @@ def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, numbe
 def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machine: Machine) -> None:
     """Nobody is left to undo it; the next vram does, and says so."""
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
     vram = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     kill_both(vram)
@@ -99,7 +104,7 @@ def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machin
     """Between restore and unlock the target has its memory and is paused."""
     worker = machine.worker()
     machine.vram("park", worker.pid)
-    machine.gpu.fail("cuCheckpointProcessUnlock", slow_s=60)
+    machine.gpu.fail("cuCheckpointProcessUnlock", slow_s=PATIENCE_S)
     vram = machine.start("unpark", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     kill_both(vram)
@@ -111,12 +116,12 @@ def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machin
 @pytest.mark.fault(10)
 def test_a_checkpoint_worker_that_is_killed_is_replaced_and_the_target_unlocked(machine: Machine) -> None:
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
     vram = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
-    machine.gpu.clear_faults()
     kill(checkpoint_worker_of(vram))
-    assert vram.wait() == 3
+    machine.gpu.clear_faults()
+    assert vram.wait(PATIENCE_S) == 3
     assert runs_on(worker)
     assert machine.parked() == []
 
@@ -130,9 +135,8 @@ def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
     checkpoint_worker = checkpoint_worker_of(waiting)
     until_it_has_a_claim(checkpoint_worker)
     waiting.send_signal(signal.SIGINT)
-    assert waiting.wait() == 130
-    left, _, _ = select.select([checkpoint_worker], [], [], PATIENCE_S)
-    assert left, "the checkpoint worker waits on"
+    assert waiting.wait(PATIENCE_S) == 130
+    until_ended(checkpoint_worker)
     os.close(checkpoint_worker)
     hog.kill()
     assert machine.state(worker.pid) == CHECKPOINTED
@@ -145,12 +149,12 @@ def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
 def test_a_checkpoint_worker_that_is_killed_while_it_brings_back_is_replaced(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
-    machine.gpu.fail("cuCheckpointProcessUnlock", slow_s=60)
+    machine.gpu.fail("cuCheckpointProcessUnlock", slow_s=PATIENCE_S)
     vram = machine.start("unpark", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
-    machine.gpu.clear_faults()
     kill(checkpoint_worker_of(vram))
-    assert vram.wait() == 0
+    machine.gpu.clear_faults()
+    assert vram.wait(PATIENCE_S) == 0
     assert runs_on(worker)
 
 
@@ -158,7 +162,7 @@ def test_a_checkpoint_worker_that_is_killed_while_it_brings_back_is_replaced(mac
 def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
     """Who comes second waits up to a deadline, and is told who moves the process."""
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=SLOW_S)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
     first = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     checkpoint_worker = checkpoint_worker_of(first)
@@ -166,15 +170,14 @@ def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
     (line,) = machine.parked()
     assert line["state"] == "busy"
     for words in (("park", worker.pid), ("unpark", worker.pid)):
-        began = time.monotonic()
         second = machine.vram(*words)
         assert second.returncode == 21, second.stderr
         assert f"is being moved by pid {first.pid} (" in second.stderr
         assert "(vram-checkpoint-worker), which is stopped" in second.stderr
-        assert time.monotonic() - began < 20
+    machine.gpu.clear_faults()
     signal.pidfd_send_signal(checkpoint_worker, signal.SIGCONT)
     os.close(checkpoint_worker)
-    assert first.wait() == 0
+    assert first.wait(PATIENCE_S) == 0
     assert machine.state(worker.pid) == CHECKPOINTED
 
 
@@ -182,7 +185,6 @@ def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
 def test_a_driver_that_never_returns_is_given_up_in_time(machine: Machine, call: str) -> None:
     worker = machine.worker()
     machine.gpu.fail(f"cuCheckpointProcess{call}", hang=True)
-    began = time.monotonic()
     told, checkpoint_worker = machine.api(f"""
 import json
 from vram.errors import TimedOut
@@ -199,7 +201,6 @@ with Parking(host) as parking:
         print(json.dumps([str(error), checkpoint_worker]))
 """)
     assert "did not finish" in told
-    assert time.monotonic() - began < 20
     pidfd = os.pidfd_open(checkpoint_worker)
     (line,) = machine.parked()
     assert line["state"] == "busy", "the checkpoint worker waits for the driver, and will undo what it began"
@@ -218,7 +219,7 @@ def test_random_kills_lose_nobody(machine: Machine, tally: Tally) -> None:
     rounds the journal is damaged after that. The target runs then, or is listed and comes back by name."""
     worker = machine.worker()
     for call in ("Checkpoint", "Restore", "Unlock"):
-        machine.gpu.fail(f"cuCheckpointProcess{call}", slow_s=0.02)
+        machine.gpu.fail(f"cuCheckpointProcess{call}", slow_s=SLOW_S)
     chance = random.Random(os.environ.get("VRAM_KILLS_SEED", "20"))
     # As long as a command takes here: a moment chosen in there is one in which it is at work.
     whole_s = max(timed(machine, "park", worker.pid), timed(machine, "unpark", worker.pid))
@@ -245,7 +246,7 @@ def one_kill(machine: Machine, worker: Program, chance: random.Random, whole_s: 
     if words[0] == "park" and chance.random() < 0.3:
         words = ("borrow", "139.5GiB", "--", "true")
     vram = machine.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    checkpoint_worker = checkpoint_worker_of(vram)
+    checkpoint_worker = checkpoint_worker_if_any(vram)
     victim = chance.choice(("vram", "worker", "both"))
     try:
         if chance.random() < 0.3:
@@ -256,14 +257,14 @@ def one_kill(machine: Machine, worker: Program, chance: random.Random, whole_s: 
     except subprocess.TimeoutExpired:
         yield "landed"
         yield f"{words[0]}: {victim} killed"
-    if victim == "both":
+    if victim == "both" and checkpoint_worker:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(checkpoint_worker, signal.SIGSTOP)
     if victim in ("vram", "both"):
         vram.kill()
-    if victim in ("worker", "both"):
+    if victim in ("worker", "both") and checkpoint_worker:
         kill(checkpoint_worker)
-    else:
+    elif checkpoint_worker:
         os.close(checkpoint_worker)
     vram.wait(PATIENCE_S)
     machine.until_nobody_moves(pid)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.needs import skip_without
 from tests.parking.conftest import CHECKPOINTED, Machine, runs_on
+from tests.patience import PATIENCE_S
 
 OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
@@ -46,7 +47,7 @@ def elsewhere() -> tuple[str, ...]:
 
 def vram_in(enter: tuple[str, ...], machine: Machine, *words: object) -> subprocess.CompletedProcess[str]:
     argv = [*enter, sys.executable, "-m", "vram", *map(str, words)]
-    return subprocess.run(argv, env=machine.environment(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(argv, env=machine.environment(), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_another_pid_namespace_sees_what_is_parked_and_leaves_it_alone(

@@ -12,6 +12,7 @@ import pytest
 
 from tests.needs import require, skip_without
 from tests.parking.conftest import CHECKPOINTED, FAILED, RUNNING, SOMEBODY_ELSES, Machine, runs_on
+from tests.patience import PATIENCE_S, until
 from tests.virtualgpu.programs import Program
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -218,8 +219,7 @@ def test_a_lock_that_times_out_leaves_the_process_running(machine: Machine) -> N
 
 def wait_until_inside(program: Program) -> None:
     """Come back when the program sleeps in pause(2), where a hanging call stays."""
-    while not Path(f"/proc/{program.pid}/syscall").read_text().startswith("34 "):
-        assert program.process.poll() is None
+    until(lambda: Path(f"/proc/{program.pid}/syscall").read_text().startswith("34 "))
 
 
 @pytest.mark.fault(19)
@@ -259,10 +259,10 @@ def test_unpark_can_wait_for_room(machine: Machine) -> None:
     program = machine.worker()
     machine.vram("park", program.pid)
     hog = machine.program(LARGE, NBYTES=str(139 * GIB))
-    waiting = machine.start("unpark", "--wait", "60", program.pid)
+    waiting = machine.start("unpark", "--wait", str(PATIENCE_S), program.pid)
     machine.until_somebody_moves(program.pid)
     hog.kill()
-    assert waiting.wait() == 0
+    assert waiting.wait(PATIENCE_S) == 0
     assert runs_on(program)
 
 

@@ -4,19 +4,27 @@ something do not."""
 from __future__ import annotations
 
 import os
-import select
+import pty
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.parking.conftest import CHECKPOINTED, LOCKED, Machine, checkpoint_worker_of, kill, runs_on
+from tests.parking.conftest import (
+    CHECKPOINTED,
+    LOCKED,
+    Machine,
+    checkpoint_worker_if_any,
+    checkpoint_worker_of,
+    kill,
+    opened,
+    runs_on,
+)
+from tests.patience import PATIENCE_S, until, until_ended
 
-PATIENCE_S = 30.0
 TRIES = 8
 
 
@@ -29,19 +37,9 @@ def marked(machine: Machine) -> Iterator[int]:
                 yield int(name)
 
 
-def all_end(machine: Machine, *but: int) -> bool:
-    """Whether everybody ends, but for those whom the test itself has running."""
-    deadline = time.monotonic() + PATIENCE_S
-    for pid in set(marked(machine)).difference(but):
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        ended, _, _ = select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
-        os.close(pidfd)
-        if not ended:
-            return False
-    return True
+def until_all_ended(machine: Machine, *but: int) -> None:
+    """Come back when everybody has ended, but for those whom the test itself has running."""
+    until(lambda: not set(marked(machine)).difference(but), lambda: sorted(marked(machine)))
 
 
 def pid_of(pidfd: int) -> int:
@@ -51,9 +49,14 @@ def pid_of(pidfd: int) -> int:
 
 def until_it_hangs(pidfd: int) -> None:
     """Come back when a process sleeps in pause(2), where a hanging call stays."""
-    threads = Path(f"/proc/{pid_of(pidfd)}/task")
-    while not any((thread / "syscall").read_text().startswith("34 ") for thread in threads.iterdir()):
-        time.sleep(0.001)
+    until(lambda: hangs(pid_of(pidfd)))
+
+
+def hangs(pid: int) -> bool:
+    with suppress(OSError):  # it, or a thread of it, has ended
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        return any((thread / "syscall").read_text().startswith("34 ") for thread in threads)
+    return False
 
 
 @pytest.mark.fault(3, 10)
@@ -65,11 +68,11 @@ def test_what_is_not_begun_leaves_nothing_behind(machine: Machine, call: str) ->
         assert machine.vram(*words).returncode == 2
     for _ in range(TRIES):
         vram = machine.start("park", 2**21, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        checkpoint_worker = checkpoint_worker_of(vram)
+        if checkpoint_worker := checkpoint_worker_if_any(vram):
+            os.close(checkpoint_worker)
         vram.kill()
-        vram.wait()
-        os.close(checkpoint_worker)
-    assert all_end(machine)
+        vram.wait(PATIENCE_S)
+    until_all_ended(machine)
 
 
 @pytest.mark.fault(3)
@@ -80,11 +83,11 @@ def test_a_worker_that_hangs_and_owes_nothing_ends_when_it_is_told_to(machine: M
     checkpoint_worker = checkpoint_worker_of(vram)
     until_it_hangs(checkpoint_worker)
     signal.pidfd_send_signal(checkpoint_worker, signal.SIGTERM)
-    assert select.select([checkpoint_worker], [], [], PATIENCE_S)[0]
+    until_ended(checkpoint_worker)
     os.close(checkpoint_worker)
-    assert vram.wait() == 3
+    assert vram.wait(PATIENCE_S) == 3
     assert runs_on(target)
-    assert all_end(machine, target.pid)
+    until_all_ended(machine, target.pid)
 
 
 @pytest.mark.fault(3)
@@ -102,7 +105,7 @@ with Parking(host) as parking:
     print(json.dumps(parking.find_unjournaled(strangers, deadline_s=60.0)))
 """)
     assert (found, target.pid in silent) == ([], True)
-    assert all_end(machine, target.pid)
+    until_all_ended(machine, target.pid)
     machine.gpu.clear_faults()
     assert runs_on(target)
 
@@ -110,12 +113,14 @@ with Parking(host) as parking:
 def test_a_late_answer_is_not_taken_for_the_next_one(machine: Machine) -> None:
     running, parked = machine.worker(), machine.worker()
     assert machine.vram("park", parked.pid).returncode == 0
-    machine.gpu.fail("cuCheckpointProcessGetState", slow_s=1.0, nth=1)
+    machine.gpu.fail("cuCheckpointProcessGetState", slow_s=PATIENCE_S, nth=1)
     told = machine.api(f"""
-import json
+import json, os
 from vram.host.local import LocalHost
 worker = LocalHost().checkpoint.open()
-late, next = worker.state({running.pid}, 0.1), worker.state({parked.pid}, 60.0)
+late = worker.state({running.pid}, 0.1)
+os.truncate({str(machine.gpu.folder / "faults")!r}, 0)  # now that answer comes
+next = worker.state({parked.pid}, {PATIENCE_S})
 print(json.dumps([late.status, next.state]))
 """)
     assert told == ["timeout", "parked"]
@@ -132,12 +137,12 @@ def test_a_worker_that_owes_something_ends_for_no_signal_but_kill(machine: Machi
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.pidfd_send_signal(checkpoint_worker, number)
     vram.kill()
-    vram.wait()
+    vram.wait(PATIENCE_S)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.pidfd_send_signal(checkpoint_worker, number)
     assert machine.state(target.pid) == CHECKPOINTED
     kill(os.pidfd_open(command))
-    assert select.select([checkpoint_worker], [], [], PATIENCE_S)[0]
+    until_ended(checkpoint_worker)
     os.close(checkpoint_worker)
     assert runs_on(target)
 
@@ -145,29 +150,34 @@ def test_a_worker_that_owes_something_ends_for_no_signal_but_kill(machine: Machi
 def until_it_knows(pidfd: int, *, processes: int) -> None:
     """Come back when a checkpoint worker has so many pidfds: of a target, and of who is waited for."""
     files = Path(f"/proc/{pid_of(pidfd)}/fd")
-    while sum("pidfd" in os.readlink(file) for file in files.iterdir()) < processes:
-        time.sleep(0.001)
+    until(lambda: sum("pidfd" in opened(file) for file in files.iterdir()) >= processes)
 
 
 def until_it_runs(parent: int, name: bytes) -> list[int]:
     """The children of *parent* that run *name*, as soon as there is one."""
-    while True:
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        found = [int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(name)]
-        if found:
-            return found
-        time.sleep(0.001)
+
+    def found() -> Iterator[int]:
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(name):
+                    yield int(pid)
+
+    return until(lambda: list(found()))
 
 
 @pytest.mark.fault(3)
 def test_a_park_goes_on_where_nvml_hangs_meanwhile(machine: Machine) -> None:
-    """The figures for the bar are not worth a process that is paused."""
+    """The figures for the bar, which a terminal is shown, are not worth a process that is paused."""
     target = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=0.3)
-    vram = machine.start("park", target.pid)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
+    ours, theirs = pty.openpty()
+    vram = machine.start("park", target.pid, stderr=theirs)
     machine.wait_for(target.pid, LOCKED)
     machine.gpu.fail("nvmlDeviceGetMemoryInfo_v2", hang=True)
-    assert vram.wait() == 0
+    until(lambda: any(map(hangs, marked(machine))))
     machine.gpu.clear_faults()
+    assert vram.wait(PATIENCE_S) == 0
+    os.close(theirs)
+    os.close(ours)
     assert machine.vram("unpark", target.pid).returncode == 0
     assert runs_on(target)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import select
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +13,7 @@ import pytest
 
 import vram
 from tests.needs import require_python
+from tests.patience import PATIENCE_S, until_readable
 from vram.host.local import LocalHost
 from vram.model.plan import Target
 from vram.reclaim.identity import identify
@@ -24,15 +23,6 @@ from vram.virtualgpu.demos import PROGRAMS
 SOURCES = Path(vram.__file__).parents[1]
 SUBJECT = Path(__file__).with_name("subject.py")
 CACHED = 2 * GIB
-PATIENCE_S = 60.0
-
-
-def until(reached: Callable[[], bool]) -> None:
-    """Wait for what must come, whenever it does."""
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 class Subject:
@@ -45,9 +35,7 @@ class Subject:
 
     def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        poll = select.poll()
-        poll.register(self.process.stdout, select.POLLIN)
-        assert poll.poll(PATIENCE_S * 1000), "it does not answer: it is stopped, or hangs"
+        until_readable(self.process.stdout, lambda: "it does not answer: it is stopped, or hangs")
         line = self.process.stdout.readline()
         assert line, f"it has ended: {self.process.wait()}"
         heard: dict[str, Any] = json.loads(line)
@@ -115,7 +103,7 @@ class World:
             env={**self.environment, **environment},
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PATIENCE_S,
         )
 
     def trim(self, pid: int, *words: str) -> dict[str, Any]:

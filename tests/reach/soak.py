@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import random
-import select
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.interpreters import interpreter
+from tests.patience import PATIENCE_S, until_readable
 from vram.errors import Refused
 from vram.host.local import LocalHost
 from vram.reach import injection, remote_exec
@@ -39,8 +39,6 @@ WORKING = ("busy", "importing", "collecting", "in-c", "deep", "forking", "ringin
 RESTING = ("read", "select", "poll", "asyncio", "sleep", "child")
 LOCKED = ("event", "timed", "short", "queue", "join")
 STATES = (*WORKING, *RESTING, *LOCKED)
-DEADLINE_S = 60.0
-PATIENCE_S = 60.0
 MEASURE = PayloadRequest("trim", {"verb": "measure", "tracebacks": False})
 
 
@@ -72,12 +70,9 @@ class TargetProgram:
     def python(self) -> PythonProcess:
         return examine(identify(LocalHost(), self.pid))
 
-    def hear(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        poll = select.poll()
-        poll.register(self.process.stdout, select.POLLIN)
-        if not poll.poll(patience_s * 1000):
-            raise AssertionError(f"pid {self.pid} does not answer: it is stopped, or hangs")
+        until_readable(self.process.stdout, lambda: f"pid {self.pid} is stopped, or hangs")
         line = self.process.stdout.readline()
         if not line:
             raise AssertionError(f"pid {self.pid} has ended: {self.process.wait()}")
@@ -104,7 +99,7 @@ def injectors_for(version: str) -> tuple[Injector, ...]:
 
 
 def run_once(
-    process: PythonProcess, deadline_s: float = DEADLINE_S, injector: Injector = injection
+    process: PythonProcess, deadline_s: float = PATIENCE_S, injector: Injector = injection
 ) -> RawAnswer:
     raw = injector.run(process, MEASURE, deadline_s)
     require_done(process.pid, raw.body)
@@ -187,7 +182,7 @@ def run_together(program: TargetProgram, runs: int, chance: random.Random) -> in
 
     with ThreadPoolExecutor(10) as pool:
         for _ in range(0, runs, 10):
-            deadlines = [chance.choice((0.05, 0.2, 0.8, DEADLINE_S)) for _ in range(10)]
+            deadlines = [chance.choice((0.05, 0.2, 0.8, PATIENCE_S)) for _ in range(10)]
             begun = [pool.submit(run, chance.uniform(0, 0.3), deadline_s) for deadline_s in deadlines]
             time.sleep(chance.uniform(0, 0.6))
             program.ask()

@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs
+from tests.patience import PATIENCE_S, must_end
 from tests.reach.conftest import CACHED, SUBJECT, World, by_name, released, target_of
 from vram.errors import NotReachable, TimedOut
 from vram.payloads import agent
@@ -62,7 +62,7 @@ def test_a_program_is_let_in_without_being_changed(world: World) -> None:
 def test_measuring_releases_nothing(world: World) -> None:
     subject = world.subject("reading", "agent")
     for _ in range(2):
-        answer = ask_trim(target_of(subject.pid), "measure", 30.0).answer
+        answer = ask_trim(target_of(subject.pid), "measure", PATIENCE_S).answer
         assert answer.reclaimable_bytes >= CACHED
         assert answer.returned_bytes == 0
 
@@ -86,7 +86,7 @@ def test_only_its_own_user_can_even_see_the_socket(world: World) -> None:
 
 def test_it_keeps_nobody_from_ending_and_leaves_no_socket(world: World) -> None:
     process = world.popen([sys.executable, "-c", "import vram; print(vram.agent())"])
-    told, _ = process.communicate(timeout=60)
+    told, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert told.decode().startswith(str(world.runtime))
     assert not Path(told.decode().strip()).exists()
@@ -107,13 +107,13 @@ def test_what_comes_over_the_socket_is_never_run(world: World) -> None:
     target = target_of(subject.pid)
     for number, line in enumerate(BAD_REQUESTS, 1):
         with socket.socket(socket.AF_UNIX) as connection, address(socket_of(world, subject.pid)) as place:
-            connection.settimeout(60)
+            connection.settimeout(PATIENCE_S)
             connection.connect(place)
             connection.sendall(line)
             with suppress(ConnectionResetError):  # it hung up before it had read everything
                 assert connection.recv(1) == b"", line
         assert subject.ask()["alive"] == number, line
-        answer = ask_trim(target, "measure", 30.0, via="agent").answer
+        answer = ask_trim(target, "measure", PATIENCE_S, via="agent").answer
         assert answer.reclaimable_bytes >= CACHED, line
     assert released(world.trim(subject.pid)) >= CACHED
 
@@ -128,7 +128,7 @@ def test_whoever_gave_up_gets_nothing_done(world: World) -> None:
         connection.connect(place)
         connection.sendall(b'{"payload": "trim", "request": {"verb": "trim"}}\n')
     subject.process.send_signal(signal.SIGCONT)
-    assert ask_trim(target_of(subject.pid), "measure", 30.0).answer.reclaimable_bytes >= CACHED
+    assert ask_trim(target_of(subject.pid), "measure", PATIENCE_S).answer.reclaimable_bytes >= CACHED
 
 
 @pytest.mark.fault(28)
@@ -140,7 +140,7 @@ def test_an_impostor_on_the_socket_is_not_believed(world: World) -> None:
         impostor.bind(place)
         impostor.listen()
         with pytest.raises(NotReachable, match="another process"):
-            ask_trim(target_of(subject.pid), "trim", 30.0, via="agent")
+            ask_trim(target_of(subject.pid), "trim", PATIENCE_S, via="agent")
 
 
 def test_a_dead_programs_socket_leads_nowhere(world: World) -> None:
@@ -156,8 +156,8 @@ def test_a_dead_programs_socket_leads_nowhere(world: World) -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         with pytest.raises(NotReachable, match=r"vram\.agent"):
-            ask_trim(target_of(child), "measure", 30.0, via="agent")
-        assert ask_trim(target_of(process.pid), "measure", 30.0).via == "agent"
+            ask_trim(target_of(child), "measure", PATIENCE_S, via="agent")
+        assert ask_trim(target_of(process.pid), "measure", PATIENCE_S).via == "agent"
     finally:
         process.communicate()
 
@@ -169,7 +169,11 @@ class TestFolder:
     def start(self, world: World) -> subprocess.CompletedProcess[str]:
         code = "import vram; vram.agent()"
         return subprocess.run(
-            [sys.executable, "-c", code], env=world.environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code],
+            env=world.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
 
     def test_open_to_others(self, world: World) -> None:
@@ -207,7 +211,7 @@ def test_a_deep_home_is_no_obstacle(world: World, monkeypatch: pytest.MonkeyPatc
     world.environment["XDG_RUNTIME_DIR"] = str(deep)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     subject = world.subject("reading", "agent")
-    assert ask_trim(target_of(subject.pid), "measure", 30.0).via == "agent"
+    assert ask_trim(target_of(subject.pid), "measure", PATIENCE_S).via == "agent"
 
 
 def test_without_a_runtime_folder_the_state_folder_serves(
@@ -256,9 +260,8 @@ ANSWERS = {
     "a long failure": 'send(b\'{"status": "x", "notes": ["\' + b\'x\' * (4 << 20) + b\'"]}\\n\')',
     "without end": "while True: send(b' ' * (1 << 20))",
     "a little now and then": "while True: send(b' '); time.sleep(0.05)",
-    "silence": "time.sleep(2)",
+    "silence": "time.sleep(1000)",
 }
-DEADLINE_S = 0.5
 
 
 @contextmanager
@@ -274,22 +277,19 @@ def impostor(world: World, *lines: str) -> Iterator[int]:
 
 
 def test_whatever_an_agent_says_is_a_refusal_within_the_deadline(world: World) -> None:
+    """Only the deadline ends the last three."""
     with impostor(world, *ANSWERS.values()) as pid:
         target = target_of(pid)
         for answer in ANSWERS:
-            began = time.monotonic()
-            with pytest.raises((NotReachable, TimedOut)) as refused:
-                ask_trim(target, "measure", DEADLINE_S, via="agent")
-            assert time.monotonic() - began < DEADLINE_S + 1.0, answer
+            with must_end(), pytest.raises((NotReachable, TimedOut)) as refused:
+                ask_trim(target, "measure", 0.5, via="agent")
             assert len(str(refused.value)) < 1000, answer
 
 
 def test_why_deep_says_that_it_was_not_told(world: World) -> None:
     with impostor(world, *[ANSWERS["a little now and then"], ANSWERS["deep"]] * 3) as pid:
         for _ in range(2):
-            began = time.monotonic()
-            done = world.vram("why", "--deep", "--deadline", "1")
-            assert time.monotonic() - began < 30
+            done = world.vram("why", "--deep", "--deadline", "5")
             assert str(pid) in done.stdout
             assert "Traceback" not in done.stderr
             assert "not split into live and cached" in " ".join(done.stdout.split())

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs
+from tests.patience import PATIENCE_S, until, until_readable
 from tests.reach.conftest import SOURCES
 
 KILLS = int(os.environ.get("VRAM_KILLS", "30"))
@@ -43,7 +44,7 @@ def ask(pid):
     assert may_fork() and target.uid == 65534
     print(os.getpid(), flush=True)
     try:
-        answer = ask_trim(target, "measure", 30.0)
+        answer = ask_trim(target, "measure", float(sys.argv[1]))
         print(answer.via, answer.answer.status, flush=True)
     except VramError as error:
         print(type(error).__name__, error.exit_code.value, bool(error.hint), error, flush=True)
@@ -113,37 +114,36 @@ class Askers:
 def askers() -> Iterator[Askers]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    argv = [sys.executable, "-c", ASKERS]
+    argv = [sys.executable, "-c", ASKERS, str(PATIENCE_S)]
     with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL, **pipes) as process:  # type: ignore[call-overload]
         yield Askers(process)
         process.kill()
 
 
-def goes_on(target: subprocess.Popen[str]) -> bool:
-    """Whether it answers, with no thread of ours left in it."""
+def until_it_is_alone(target: subprocess.Popen[str]) -> None:
+    """Come back when it answers with no thread of ours left in it."""
+    until(lambda: _threads(target) == 1, lambda: f"{_threads(target)} threads")
+
+
+def _threads(target: subprocess.Popen[str]) -> int:
     assert target.stdin is not None
     assert target.stdout is not None
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        target.stdin.write("\n")
-        target.stdin.flush()
-        if target.stdout.readline() == "1\n":
-            return True
-        time.sleep(0.01)
-    return False
+    target.stdin.write("\n")
+    target.stdin.flush()
+    until_readable(target.stdout, lambda: "it does not answer: it is stopped, or hangs")
+    return int(target.stdout.readline())
 
 
 def test_it_answers(target: subprocess.Popen[str], askers: Askers) -> None:
     askers.start(target.pid)
     assert askers.end() in ("ptrace done\n", "remote-exec done\n")
-    assert goes_on(target)
+    until_it_is_alone(target)
 
 
 def test_a_refusal_keeps_its_kind_words_and_hint(askers: Askers) -> None:
-    code = f"{BE_NOBODY}; os.execv('/bin/sleep', ['sleep', '60'])"
+    code = f"{BE_NOBODY}; os.execv('/bin/sleep', ['sleep', '1000'])"
     with subprocess.Popen([sys.executable, "-c", code]) as sleeping:
-        while Path(f"/proc/{sleeping.pid}/comm").read_text() != "sleep\n":
-            time.sleep(0.01)
+        until(lambda: Path(f"/proc/{sleeping.pid}/comm").read_text() == "sleep\n")
         askers.start(sleeping.pid)
         said = askers.end()
         sleeping.kill()
@@ -160,5 +160,5 @@ def test_killed_at_any_moment_it_leaves_the_target_as_it_was(
         time.sleep(chance.uniform(0.0, 0.06))
         os.kill(asker, chance.choice((signal.SIGKILL, signal.SIGINT, signal.SIGTERM)))
         askers.end()
-        assert goes_on(target)
+        until_it_is_alone(target)
         assert "TracerPid:\t0" in Path(f"/proc/{target.pid}/status").read_text()

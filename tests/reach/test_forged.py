@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, must_end
 from tests.reach.conftest import target_of
 from tests.reach.soak import MEASURE
 from vram.errors import Refused
@@ -21,7 +21,6 @@ from vram.reach.ptrace import TargetMemory, UnsafeToAttach, while_stopped
 from vram.reach.python_process import PythonProcess, examine
 
 TRIES = 2000
-PATIENCE_S = 60.0
 # What a field is replaced by: the ends of every range, and small steps off the right value.
 EXTREMES = (0, 1, 7, 8, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
@@ -98,15 +97,14 @@ def test_headers_and_symbol_tables(python: PythonProcess, copied: Copied) -> Non
         *((tables[0x6FFFFEF5] + at, 4) for at in (0, 4, 8, 12)),
     ]
     chance = random.Random(10)
-    began, found = time.monotonic(), 0
+    found = 0
     for _ in range(TRIES):
         copied.replaced.clear()
         for address, nbytes in chance.sample(places, chance.randint(1, 3)):
             copied.forge(address, forged(chance, nbytes))
-        with suppress(UnsafeToAttach):
+        with suppress(UnsafeToAttach), must_end():
             found += ElfImage(copied, sound.parts).symbol("_PyRuntime") == runtime
     assert 0 < found < TRIES
-    assert time.monotonic() - began < PATIENCE_S
     assert copied.nbytes < TRIES << 20
 
 
@@ -169,7 +167,7 @@ def test_other_versions_are_refused_by_name(
 
 
 def test_call_frame_tables(python: PythonProcess, copied: Copied) -> None:
-    """Forged, they tell nothing, or something else; they cost neither time nor memory."""
+    """Forged, they tell nothing, or something else, and nobody reads them for ever."""
     lines = elf.mappings(python.pid)
     libc = next(each for each in elf.images(copied, lines) if "/libc.so" in each.path)
     header = libc.unwind_header()
@@ -185,14 +183,12 @@ def test_call_frame_tables(python: PythonProcess, copied: Copied) -> None:
     near = [header + each[1] for each in entries if abs(header + each[0] - registers["rip"]) < 4096]
     places = [header, header + 4, header + 8, *(at + step for at in near for step in range(0, 40, 4))]
     chance = random.Random(4)
-    began = time.monotonic()
     for _ in range(200):
         copied.replaced.clear()
         for address in chance.sample(places, 2):
             copied.forge(address, forged(chance, 4))
-        with suppress(UnsafeToAttach):
+        with suppress(UnsafeToAttach), must_end():
             elf.Unwinder(copied, [libc]).caller(registers)
-    assert time.monotonic() - began < PATIENCE_S
 
 
 SCRAMBLED = """
@@ -212,7 +208,7 @@ os._exit(0)
 def test_a_process_that_forges_its_own_table(
     python314: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Refused or answered, by both injectors, within the deadline; the process goes on."""
+    """Refused or answered by both injectors, also where only their deadline ends it; the process goes on."""
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     process = subprocess.Popen(
@@ -223,12 +219,10 @@ def test_a_process_that_forges_its_own_table(
         assert process.stdout.read(1) == b"1"
         found = examine(target_of(process.pid))
         for injector in (remote_exec, injection):
-            began = time.monotonic()
-            with suppress(Refused):
+            with suppress(Refused), must_end():
                 injector.unavailable_reason(found)
-            with suppress(Refused):
+            with suppress(Refused), must_end():
                 injector.run(found, MEASURE, 1.0)
-            assert time.monotonic() - began < 4.0
     finally:
         process.communicate(b"\n", timeout=PATIENCE_S)
     assert process.returncode == 0

@@ -20,8 +20,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.needs import needs, require, require_python, skip_without
+from tests.patience import PATIENCE_S, until
 from tests.reach import soak
-from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
+from tests.reach.conftest import CACHED, World, released, target_of
 from tests.reach.soak import (
     LOCKED,
     RESTING,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.needs import needs, skip_without
-from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of
+from tests.patience import PATIENCE_S
+from tests.reach.conftest import CACHED, World, released, target_of
 from vram.errors import TimedOut
 from vram.reach import jupyter
 from vram.reach.injectors import ask_trim

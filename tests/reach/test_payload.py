@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.needs import require
+from tests.patience import PATIENCE_S
 from tests.reach.conftest import SOURCES, World
 from vram.payloads import delivery
 from vram.reach import payload
@@ -44,7 +45,7 @@ def run(world: World, tmp_path: Path, program: str, verb: str = "trim") -> dict[
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

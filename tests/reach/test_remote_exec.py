@@ -16,7 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.needs import needs, require
-from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
+from tests.patience import PATIENCE_S, until
+from tests.reach.conftest import CACHED, World, released, target_of
 from tests.reach.soak import TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import NotReachable, TimedOut
 from vram.reach import remote_exec
@@ -142,7 +143,7 @@ def test_who_disabled_it_is_left_alone(world: World, python314: str, how: str, v
     options = ["-X", "disable-remote-debug"] if how == "option" else []
     subject = world.subject("computing", python=python314, options=options, **environment)
     with pytest.raises(NotReachable, match="disabled"):
-        ask_trim(target_of(subject.pid), "trim", 30.0, via=via)
+        ask_trim(target_of(subject.pid), "trim", PATIENCE_S, via=via)
     assert subject.ask()["alive"] == 1
 
 
@@ -189,7 +190,7 @@ def test_one_that_begins_another_program_meanwhile(python314: str) -> None:
             process.stdin.flush()
             assert process.stdout.readline() == b"2\n"
             with pytest.raises(remote_exec.TargetEnded):
-                interface.request("/nowhere", time.monotonic() + 1)
+                interface.request("/nowhere", time.monotonic() + PATIENCE_S)
     finally:
         told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
     assert (told, process.returncode) == (b"well\n", 0)

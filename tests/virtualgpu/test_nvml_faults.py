@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.virtualgpu.conftest import PREAMBLE, ask
 from vram.errors import UsageError
 from vram.virtualgpu import VirtualGpu, faults
@@ -80,6 +81,17 @@ def test_a_slow_call_answers_in_the_end(virtual_gpu: VirtualGpu) -> None:
         "import time; began = time.monotonic()",
     )
     assert took == [1, True]
+
+
+def test_a_slow_call_goes_on_when_the_faults_are_cleared(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGetCount*", slow_s=1e6)
+    program = f"{PREAMBLE}\nprint('calling', flush=True)\nprint(n.nvmlDeviceGetCount())"
+    argv = [sys.executable, "-c", program]
+    with virtual_gpu.popen(argv, stdout=subprocess.PIPE, text=True) as slow:
+        assert slow.stdout is not None
+        assert slow.stdout.readline() == "calling\n"
+        virtual_gpu.clear_faults()
+        assert slow.communicate(timeout=PATIENCE_S)[0] == "1\n"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@
  * <function> is a shell pattern on the exported name ("nvmlDeviceGet*", "cuMemAlloc*").
  * `after=3` means from the third matching call on, `nth=5` the fifth only; calls are
  * counted per process and per line, anew when the file changes. `slow` waits and then
- * goes on, alone or before an error; `hang` never returns. `sentinel` asks for the value
- * that means "not available". `halfway` lets a checkpoint or restore begin and then fail.
+ * goes on, alone or before an error, and sooner when the file is emptied; `hang` never
+ * returns. `sentinel` asks for the value that means "not available". `halfway` lets a checkpoint or restore begin and then fail.
  * `value` is what cuCheckpointProcessGetState returns as the state of any process.
  * `sticky` breaks the calling thread's context: this call and all later ones in it fail.
  * A <function> that begins with "step." names no call but steps inside of calls: "step.range nth=2 error=2"
@@ -33,7 +33,8 @@
 #include <unistd.h>
 
 #define MAX_RULES 128
-#define LONGEST_S 1e9 /* a double beyond what time_t holds must not be converted */
+#define LONGEST_S 1e9
+#define LONGEST_STEP_S 0.01
 
 struct rule {
     char function[96];
@@ -165,10 +166,28 @@ bool store_step_fails(const char *step) {
     return fails;
 }
 
+static bool file_has_lines(void) {
+    char path[PATH_MAX];
+    struct stat now;
+    if (!store_folder()) return false;
+    snprintf(path, sizeof path, "%s/faults", store_folder());
+    return stat(path, &now) == 0 && now.st_size > 0;
+}
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
 static void wait_s(double seconds) {
-    if (!(seconds < LONGEST_S)) seconds = LONGEST_S;
-    struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    while (nanosleep(&left, &left) != 0) continue;
+    bool can_be_cleared = file_has_lines();
+    double end_s = now_s() + (seconds < LONGEST_S ? seconds : LONGEST_S);
+    for (double left_s; (left_s = end_s - now_s()) > 0;) {
+        struct timespec step = {0, (long)((left_s < LONGEST_STEP_S ? left_s : LONGEST_STEP_S) * 1e9)};
+        nanosleep(&step, NULL);
+        if (can_be_cleared && !file_has_lines()) return;
+    }
 }
 
 struct store_fault store_fault(const char *function, int gpu) {

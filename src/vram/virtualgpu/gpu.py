@@ -169,7 +169,7 @@ class VirtualGpu:
         return (self.folder / "faults").read_text().splitlines()
 
     def clear_faults(self) -> None:
-        """Let every call work again; those that hang go on hanging."""
+        """Let every call work again; slow ones go on at once, those that hang go on hanging."""
         self._write_faults([])
 
     def _write_faults(self, lines: Sequence[str]) -> None:
