@@ -8,18 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fleet.conftest import ROOT, RayFleet, vram_fleet
+from tests.fleet.conftest import ROOT, RayFleet, in_time, vram_fleet
 from tests.fleet.snapshots import haunted, write
 from tests.needs import require
 from vram.units import GIB
 
 GUIDE = ROOT / "docs" / "guides" / "fleet.md"
-# For a busy machine: what hangs costs so long, and no work.
-DEADLINE = ("--deadline", "40")
 
 
 def test_every_node_is_asked_and_what_is_wrong_with_one_is_a_line(ray_fleet: RayFleet) -> None:
-    run = vram_fleet("--ray", ray_fleet.address, "--json", *DEADLINE)
+    run = in_time("--ray", ray_fleet.address, of=["healthy", "ghostly", "newer"])
     assert run.status == 3, run.errors
     assert run.errors == ""
     states = {name: (node["state"], node["code"]) for name, node in run.nodes.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.conftest import vram_fleet
+from tests.fleet.conftest import in_time, vram_fleet
 from tests.fleet.sshd import SshCluster
 from vram.errors import BadInput, UsageError
 from vram.fleet.transports.ssh import SshNodes, host_list
@@ -40,9 +40,7 @@ def test_hosts_that_answer_are_read_and_the_others_are_lines(ssh_cluster: SshClu
 
 
 def test_hosts_that_hang_cost_their_deadline_and_nobody_else(ssh_cluster: SshCluster) -> None:
-    run = vram_fleet(
-        "--hosts", "hangs,silent,good", "--ssh-config", ssh_cluster.config, "--json", "--deadline", "25"
-    )
+    run = in_time("--hosts", "hangs,silent,good", "--ssh-config", ssh_cluster.config, of=["good"])
     assert run.status == 3
     states = {name: (node["state"], node["code"]) for name, node in run.nodes.items()}
     assert states["good"] == ("ok", None)
