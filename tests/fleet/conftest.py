@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -103,7 +104,9 @@ def ray_fleet(tmp_path_factory: pytest.TempPathFactory, native_libraries: Path) 
 
     folder = tmp_path_factory.mktemp("ray")
     gate = sshd.Gate(folder / "gate")
-    with ExitStack() as cleanup:
+    with ExitStack() as cleanup, pytest.MonkeyPatch.context() as patched:
+        # Not /tmp/ray, which may be another user's. The paths of its sockets must be short.
+        patched.setenv("RAY_TMPDIR", cleanup.enter_context(TemporaryDirectory(prefix="ray-", dir="/tmp")))
         gpus = {
             name: cleanup.enter_context(VirtualGpu.create(gpus=2))
             for name in ("healthy", "ghostly", "newer", "stuck")

@@ -10,7 +10,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -260,10 +259,12 @@ def test_what_is_compressed_otherwise_is_told_with_the_command_for_it(
     assert command in answer.err
 
 
-def test_a_file_that_is_no_text_is_called_so(vram: Run) -> None:
-    answer = vram("oom", sys.executable)
+def test_a_file_that_is_no_text_is_called_so(vram: Run, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(range(256)) * 1000)
+    answer = vram("oom", str(program))
     assert answer.code == 9
-    assert f"{sys.executable} is not text" in answer.err
+    assert f"{program} is not text" in answer.err
 
 
 def test_a_pipe_that_never_ends_is_told_and_stopped_without_loss() -> None:

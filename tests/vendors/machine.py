@@ -89,9 +89,11 @@ class Machine:
         group: int | None = None,
         session: int | None = None,
         state: str = "S",
-        uid: int = 0,
+        uid: int | None = None,
         executable: str = "/usr/bin/python3",
     ) -> int:
+        """A process of the user *uid*: of the one who looks, unless said otherwise."""
+        uid = os.getuid() if uid is None else uid
         folder = self.proc / str(pid)
         (folder / "fd").mkdir(parents=True)
         (folder / "fdinfo").mkdir()

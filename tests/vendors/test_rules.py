@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from msgspec.structs import replace
 
 from tests.vendors.conftest import ledger_of, take
@@ -67,8 +69,10 @@ def test_the_kernel_log_is_searched_for_the_gpus_own_driver(machine: Machine) ->
         if "dmesg" in remedy.command
     ]
     log = "sudo dmesg --ctime | grep -iE"
+    # Who does not see all processes is told to look as root before that.
+    dead = [("VR105", (0,), f"{log} 'amdgpu|kfd'", False)] if os.geteuid() == 0 else []
     assert sorted(told) == [
-        ("VR105", (0,), f"{log} 'amdgpu|kfd'", False),
+        *dead,
         ("VR202", (0,), f"{log} 'amdgpu|kfd'", False),
         ("VR202", (1,), rf"{log} '\bxe\b'", False),
     ]

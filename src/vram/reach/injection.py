@@ -265,6 +265,8 @@ class Injection:
         """The id and registers of Python's main thread; raises where the process is not the one expected."""
         if identity(self._pid) != self._about:
             raise TargetEnded("it started another program or changed its user in the meantime")
+        # The same program once more, at the same addresses, would look like the one that was read.
+        self._memory.require_same_program()
         self.python.require_usable()
         self.python.find_main_thread()
         for tid in sorted(threads.ids(), key=lambda each: each != self._pid):

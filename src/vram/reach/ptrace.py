@@ -132,7 +132,7 @@ class TargetMemory:
             raise UnsafeToAttach(f"its memory at {address:#x} is not as expected")
         buffer = ctypes.create_string_buffer(nbytes)
         if self._copied(self._read, buffer, address, nbytes) != nbytes:
-            self._require_same_program()
+            self.require_same_program()
             raise UnsafeToAttach(f"its memory at {address:#x} cannot be read")
         return buffer.raw
 
@@ -143,7 +143,7 @@ class TargetMemory:
         return int.from_bytes(self.read(address, 4), "little", signed=True)
 
     def write(self, address: int, data: bytes) -> None:
-        self._require_same_program()
+        self.require_same_program()
         buffer = ctypes.create_string_buffer(data, len(data))
         if self._copied(self._write, buffer, address, len(data)) != len(data):
             raise UnsafeToAttach(f"its memory at {address:#x} cannot be written")
@@ -155,7 +155,7 @@ class TargetMemory:
         copied: int = call(self._pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
         return copied
 
-    def _require_same_program(self) -> None:
+    def require_same_program(self) -> None:
         """Nothing is mapped at address 0: the file answers with an error, or with its end after an exec."""
         try:
             is_gone = not os.pread(self._file, 1, 0)
