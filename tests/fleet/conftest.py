@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.fleet import sshd
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import FORK, DemoProgram
 
@@ -39,7 +40,7 @@ def vram_fleet(*words: object, width: int = 80, **environment: str) -> FleetRun:
         env={**os.environ, "COLUMNS": str(width), "NO_COLOR": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     return FleetRun(done.returncode, done.stdout, done.stderr)
 
