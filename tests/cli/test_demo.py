@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import until_ended
 from vram.virtualgpu.demos import DEMOS
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
@@ -150,7 +150,10 @@ def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, tmp_p
     process.communicate()
     assert process.returncode == 128 + number
     assert not any(folder.exists() for folder in folders)
-    assert all(map(has_ended, pidfds))
+    for pidfd in pidfds:
+        # What an interrupted `vram why` had started ends of itself, a moment after it.
+        until_ended(pidfd)
+        os.close(pidfd)
 
 
 def marked(mark: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -161,10 +164,3 @@ def marked(mark: Path) -> Iterator[tuple[int, dict[str, str]]]:
             environment = dict(line.partition("=")[::2] for line in lines)
             if environment.get("MARK") == str(mark):
                 yield int(folder.name), environment
-
-
-def has_ended(pidfd: int) -> bool:
-    """Wait for it: what an interrupted `vram why` had started ends of itself, a moment after it."""
-    ended = bool(select.select([pidfd], [], [], 30)[0])
-    os.close(pidfd)
-    return ended

@@ -15,6 +15,7 @@ from jsonschema import validate
 
 from tests.cli.conftest import Run
 from tests.cli.trace_programs import LEAKY
+from tests.patience import PATIENCE_S
 from tests.trace.writer import TraceFile
 from vram.errors import ExitCode
 from vram.report.schema import shipped
@@ -54,7 +55,7 @@ def recorded(folder: Path, least: int) -> Recorded:
             "VRAM_TRACE_OUTPUT": str(folder / "trace"),
         }
         argv = [sys.executable, str(program), str(least)]
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     (part,) = folder.glob("trace.*.part")
     return Recorded(str(part.rename(folder / "leaky.vram")), int(done.stdout))
@@ -196,7 +197,7 @@ def test_without_pyarrow_a_sentence(trace: str, tmp_path: Path) -> None:
     (tmp_path / "pyarrow.py").write_text("raise ImportError('hidden')\n")
     argv = [sys.executable, "-m", "vram", "report", trace, "--export", "parquet", "-o", str(tmp_path / "x")]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == ExitCode.USAGE
     assert "writing Parquet needs pyarrow, which is not installed" in done.stderr
     assert "pip install 'vram[parquet]'" in done.stderr

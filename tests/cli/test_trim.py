@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import require
+from tests.patience import PATIENCE_S
 from tests.reach.conftest import CACHED, World
 from tests.reach.conftest import world as world  # the fixture
 
@@ -87,7 +88,7 @@ def test_no_python(world: World, tmp_path: Path) -> None:
             assert code == 14
             assert "is not a Python process (holder)" in said
     finally:
-        holder.communicate(b"\n", timeout=60)
+        holder.communicate(b"\n", timeout=PATIENCE_S)
 
 
 def test_stopped(world: World) -> None:

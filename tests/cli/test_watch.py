@@ -24,6 +24,7 @@ import pytest
 from jsonschema import validate
 
 from tests.cli.conftest import PROGRAM, Run
+from tests.patience import PATIENCE_S, until, until_ended, until_gone, until_readable
 from tests.virtualgpu.conftest import HOLDER as HOLDING
 from tests.virtualgpu.conftest import Hold
 from tests.virtualgpu.conftest import hold as hold  # a fixture
@@ -34,7 +35,6 @@ from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
-PATIENCE_S = 90.0
 HOLDER = """
     cuda.start()
     held = [cuda.alloc(512 * MIB)]
@@ -58,10 +58,8 @@ class Watch:
     def line(self) -> str:
         """The next line; fails where none comes, and where the watch has ended."""
         assert self.process.stdout is not None
-        until = time.monotonic() + PATIENCE_S
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))
-            assert ready, "no line came"
+            until_readable(self.process.stdout, lambda: self._unread)
             part = os.read(self.process.stdout.fileno(), 65536)
             assert part, f"it ended: {self.process.communicate()}"
             self._unread += part
@@ -371,7 +369,7 @@ def test_what_a_process_calls_itself_steers_nothing(
     hostile.communicate()
     assert " ended " in text.line_with(" ended ")
     received = tmp_path / "seen.json"
-    _wait_until(lambda: received.exists() and len(received.read_text().splitlines()) >= 2)
+    until(lambda: received.exists() and len(received.read_text().splitlines()) >= 2)
     commands = seen.read_text().splitlines()
     assert commands[0] == commands[1]
     assert "$(touch owned)" in commands[0]
@@ -379,13 +377,6 @@ def test_what_a_process_calls_itself_steers_nothing(
     events = [json.loads(line)["event"] for line in received.read_text().splitlines()]
     assert (events[0], "ended" in events) == ("started", True)
     assert not (tmp_path / "owned").exists()
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 # ---- hooks ----
@@ -416,9 +407,10 @@ class Hook:
 
     def calls(self, count: int) -> list[Any]:
         def lines() -> list[str]:
-            return self.seen.read_text().splitlines() if self.seen.exists() else []
+            # What comes after the last newline is still being written.
+            return self.seen.read_text().rpartition("\n")[0].splitlines() if self.seen.exists() else []
 
-        _wait_until(lambda: len(lines()) >= count)
+        until(lambda: len(lines()) >= count)
         return [json.loads(line) for line in lines()]
 
 
@@ -473,28 +465,20 @@ def test_a_failing_hook_is_reported_and_the_watch_goes_on(
 def test_a_hook_that_hangs_is_ended_with_all_that_it_started(
     watch: Start, virtual_gpu: VirtualGpu, holder: Program, tmp_path: Path
 ) -> None:
-    rest = """
-import signal, subprocess, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open({path!r}, "w").write(str(child.pid) + "\\n")
-time.sleep(600)
-"""
     pid_file = tmp_path / "pid"
-    hook = Hook(tmp_path, rest.format(path=str(pid_file)))
+    # A shell: it must have started its child before it is ended.
+    script = f"trap '' TERM; sleep 600 & echo $! >{shlex.quote(str(pid_file))}; wait"
+    hook = shlex.join(["sh", "-c", script])
     watching = watched_json(
-        watch, virtual_gpu, "--exec", hook.word, "--exec-timeout", "1", "--events", "ended", "--count", "1"
+        watch, virtual_gpu, "--exec", hook, "--exec-timeout", "3", "--events", "ended", "--count", "1"
     )
     # Reading goes on while the hook hangs; after the last change its end is waited for.
     holder.kill()
     assert watching.record()["event"] == "ended"
-    _wait_until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
-    descendant = os.pidfd_open(int(pid_file.read_text()))
     _, err = watching.process.communicate(timeout=PATIENCE_S)
     assert watching.process.returncode == 0
-    assert b"took longer than 1 s on 'ended'" in err
-    assert select.select([descendant], [], [], PATIENCE_S)[0], "the hook's child was left behind"
-    os.close(descendant)
+    assert b"took longer than 3 s on 'ended'" in err
+    until_gone(int(pid_file.read_text()))
 
 
 def test_the_watch_reads_on_while_a_hook_hangs(
@@ -511,7 +495,7 @@ def test_the_watch_reads_on_while_a_hook_hangs(
     code, _, err = watching.end(signal.SIGTERM)
     assert code == 143
     assert "since the watch ends: 1 change\n" in err
-    assert select.select([running], [], [], PATIENCE_S)[0], "the hook was left behind"
+    until_ended(running)
     os.close(running)
     assert len(hook.calls(1)) == 1
 
@@ -535,7 +519,7 @@ os.unlink({str(lock)!r})
     seen = [watching.until("ended")["pid"] for _ in holders]
     assert len(set(seen)) == 4
     hook.calls(8)
-    _wait_until(lambda: not lock.exists())
+    until(lambda: not lock.exists())
     assert "failed" not in watching.end()[2]
 
 
@@ -544,7 +528,8 @@ def test_more_changes_than_a_hook_handles_are_counted(tmp_path: Path) -> None:
 from vram.cli import hooks
 from vram.model.change import Change
 hooks.MOST_WAITING = 3
-running = hooks.Hooks([{sys.executable!r}, "-c", "import sys; sys.stdin.read(); open('go').read()"], 30)
+command = [{sys.executable!r}, "-c", "import sys; sys.stdin.read(); open('go').read()"]
+running = hooks.Hooks(command, {PATIENCE_S})
 for number in range(10):
     running.add(Change(at="", event="freed", nbytes=number))
     running.step()
@@ -557,11 +542,14 @@ running.close()
 """
     os.mkfifo(tmp_path / "go")
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE)
-    _wait_until((tmp_path / "go.ready").exists)
-    while process.poll() is None:  # each of the four opens the FIFO once
-        with suppress(OSError):
+    until((tmp_path / "go.ready").exists)
+
+    def has_ended_with_one_more() -> bool:
+        with suppress(OSError):  # each of the four opens the FIFO once
             os.close(os.open(tmp_path / "go", os.O_WRONLY | os.O_NONBLOCK))
-        time.sleep(0.005)
+        return process.poll() is not None
+
+    until(has_ended_with_one_more)
     assert process.stderr is not None
     told = process.stderr.read().decode()
     process.stderr.close()
@@ -664,7 +652,7 @@ def test_killed_at_any_moment_it_leaves_no_process_behind(
         select.select([watching.process.stdout], [], [], chance.random() / 4)
         watching.process.kill()
         watching.process.wait()
-        _wait_until(lambda group=watching.process.pid: not _members(group))  # type: ignore[misc]
+        until(lambda group=watching.process.pid: not _members(group))  # type: ignore[misc]
     assert holder.process.poll() is None
 
 

@@ -16,6 +16,7 @@ from jsonschema import validate
 
 from tests.cli.conftest import PROGRAM, Run, Write
 from tests.ledger.world import OVERHEAD, World
+from tests.patience import PATIENCE_S
 from tests.virtualgpu.conftest import HOLDER
 from vram.model.observation import ProbeRun
 from vram.model.process import ProcessFacts, ProcessRef
@@ -82,7 +83,9 @@ def test_a_snapshot_comes_through_a_pipe(busy: str) -> None:
 
 def test_a_snapshot_is_not_awaited_from_a_keyboard(busy: str) -> None:
     ours, theirs = pty.openpty()
-    done = subprocess.run([*PROGRAM, "why", "--from", "-"], stdin=theirs, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*PROGRAM, "why", "--from", "-"], stdin=theirs, capture_output=True, timeout=PATIENCE_S
+    )
     os.close(ours)
     os.close(theirs)
     assert done.returncode == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.cli.conftest import PROGRAM, Run
 from tests.guard.scoping import RAW, ROOT, environment
+from tests.patience import PATIENCE_S
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -49,7 +50,7 @@ def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], lis
         env=variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     holder.send_signal(signal.SIGCONT)
     holder.communicate("\n")
@@ -87,7 +88,7 @@ def test_many_are_asked_at_once(virtual_gpu: VirtualGpu, tmp_path: Path) -> None
         env=variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     for holder in holders:
         holder.communicate("\n")

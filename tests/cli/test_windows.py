@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 # Modules of the standard library that exist on POSIX only: to import one is to fail on Windows.
 POSIX_ONLY = ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog")
 
@@ -27,7 +29,7 @@ def on_windows(program: str, *words: str, **environment: str) -> subprocess.Comp
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -64,6 +66,6 @@ def test_linux_is_not_refused() -> None:
     """The same program without the pretence: the difference is the platform alone."""
     program = "from vram.cli.app import entry; entry()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.files.conftest import needs_root, planted_link
+from tests.patience import PATIENCE_S
 from tests.trace.writer import TraceFile
 from vram.virtualgpu import VirtualGpu
 
@@ -29,7 +30,7 @@ OUTPUTS = {
 def vram(gpu: VirtualGpu, state: Path, *words: object) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "vram", *map(str, words)]
     environment = gpu.environment({**os.environ, "XDG_STATE_HOME": str(state)})
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.fault(28)
@@ -62,7 +63,7 @@ def test_an_account_of_an_out_of_memory_is_not_written_through_a_link(shared: Pa
     code = "import vram; vram.on_oom({!r})"
     for named in (shared / "folder", shared / "folder" / "more"):
         argv = [sys.executable, "-c", code.format(str(named))]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
         assert "UsageError" in done.stderr
         assert "a link of nobody" in done.stderr
     assert list(own.iterdir()) == []

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.files.conftest import NOBODY, needs_root, planted_link
+from tests.patience import PATIENCE_S
 from vram.errors import UsageError
 from vram.files import make_folder, new_file, write_file, write_files, write_new
 
@@ -150,7 +151,7 @@ class TestDevicesAndPipes:
         reader = threading.Thread(target=lambda: heard.append(path.read_bytes()))
         reader.start()
         write_file(str(path), WORDS)
-        reader.join(60)
+        reader.join(PATIENCE_S)
         assert heard == [WORDS]
         assert stat.S_ISFIFO(path.stat().st_mode)
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.files.conftest import NOBODY, needs_root, planted_link
 from tests.needs import skip_without
+from tests.patience import PATIENCE_S
 from tests.reclaim.test_shared_machine import as_another_user
 from vram.errors import AuditUnavailable
 from vram.payloads import agent
@@ -172,7 +173,7 @@ def test_a_user_namespace_that_maps_one_user_is_no_obstacle() -> None:
     """As in a container of an ordinary user: the kernel shows root's folders as nobody's there."""
     code = "import os; from vram.reclaim import state; state.open_folder(); print(os.stat(chr(47)).st_uid)"
     command = f"unshare --user --map-root-user $PYTHON -c '{code}'"
-    done = subprocess.run(as_another_user(command), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(as_another_user(command), capture_output=True, text=True, timeout=PATIENCE_S)
     if "unshare failed" in done.stderr:
         skip_without("namespaces", "no user namespace may be made here")
     assert (done.stdout, done.stderr) == (f"{NOBODY}\n", "")

@@ -16,6 +16,7 @@ import pytest
 
 from tests.fleet import sshd
 from tests.needs import require
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import FORK, DemoProgram
 
@@ -41,7 +42,7 @@ def vram_fleet(*words: object, width: int = 80, **environment: str) -> FleetRun:
         env={**os.environ, "COLUMNS": str(width), "NO_COLOR": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     return FleetRun(done.returncode, done.stdout, done.stderr)
 

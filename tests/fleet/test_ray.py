@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.fleet.conftest import ROOT, RayFleet, in_time, vram_fleet
 from tests.fleet.snapshots import haunted, write
 from tests.needs import require
+from tests.patience import PATIENCE_S
 from vram.units import GIB
 
 GUIDE = ROOT / "docs" / "guides" / "fleet.md"
@@ -72,6 +73,6 @@ def test_the_history_is_read_with_ray_data_as_the_guide_says(ray_fleet: RayFleet
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert "'node': 'gpu-2'" in done.stdout, done.stderr[-2000:]

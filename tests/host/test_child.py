@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from vram.host.local.child import Child, interpreter, may_fork, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,7 @@ def test_a_second_thread_forbids_a_fork() -> None:
 def test_a_program_gets_the_pipe_as_descriptor_3() -> None:
     child = spawn([sys.executable, "-c", "import os; os.write(3, b'hello')"])
     assert _said(child) == b"hello"
-    assert child.wait(30.0)
+    assert child.wait(PATIENCE_S)
 
 
 def test_what_hangs_is_ended() -> None:
@@ -73,7 +74,7 @@ def test_what_hangs_is_ended() -> None:
     os.set_blocking(child.pipe, True)
     assert os.read(child.pipe, 1) == b"."
     assert not child.wait(0.0)
-    assert child.end(30.0)
+    assert child.end(PATIENCE_S)
     assert child.wait(0.0)
 
 
@@ -82,7 +83,7 @@ def test_ignored_children_can_be_left_too() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         child = spawn(["/bin/true"])
-        assert child.end(30.0)
+        assert child.end(PATIENCE_S)
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -93,4 +94,4 @@ def test_a_fresh_interpreter_takes_no_module_from_the_working_folder(tmp_path, m
     monkeypatch.chdir(tmp_path)
     child = spawn(interpreter("vram.host.local.nvml_child", "0"))
     assert b"taken in" not in _said(child)
-    assert child.wait(30.0)
+    assert child.wait(PATIENCE_S)

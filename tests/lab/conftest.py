@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.patience import until, until_gone
 from vram.model.lab import LabReport, Result
 from vram.virtualgpu import VirtualGpu
 
 PROGRAM = [sys.executable, "-m", "vram", "lab"]
-PATIENCE_S = 60.0
 
 Lab = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -65,22 +64,17 @@ def assert_clean(gpu: VirtualGpu) -> None:
 
 def wait_until(is_so: Callable[[], Any], process: subprocess.Popen[Any]) -> None:
     """Wait until something is so; a process that ends before it is so has failed."""
-    pidfd = os.pidfd_open(process.pid)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    try:
-        while not is_so():
-            assert not poll.poll(20), "it ended before it was so"
-    finally:
-        os.close(pidfd)
+
+    def answer() -> Any:
+        ended = process.poll() is not None
+        found = is_so()
+        assert found or not ended, "it ended before it was so"
+        return found
+
+    until(answer)
 
 
 def wait_gone(pids: set[int]) -> None:
     """Wait until every one of *pids* has ended."""
     for pid in pids:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        assert select.select([pidfd], [], [], PATIENCE_S)[0], f"pid {pid} lives on"
-        os.close(pidfd)
+        until_gone(pid)

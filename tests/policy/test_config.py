@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tomllib
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.patience import must_end
 from vram.errors import ConfigError
 from vram.policy.config import NotifyConfig, PolicyMatch, matches_any, read_policies
 from vram.units import GIB
@@ -189,11 +189,11 @@ def test_long_text_matches_only_where_its_end_is_left_open():
 
 
 def test_no_pattern_takes_long_on_any_text():
-    began = time.monotonic()
-    for _ in range(50):
-        matches_any(["*a" * 100 + "*"], "a" * 255 + "b")
-        matches_any(["*a" * 100 + "b"], "a" * 5000)
-    assert time.monotonic() - began < 5.0
+    """Tried in every way, each of these would take years."""
+    with must_end():
+        for _ in range(50):
+            matches_any(["*a" * 100 + "*"], "a" * 255 + "b")
+            matches_any(["*a" * 100 + "b"], "a" * 5000)
 
 
 json = st.recursive(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.needs import skip_without
+from tests.patience import PATIENCE_S
 from tests.probes.conftest import PROGRAM, facts, said, statuses, take
 from vram.host.local.child import Inbox
 from vram.host.local.nvml import LocalNvml, observation
@@ -233,8 +234,8 @@ def test_init_that_hangs_is_one_statement(virtual_gpu: VirtualGpu) -> None:
 
 def test_slow_is_not_hung(two_virtual_gpus: VirtualGpu) -> None:
     """A GPU that takes its time is told whole, and does not keep the next one waiting."""
-    two_virtual_gpus.fail("nvmlDeviceGetName", gpu=0, slow_s=1.5)
-    survey = take(two_virtual_gpus, "--deadline", "30")
+    two_virtual_gpus.fail("nvmlDeviceGetName", gpu=0, slow_s=4)
+    survey = take(two_virtual_gpus, "--deadline", str(PATIENCE_S))
     assert set(statuses(survey, 0).values()) == set(statuses(survey, 1).values()) == {"ok"}
     assert [observation.gpu for observation, _ in facts(survey, MemoryFacts)] == [1, 0]
 
@@ -251,8 +252,9 @@ def test_what_was_said_in_time_counts(virtual_gpu: VirtualGpu) -> None:
     """Whoever comes late to listen, because there were many files to look at, misses nothing."""
     code = (
         "import os, time; from vram.host.local.nvml import LocalNvml; nvml = LocalNvml();"
-        "reading = nvml.read(2.0); (pid,) = nvml.own_pids();"
-        "os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT); time.sleep(2.1);"
+        f"reading = nvml.read({PATIENCE_S}); (pid,) = nvml.own_pids();"
+        "os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT);"
+        "now = time.monotonic; time.monotonic = lambda: now() + 1e6;"
         "print(*(each.probe for each in reading))"
     )
     done = virtual_gpu.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import vram
+from tests.patience import PATIENCE_S
 from tests.recording.terminal import Terminal
 from vram.model.trace import TraceView
 from vram.trace.launch import LIBRARY
@@ -53,7 +54,7 @@ class Workplace:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PATIENCE_S,
         )
 
     def record(self, *options: str, program: str, **environment: str) -> subprocess.CompletedProcess[str]:

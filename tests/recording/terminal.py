@@ -9,12 +9,12 @@ import select
 import signal
 import struct
 import termios
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_S = 60.0
+from tests.patience import until
+
 PROMPT = "ready> "
 
 
@@ -46,16 +46,20 @@ class Terminal:
         self.shown = ""
 
     def _show(self, *words: str) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while missing := [each for each in words if each not in self.shown]:
-            ready, _, _ = select.select([self._screen], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"{missing} not shown; this was: {self.shown!r}"
+        until(lambda: self._shows(*words), lambda: f"{self.shown!r}, and not all of {words}")
+
+    def _shows(self, *words: str) -> bool:
+        """Whether all *words* are shown by now. A page may be drawn for ever: it is read bit by bit."""
+        while not all(word in self.shown for word in words):
+            if not select.select([self._screen], [], [], 0)[0]:
+                return False
             try:
                 part = os.read(self._screen, 4096)
             except OSError:
                 part = b""
             assert part, f"the terminal was closed; shown: {self.shown!r}"
             self.shown += part.decode(errors="replace")
+        return True
 
     def run(self, line: str) -> str:
         """Type *line* and wait for the next prompt; return what was shown between."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import random
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults.record import Tally
 from tests.needs import needs, require_python
+from tests.patience import PATIENCE_S, until, until_readable
 from tests.recording.conftest import PROGRAMS, Workplace
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
@@ -26,7 +24,6 @@ from vram.units import MIB
 
 ATTACHES = int(os.environ.get("VRAM_ATTACHES", "5"))
 KILLS = int(os.environ.get("VRAM_ATTACH_KILLS", "3"))
-PATIENCE_S = 60.0
 
 # It holds 8 MiB, allocates and frees all the time in a thread or between lines, and answers every line.
 WORKER = """
@@ -71,7 +68,7 @@ class Worker:
 
     def hear(self) -> str:
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "it does not answer: it hangs"
+        until_readable(self.process.stdout, lambda: "it does not answer: it hangs")
         line = self.process.stdout.readline()
         assert line, f"it has ended: {self.process.wait()}"
         return line.strip()
@@ -95,13 +92,6 @@ class Worker:
     def _status(self, name: str) -> int:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition(f"{name}:")[2].split()[0])
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture

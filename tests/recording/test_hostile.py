@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.recording.conftest import VRAM, Workplace
 from tests.recording.test_output import OTHER_RUN, RUN, part
 from tests.trace.writer import TraceFile
@@ -35,7 +36,7 @@ def in_gone_folder(work: Workplace, *words: str) -> subprocess.CompletedProcess[
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.patience import until_ended
 from tests.recording.conftest import Workplace
 from tests.recording.terminal import PROMPT, Terminal
 
@@ -141,5 +141,5 @@ def test_killing_vram_leaves_the_command_running(work: Workplace, listener: str)
     assert process.stdout.readline() == "echo on my own\n"
     command = os.pidfd_open(pid)
     process.communicate("end\n")
-    assert select.select([command], [], [], 60)[0], "it has not ended"
+    until_ended(command)
     os.close(command)

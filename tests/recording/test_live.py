@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.patience import has_ended, until, until_async, until_ended
 from tests.recording.conftest import Workplace
 from tests.recording.terminal import Terminal
 from vram.host.local import LocalHost
@@ -26,7 +25,6 @@ from vram.top.sites import FollowedTrace, SitesScreen
 from vram.top.table import ProcessTable
 from vram.trace.output import recorded_into
 
-PATIENCE_S = 60.0
 # Holds 96 MiB and 8 MiB, each by a line of its own; it prints, and ends when it is told so.
 PROGRAM = """
 from program import *
@@ -49,11 +47,9 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scene())
 
 
-async def until(pilot: Any, reached: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        await pilot.pause(0.02)
+async def seen(pilot: Any, reached: Callable[[], Any]) -> None:
+    """Come back when *reached* is true of the page, which is drawn meanwhile."""
+    await until_async(reached, pause=pilot.pause)
 
 
 def lines(page: SitesScreen) -> list[str]:
@@ -90,7 +86,7 @@ class TestThePage:
             app: App[None] = App()
             async with app.run_test(size=(120, 30)) as pilot:
                 await app.push_screen(page)
-                await until(pilot, lambda: len(lines(page)) >= 2)
+                await seen(pilot, lambda: len(lines(page)) >= 2)
                 first, second = lines(page)[:2]
                 assert first.split()[:5] == ["96.0", "MiB", "92", "%", "3"]
                 assert second.split()[:5] == ["8.0", "MiB", "8", "%", "1"]
@@ -101,13 +97,13 @@ class TestThePage:
                 assert gpus.startswith("GPU 0   104.0 MiB now   104.0 MiB at the peak")
                 await pilot.press("d")
                 panel = page.query_one(DetailsPanel)
-                await until(pilot, lambda: "load_weights" in panel.text)
+                await seen(pilot, lambda: "load_weights" in panel.text)
                 await pilot.press("down")
-                await until(pilot, lambda: "make_cache" in panel.text)
+                await seen(pilot, lambda: "make_cache" in panel.text)
                 await pilot.press("b")
-                await until(pilot, lambda: lines(page) == [])
+                await seen(pilot, lambda: lines(page) == [])
                 await pilot.press("q")
-                await until(pilot, lambda: app.screen is not page)
+                await seen(pilot, lambda: app.screen is not page)
 
         play(scene)
 
@@ -122,7 +118,7 @@ class TestThePage:
             app: App[None] = App()
             async with app.run_test(size=(80, 24)) as pilot:
                 await app.push_screen(page)
-                await until(pilot, lambda: len(lines(page)) >= 2)
+                await seen(pilot, lambda: len(lines(page)) >= 2)
                 assert [line.rpartition("← ")[2].split()[0] for line in lines(page)] == [
                     "load_weights",
                     "make_cache",
@@ -140,7 +136,7 @@ class TestThePage:
             async with app.run_test(size=(80, 24)) as pilot:
                 await app.push_screen(page)
                 facts = page.query_one("#facts", TextPanel)
-                await until(pilot, lambda: "it has not used CUDA" in facts.text)
+                await seen(pilot, lambda: "it has not used CUDA" in facts.text)
 
         play(scene)
 
@@ -157,13 +153,11 @@ class TestInTop:
             source.launch()
             app = TopApp(source, LocalHost, every_s=0.2, deadline_s=30.0)
             async with app.run_test(size=(120, 30)) as pilot:
-                await until(pilot, lambda: app.selected is not None and app.selected.pid == recorded.pid)
+                await seen(pilot, lambda: app.selected is not None and app.selected.pid == recorded.pid)
                 await pilot.press("a")
-                await until(
-                    pilot, lambda: isinstance(app.screen, SitesScreen) and len(lines(app.screen)) >= 2
-                )
+                await seen(pilot, lambda: isinstance(app.screen, SitesScreen) and len(lines(app.screen)) >= 2)
                 await pilot.press("q")
-                await until(pilot, lambda: not isinstance(app.screen, SitesScreen))
+                await seen(pilot, lambda: not isinstance(app.screen, SitesScreen))
 
         play(scene)
 
@@ -223,7 +217,7 @@ class TestRunLive:
         pidfds = _vram_and_command(work)
         screen.close()
         for pidfd in pidfds:
-            assert select.select([pidfd], [], [], PATIENCE_S)[0], "it lives on"
+            until_ended(pidfd)
         assert work.files() == ["t.vram", "t.vram.log"]
         assert work.view("t.vram").processes[0].end == "cut"
 
@@ -233,21 +227,25 @@ class TestRunLive:
         signal.pidfd_send_signal(command, signal.SIGTERM)
         screen.read_until("ended by signal 15")
         screen.close()
-        assert select.select([pidfd], [], [], PATIENCE_S)[0], "it lives on"
+        until_ended(pidfd)
         assert work.files() == ["t.vram", "t.vram.log"]
 
     def test_a_command_that_ignores_a_closed_terminal_is_recorded_to_its_end(self, work: Workplace) -> None:
-        told = work.folder.with_name("told")
-        ending = f"while not os.path.exists({str(told)!r}): time.sleep(0.02)"
+        told, rounds = work.folder.with_name("told"), work.folder.with_name("rounds")
+        ending = (
+            f"with open({str(rounds)!r}, 'ab', 0) as rounds:\n"
+            f"    while not os.path.exists({str(told)!r}): time.sleep(0.02); rounds.write(b'.')"
+        )
         ignoring = f"import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{PROGRAM}"
         screen = self.shown(work, f"{ignoring}\n{ending}\nmore = alloc(1 << 20)")
         pidfds = _vram_and_command(work)
         screen.close()
-        time.sleep(0.5)
-        assert not any(select.select([pidfd], [], [], 0)[0] for pidfd in pidfds)
+        done = rounds.stat().st_size
+        until(lambda: rounds.stat().st_size > done + 20 or has_ended(pidfds[1]))
+        assert not any(map(has_ended, pidfds))
         told.touch()
         for pidfd in pidfds:
-            assert select.select([pidfd], [], [], PATIENCE_S)[0], "it lives on"
+            until_ended(pidfd)
         assert 1 << 20 in work.sizes("t.vram")[0]
 
     def test_the_log_must_not_be_there_already(self, work: Workplace) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.patience import until
 from tests.recording.conftest import Workplace
 from vram.units import GIB, MIB
 
@@ -90,13 +90,6 @@ def test_it_is_released_when_vram_is_killed(work: Workplace, number: signal.Sign
     process.send_signal(number)
     process.communicate("\n")
     until(lambda: work.held(0) == 0)
-
-
-def until(reached) -> None:
-    end = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
 
 
 def test_ctrl_c_leaves_the_ballast_until_the_command_has_ended(work: Workplace, tmp_path: Path) -> None:

@@ -10,17 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.patience import PATIENCE_S, until
 from vram.virtualgpu import VirtualGpu
-
-LONG_S = 120.0
-"""No test waits for time; this is when one gives up on what never comes."""
 
 
 class RunningService:
@@ -89,18 +86,19 @@ class RunningService:
         return int(found[-1])
 
     def until(self, what: Callable[[], Any]) -> Any:
-        """Come back when *what* is true, with it."""
-        end = time.monotonic() + LONG_S
-        while not (found := what()):
-            assert time.monotonic() < end, self.log
-            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.log}"
-            time.sleep(0.02)
-        return found
+        """Come back when *what* is true, with it. A service that ends meanwhile fails the test."""
+
+        def answer() -> Any:
+            found = what()
+            assert found or self.process.poll() is None, f"ended with {self.process.returncode}: {self.log}"
+            return found
+
+        return until(answer, lambda: self.log)
 
     def request(
         self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, headers=dict(headers or {}))
             answer = connection.getresponse()
@@ -140,7 +138,7 @@ class RunningService:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End it as systemd does; its exit code."""
         self.send(number)
-        return self.process.wait(LONG_S)
+        return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         """End it and all that it started: they are a group of their own."""

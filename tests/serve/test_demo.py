@@ -12,6 +12,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.patience import PATIENCE_S, until
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,9 +31,7 @@ def test_the_demo_shows_a_ghost_and_takes_everything_along(native_libraries: Pat
         enter = re.search(r"^  \. (\S+)$", said, re.MULTILINE)
         assert url
         assert enter
-        ghosts: list[object] = []
-        while not ghosts:
-            ghosts = _ghosts(url[1])
+        until(lambda: _ghosts(url[1]))
         why = subprocess.run(["sh", "-c", f". {enter[1]}; vram ps"], capture_output=True, text=True)
         assert "GHOST" in why.stdout, why.stderr
         for words in re.findall(r"^  (vram (?:serve|history) .*)$", said, re.MULTILINE):
@@ -39,7 +39,7 @@ def test_the_demo_shows_a_ghost_and_takes_everything_along(native_libraries: Pat
             # The history is written once a minute: until then it says so, with a code of its own.
             assert done.returncode == 0 or "nothing was recorded yet" in done.stderr, (words, done.stderr)
         os.killpg(demo.pid, signal.SIGINT)
-        assert demo.wait(60) == 0
+        assert demo.wait(PATIENCE_S) == 0
         assert not Path(enter[1]).exists()
     finally:
         demo.terminate()  # it ends what it has started
@@ -48,7 +48,7 @@ def test_the_demo_shows_a_ghost_and_takes_everything_along(native_libraries: Pat
 
 def _ghosts(url: str) -> list[object]:
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/ghosts", timeout=60) as answer:
+        with urllib.request.urlopen(f"{url}/api/v1/ghosts", timeout=PATIENCE_S) as answer:
             found: list[object] = json.loads(answer.read())["ghosts"]
             return found
     except urllib.error.HTTPError:  # nothing was read yet

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.patience import PATIENCE_S, until_async
 from vram.errors import CannotListen
 from vram.serve.config import Address
 from vram.serve.web.http import (
@@ -24,7 +25,6 @@ from vram.serve.web.http import (
 
 HERE = Address("127.0.0.1", 0)
 LARGE = 4 << 20
-LONG_S = 60.0
 
 
 async def answer(request: HttpRequest) -> HttpResponse:
@@ -40,7 +40,7 @@ def serving(play: Callable[[HttpServer, int], Awaitable[None]], **options: float
         server = HttpServer(answer, ("gpu.example",), **options)
         await server.listen([HERE])
         try:
-            async with asyncio.timeout(LONG_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await play(server, server.addresses[0].port)
         finally:
             await server.close()
@@ -172,14 +172,16 @@ def test_somebody_who_does_not_read_the_answer_costs_a_little_and_is_left() -> N
     async def play(server: HttpServer, port: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        while not server.connections:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: server.connections)
         (connection,) = server._open
-        most = 0
-        while server.connections:
-            most = max(most, connection.writer.transport.get_write_buffer_size())
-            await asyncio.sleep(0.01)
-        assert most < 1 << 20
+        sizes = []
+
+        def is_left() -> bool:
+            sizes.append(connection.writer.transport.get_write_buffer_size())
+            return not server.connections
+
+        await until_async(is_left)
+        assert max(sizes) < 1 << 20
         writer.transport.abort()
 
     serving(play, request_s=0.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.running import LONG_S
+from tests.patience import PATIENCE_S, has_ended
 from tests.serve.users import USERS, UsersMachine, needs_root
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -36,7 +35,7 @@ def ghost(machine: UsersMachine, user: str, nbytes: int) -> tuple[DemoProgram, i
 
 
 def lives(pidfd: int) -> bool:
-    return not select.select([pidfd], [], [], 0)[0]
+    return not has_ended(pidfd)
 
 
 @pytest.mark.fault(15)
@@ -143,7 +142,7 @@ def test_an_idle_process_whose_owner_allows_it_makes_room_and_comes_back(machine
     assert waiting.stdout.readline() == "it runs\n"
     assert journal(machine, "alice")
     waiting.stdin.close()
-    assert waiting.wait(LONG_S) == 0
+    assert waiting.wait(PATIENCE_S) == 0
     service.until(lambda: ("unpark", "done") in _statuses(machine))
     assert journal(machine, "alice") == []
     for demo in (allowed, other):

@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.needs import needs, require
+from tests.patience import PATIENCE_S, must_end
 from vram.reclaim import state
 from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
 from vram.serve.socket.worker_process import RunAs, WorkerProcess, clean_environment, own_rights
@@ -21,7 +21,7 @@ needs_root = needs("root", detail="only root can become another user")
 REQUEST = WorkerRequest(job="plan")
 
 
-def run(code: str | None, deadline_s: float = 60.0, run_as: RunAs | None = None, **options: Any) -> Any:
+def run(code: str | None, deadline_s: float = PATIENCE_S, run_as: RunAs | None = None, **options: Any) -> Any:
     """Every answer of a worker; *code* is what runs in its place."""
     command = None if code is None else (sys.executable, "-c", f"import os, signal, sys, time\n{code}")
 
@@ -69,24 +69,30 @@ def test_what_a_worker_must_not_say_is_one_error(code: str):
 
 
 def test_a_worker_that_hangs_is_ended_at_its_deadline():
-    began = time.monotonic()
-    (answer,) = run("time.sleep(1000)", deadline_s=0.2)
-    assert (answer.error.name, time.monotonic() - began < 30) == ("TimedOut", True)
+    with must_end():
+        (answer,) = run("time.sleep(1000)", deadline_s=0.2)
+    assert answer.error.name == "TimedOut"
 
 
 @pytest.mark.parametrize(
     "code", ["signal.signal(15, signal.SIG_IGN)", "os.kill(os.getpid(), signal.SIGSTOP)"]
 )
 def test_a_worker_that_ignores_the_end_is_killed(code: str):
-    (answer,) = run(f"{code}\ntime.sleep(1000)", deadline_s=0.5, grace_s=0.3)
+    with must_end():
+        (answer,) = run(f"{code}\ntime.sleep(1000)", deadline_s=0.5, grace_s=0.3)
     assert answer.error.name == "TimedOut"
 
 
-def test_a_child_that_keeps_the_pipe_holds_nobody_up():
-    code = f"{LAST}\nif os.fork() == 0: time.sleep(5)"
-    began = time.monotonic()
-    assert run(code)[-1].status == "done"
-    assert time.monotonic() - began < 5
+def test_a_child_that_keeps_the_pipe_holds_nobody_up(tmp_path: Path):
+    """It lives on until the worker's answer is here."""
+    lives = tmp_path / "lives"
+    lives.touch()
+    code = f"{LAST}\nif os.fork() == 0:\n  while os.path.exists({str(lives)!r}): time.sleep(0.05)"
+    try:
+        with must_end():
+            assert run(code)[-1].status == "done"
+    finally:
+        lives.unlink()
 
 
 def test_it_inherits_its_request_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
@@ -126,7 +132,7 @@ os.write(1, json.dumps({"is_last": True, "message": json.dumps(told)}).encode() 
     require("system-python", detail="there is no interpreter that every user may run")
 
     async def heard() -> WorkerAnswer:
-        worker = WorkerProcess(REQUEST, RunAs(4101, 4102, (4103, 4104)), 60.0, command=command)
+        worker = WorkerProcess(REQUEST, RunAs(4101, 4102, (4103, 4104)), PATIENCE_S, command=command)
         return await worker.last()
 
     told = json.loads(asyncio.run(heard()).message)
@@ -142,7 +148,7 @@ def test_the_lock_lasts_as_long_as_the_worker(tmp_path: Path):
 
     async def heard() -> None:
         command = (sys.executable, "-c", f"import os, time\n{LAST}\ntime.sleep(1000)")
-        worker = WorkerProcess(REQUEST, own_rights(), 60.0, ours, command=command)
+        worker = WorkerProcess(REQUEST, own_rights(), PATIENCE_S, ours, command=command)
         assert (await worker.last()).status == "done"
         os.close(ours)  # as if the service had died
         other = os.open(path, os.O_RDWR)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.needs import needs, require
-from tests.serve.running import LONG_S, RunningService
+from tests.patience import PATIENCE_S
+from tests.serve.running import RunningService
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
@@ -129,7 +130,7 @@ class UsersMachine:
         assert self.service is not None
         argv = [*self.enter(user), *prefix, sys.executable, "-m", "vram", *map(str, words)]
         return subprocess.run(
-            argv, env=self.environment(user), capture_output=True, text=True, timeout=LONG_S, cwd="/"
+            argv, env=self.environment(user), capture_output=True, text=True, timeout=PATIENCE_S, cwd="/"
         )
 
     def serve(self, user: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:

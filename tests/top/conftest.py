@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from tests.patience import until_async
 from vram.host.local import LocalHost
 from vram.live_reader import ReaderClient, ReaderOptions
 from vram.top.app import TopApp
@@ -21,8 +21,6 @@ from vram.top.table import ProcessTable, TableHeader
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
-LONG_S = 120.0
-"""No test waits for time; this is when one gives up on what never comes."""
 EVERY_S = 0.2
 
 
@@ -35,11 +33,7 @@ class View:
 
     async def until(self, what: Callable[[], Any]) -> Any:
         """Come back when *what* is true."""
-        end = time.monotonic() + LONG_S
-        while not (found := what()):
-            assert time.monotonic() < end, self.picture()
-            await self.pilot.pause(0.01)
-        return found
+        return await until_async(what, self.picture, self.pilot.pause)
 
     async def settled(self) -> None:
         """Come back when everything is where it belongs: a click earlier could meet something else."""

@@ -11,17 +11,16 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from tests.patience import PATIENCE_S, until, until_ended
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
-LONG_S = 120.0
 ALTERNATE_SCREEN, USUAL_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
@@ -35,10 +34,16 @@ class Terminal:
 
     def until(self, *words: bytes) -> None:
         """Come back when the program has written all of *words*."""
-        end = time.monotonic() + LONG_S
-        while not all(word in self.output for word in words):
-            assert time.monotonic() < end, self.output[-2000:]
-            assert self._read(0.1) or self.process.poll() is None, self.output[-2000:]
+
+        def written() -> bool:
+            ended = self.process.poll() is not None
+            while self._read(0.0):
+                pass
+            found = all(word in self.output for word in words)
+            assert found or not ended, self.output[-2000:]
+            return found
+
+        until(written, lambda: self.output[-2000:])
 
     def _read(self, wait_s: float) -> bool:
         if not select.select([self._master], [], [], wait_s)[0]:
@@ -61,12 +66,14 @@ class Terminal:
 
     def end(self) -> int:
         """The exit code, once the program has ended."""
-        end = time.monotonic() + LONG_S
-        while self.process.poll() is None:
-            assert time.monotonic() < end, self.output[-2000:]
-            self._read(0.05)
-        while self._read(0.0):
-            pass
+
+        def ended() -> bool:
+            over = self.process.poll() is not None
+            while self._read(0.0):
+                pass
+            return over
+
+        until(ended, lambda: self.output[-2000:])
         return self.process.returncode
 
 
@@ -113,7 +120,7 @@ def test_it_ends_when_its_terminal_is_closed(virtual_gpu: VirtualGpu) -> None:
     with terminal(TOP, virtual_gpu.environment()) as screen:
         screen.until(ALTERNATE_SCREEN, b"COMMAND")
         screen.close()
-        assert screen.process.wait(LONG_S) == 0
+        assert screen.process.wait(PATIENCE_S) == 0
 
 
 def test_nobody_is_left_behind(virtual_gpu: VirtualGpu) -> None:
@@ -124,7 +131,7 @@ def test_nobody_is_left_behind(virtual_gpu: VirtualGpu) -> None:
         assert len(handles) >= 2  # who reads the host, and who reads the driver
         screen.process.kill()
         for handle in handles:
-            assert select.select([handle], [], [], LONG_S)[0], "it lives on"
+            until_ended(handle)
             os.close(handle)
 
 

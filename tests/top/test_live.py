@@ -393,11 +393,14 @@ def test_a_quiet_machine_redraws_nothing_but_ages(company: Company) -> None:
     async def play() -> None:
         async with viewing() as view:
             await view.until(lambda: len(view.pids) == 2)
-            before, began = view.table.redrawn, time.monotonic()
-            await view.readings(30)
-            # An age changes once a second at most; the rest is for a state that changes for a moment.
-            seconds = int(time.monotonic() - began) + 1
-            assert view.table.redrawn - before <= 2 * seconds + 8
-            assert seconds < 20, "too slow to tell: every reading may have redrawn everything"
+            for _ in range(10):
+                before, began = view.table.redrawn, time.monotonic()
+                await view.readings(30)
+                # An age changes once a second at most; the rest is for a state that changes for a moment.
+                seconds = int(time.monotonic() - began) + 1
+                assert view.table.redrawn - before <= 2 * seconds + 8
+                if seconds < 20:
+                    return
+            pytest.fail("too slow to tell: every reading may have redrawn everything")
 
     run(play)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.patience import until
 from tests.tracer.conftest import Traced
 from vram.model.trace import TraceView
 from vram.trace.follow import Follower
@@ -206,10 +206,8 @@ def test_a_real_process_is_followed(traced: Traced) -> None:
 
 
 def await_live(follower: Follower, nbytes: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def holds() -> bool:
         follower.advance()
-        if [use.end_nbytes for use in follower.live().gpus] == [nbytes]:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{nbytes} bytes were never live: {follower.live().gpus}")
+        return [use.end_nbytes for use in follower.live().gpus] == [nbytes]
+
+    until(holds, lambda: f"not {nbytes} bytes: {follower.live().gpus}")

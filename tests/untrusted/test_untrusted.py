@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.untrusted import Rejected, decode, read_file, receive
 
 MIB = 1 << 20
@@ -142,7 +143,7 @@ def pair() -> Iterator[Pair]:
 
 
 class TestReceive:
-    def code_of(self, source: int | socket.socket, seconds: float = 0.2, **options: Any) -> str:
+    def code_of(self, source: int | socket.socket, seconds: float = PATIENCE_S, **options: Any) -> str:
         with pytest.raises(Rejected) as caught:
             receive(source, **{"nbytes": 100, "until": time.monotonic() + seconds, **options})
         return caught.value.code
@@ -152,18 +153,18 @@ class TestReceive:
         theirs.sendall(b"one ")
         later = threading.Timer(0.05, theirs.sendall, (b"line\n",))
         later.start()
-        assert receive(ours, nbytes=100, until=time.monotonic() + 10) == b"one line\n"
+        assert receive(ours, nbytes=100, until=time.monotonic() + PATIENCE_S) == b"one line\n"
         later.join()
 
     def test_up_to_the_closing(self) -> None:
         ours, theirs = os.pipe()
         os.write(theirs, b"one\ntwo")
         os.close(theirs)
-        assert receive(ours, nbytes=100, until=time.monotonic() + 10, end=None) == b"one\ntwo"
+        assert receive(ours, nbytes=100, until=time.monotonic() + PATIENCE_S, end=None) == b"one\ntwo"
         os.close(ours)
 
     def test_silence_ends_at_the_deadline(self, pair: Pair) -> None:
-        assert self.code_of(pair[0]) == "late"
+        assert self.code_of(pair[0], seconds=0.2) == "late"
 
     def test_a_byte_now_and_then_extends_nothing(self, pair: Pair) -> None:
         ours, theirs = pair
@@ -175,7 +176,7 @@ class TestReceive:
 
         thread = threading.Thread(target=drip)
         thread.start()
-        assert self.code_of(ours, nbytes=1 << 20) == "late"
+        assert self.code_of(ours, seconds=0.2, nbytes=1 << 20) == "late"
         stop.set()
         thread.join()
 
@@ -186,7 +187,7 @@ class TestReceive:
 
     def test_a_timeout_of_the_socket_does_not_count(self, pair: Pair) -> None:
         pair[0].settimeout(3600.0)
-        assert self.code_of(pair[0]) == "late"
+        assert self.code_of(pair[0], seconds=0.2) == "late"
 
     def test_hanging_up_in_the_middle(self, pair: Pair) -> None:
         ours, theirs = pair
@@ -197,7 +198,7 @@ class TestReceive:
     def test_the_end_of_the_process_ends_the_waiting(self, pair: Pair) -> None:
         child = subprocess.Popen([sys.executable, "-c", ""])
         pidfd = os.pidfd_open(child.pid)
-        assert self.code_of(pair[0], seconds=60.0, pidfd=pidfd) == "ended"
+        assert self.code_of(pair[0], pidfd=pidfd) == "ended"
         child.wait()
         os.close(pidfd)
 
@@ -206,7 +207,7 @@ class TestReceive:
         reading, writing = os.pipe()
         socket.send_fds(theirs, [b"take this\n"], [reading])
         os.close(reading)
-        assert receive(ours, nbytes=100, until=time.monotonic() + 10) == b"take this\n"
+        assert receive(ours, nbytes=100, until=time.monotonic() + PATIENCE_S) == b"take this\n"
         with pytest.raises(BrokenPipeError):  # nobody has the reading end any more
             os.write(writing, b"x")
         os.close(writing)

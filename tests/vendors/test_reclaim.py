@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.vendors.conftest import host_of
 from tests.vendors.fdinfo_styles import Use
 from tests.vendors.machine import Card, Machine
@@ -47,7 +48,7 @@ def test_kill(machine: Machine, card: Card, worker: subprocess.Popen[bytes]) -> 
     assert [(step.kind, step.predicted_bytes) for step in draft.plan.steps] == [("kill", 4 * GIB)]
 
     def told(outcome: object) -> None:
-        assert worker.wait(20) != 0
+        assert worker.wait(PATIENCE_S) != 0
 
     receipt = execute(draft.plan, host=host, on_outcome=told)
     assert [outcome.status for outcome in receipt.outcomes] == ["done"]

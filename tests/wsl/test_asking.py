@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import select
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, until_gone
 from tests.wsl.windows import asked, encoded, install, speaking
 from vram.host.local.windows import LocalWindows
 from vram.host.ports import WindowsAnswer
 from vram.model.observation import NO_POWERSHELL
 from vram.probes.sources.windows import script
 
-PATIENT_S = 30.0
 HANGS = "import signal; signal.pause()"
 
 
@@ -25,27 +24,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ask(deadline_s: float = PATIENT_S) -> WindowsAnswer:
+def ask(deadline_s: float = PATIENCE_S) -> WindowsAnswer:
     return LocalWindows(virtual=True).ask("the question", deadline_s).answer()
 
 
-def is_gone(pid: int) -> bool:
-    """Whether *pid* has ended, waiting for it a while: who was killed may still be leaving."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(10_000))
-    finally:
-        os.close(descriptor)
-
-
-def is_ended(folder: Path) -> bool:
-    """Whether the stand-in is gone; one that was ended before it noted its pid is."""
-    return not (folder / "asked").exists() or is_gone(asked(folder)["pid"])
+def until_it_ended(folder: Path) -> None:
+    """Come back when the stand-in is gone; one that was ended before it noted its pid is."""
+    if (folder / "asked").exists():
+        until_gone(asked(folder)["pid"])
 
 
 def test_what_it_prints_is_the_answer(folder: Path) -> None:
@@ -58,14 +44,14 @@ def test_one_that_hangs_is_ended(folder: Path) -> None:
     install(folder, before=HANGS)
     answer = ask(1.0)
     assert answer.status == "timeout"
-    assert is_ended(folder)
+    until_it_ended(folder)
 
 
 def test_one_that_answers_and_then_hangs_is_ended_too(folder: Path) -> None:
     """The answer is whole only when the pipe closes: until then more could come."""
     install(folder, encoded(speaking("en")), then=HANGS)
     assert ask(1.0).status == "timeout"
-    assert is_ended(folder)
+    until_it_ended(folder)
 
 
 def test_whom_it_started_goes_with_it(folder: Path) -> None:
@@ -75,18 +61,19 @@ def test_whom_it_started_goes_with_it(folder: Path) -> None:
         "open(os.path.join(folder, 'child'), 'w').write(str(child))\nsignal.pause()",
     )
     assert ask(1.0).status == "timeout"
-    assert is_ended(folder)
+    until_it_ended(folder)
     noted = (folder / "child").read_text() if (folder / "child").exists() else ""
-    assert not noted or is_gone(int(noted))
+    if noted:
+        until_gone(int(noted))
 
 
 def test_closing_a_query_ends_it_unheard(folder: Path) -> None:
     os.mkfifo(folder / "ready")
     install(folder, before=f"open(os.path.join(folder, 'ready'), 'w').close()\n{HANGS}")
-    query = LocalWindows(virtual=True).ask("the question", PATIENT_S)
+    query = LocalWindows(virtual=True).ask("the question", PATIENCE_S)
     (folder / "ready").read_bytes()  # it has come to the point where it hangs
     query.close()
-    assert is_ended(folder)
+    until_it_ended(folder)
 
 
 def test_absent(folder: Path) -> None:
@@ -114,7 +101,7 @@ def test_an_answer_without_end_is_cut_off(folder: Path) -> None:
     install(folder, then="while True: sys.stdout.write('x' * 65536)")
     answer = ask()
     assert (answer.status, answer.message) == ("failed", "Windows' answer is too large")
-    assert is_ended(folder)
+    until_it_ended(folder)
 
 
 def test_drive_c_is_looked_at_before_the_search_path(tmp_path: Path, folder: Path) -> None:
@@ -129,7 +116,7 @@ def test_drive_c_is_looked_at_before_the_search_path(tmp_path: Path, folder: Pat
     install(folder, b"from the PATH")
     install(place, b"from drive C")
     windows = LocalWindows(proc_root=str(tmp_path / "proc"), run=str(tmp_path / "run"))
-    assert windows.ask("the question", PATIENT_S).answer().output == b"from drive C"
+    assert windows.ask("the question", PATIENCE_S).answer().output == b"from drive C"
 
 
 def test_the_way_to_windows_is_found_where_the_environment_lost_it(tmp_path: Path, folder: Path) -> None:
@@ -138,7 +125,7 @@ def test_the_way_to_windows_is_found_where_the_environment_lost_it(tmp_path: Pat
     (tmp_path / "run/8_interop").touch()
     install(folder, before="sys.stdout.write(os.environ.get('WSL_INTEROP', ''))")
     windows = LocalWindows(virtual=True, run=str(tmp_path / "run"))
-    assert windows.ask("", PATIENT_S).answer().output.decode() == str(tmp_path / "run/8_interop")
+    assert windows.ask("", PATIENCE_S).answer().output.decode() == str(tmp_path / "run/8_interop")
 
 
 def test_the_question_can_pass_through_a_windows_command_line() -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.wsl.conftest import Wsl
 from tests.wsl.windows import encoded, install, search_path, speaking, starts
 from vram.cli.source import WINDOWS_EVERY_S
 from vram.host.local.windows import LocalWindows, SeldomWindows
 from vram.model.observation import WINDOWS_LEFT_OUT
 from vram.units import GIB
-
-PATIENT_S = 60.0
 
 
 class Hand:
@@ -41,14 +40,14 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old(folder: Path)
     install(folder, b"first")
     hand = Hand()
     windows = SeldomWindows(LocalWindows(virtual=True), 15.0, hand)
-    fresh = windows.ask("", PATIENT_S).answer()
+    fresh = windows.ask("", PATIENCE_S).answer()
     install(folder, b"second")
     hand.at_s += 14
-    again = windows.ask("", PATIENT_S).answer()
+    again = windows.ask("", PATIENCE_S).answer()
     assert (fresh.output, fresh.age_s, again.output, again.age_s) == (b"first", 0, b"first", 14)
     assert starts(folder) == 1
     hand.at_s += 1
-    renewed = windows.ask("", PATIENT_S).answer()
+    renewed = windows.ask("", PATIENCE_S).answer()
     assert (renewed.output, renewed.age_s, starts(folder)) == (b"second", 0, 2)
 
 
@@ -59,17 +58,17 @@ def test_one_that_hangs_is_not_waited_for_at_every_look(folder: Path) -> None:
     assert windows.ask("", 0.5).answer().status == "timeout"
     hand.at_s += 3
     install(folder, b"well again")
-    assert windows.ask("", PATIENT_S).answer() == windows.ask("", PATIENT_S).answer()
-    assert windows.ask("", PATIENT_S).answer().status == "timeout"
+    assert windows.ask("", PATIENCE_S).answer() == windows.ask("", PATIENCE_S).answer()
+    assert windows.ask("", PATIENCE_S).answer().status == "timeout"
     hand.at_s += 12
-    assert windows.ask("", PATIENT_S).answer().output == b"well again"
+    assert windows.ask("", PATIENCE_S).answer().output == b"well again"
 
 
 def test_one_that_was_closed_unheard_is_asked_again(folder: Path) -> None:
     install(folder, b"heard")
     windows = SeldomWindows(LocalWindows(virtual=True), 15.0, Hand())
-    windows.ask("", PATIENT_S).close()
-    assert windows.ask("", PATIENT_S).answer().output == b"heard"
+    windows.ask("", PATIENCE_S).close()
+    assert windows.ask("", PATIENCE_S).answer().output == b"heard"
 
 
 # What `vram watch` and `vram top` do: one host, surveyed again and again.
@@ -90,7 +89,7 @@ def test_reading_again_and_again_starts_powershell_seldom_and_says_how_old_its_a
     wsl.gpu.set(windows_bytes=GIB)
     wsl.says(speaking("en", guest=0, other=GIB))
     began = time.monotonic()
-    argv = [sys.executable, "-c", READ_FIVE_TIMES, str(PATIENT_S)]
+    argv = [sys.executable, "-c", READ_FIVE_TIMES, str(PATIENCE_S)]
     done = subprocess.run(argv, env=wsl.environment(), stdout=subprocess.PIPE, check=True)
     rounds = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rounds) == 5
@@ -108,9 +107,9 @@ def test_reading_again_and_again_starts_powershell_seldom_and_says_how_old_its_a
 def test_windows_can_be_left_out(wsl: Wsl, command: str) -> None:
     wsl.gpu.set(windows_bytes=GIB)
     wsl.says(speaking("en", guest=0, other=GIB))
-    wsl.vram(command, "--no-windows", "--deadline", str(PATIENT_S), code=None)
+    wsl.vram(command, "--no-windows", "--deadline", str(PATIENCE_S), code=None)
     assert starts(wsl.windows) == 0
-    wsl.vram(command, "--deadline", str(PATIENT_S), code=None)
+    wsl.vram(command, "--deadline", str(PATIENCE_S), code=None)
     assert starts(wsl.windows) == 1
 
 
