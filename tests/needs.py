@@ -6,7 +6,7 @@
     skip_without("mounts", "no disk can be made") where only trying told
 
 The reason begins with the name in NEEDS, as in ``root: only root can give files away``. By that name
-tests/skipped.py counts at the end of a run, and `--must-have FILE` makes it a failure.
+tests/skipped.py counts at the end of a run, and `--must-have=FILE` makes it a failure.
 """
 
 from __future__ import annotations
