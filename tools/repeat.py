@@ -4,8 +4,8 @@
 
 A busy run has every core kept busy by another process as well. Each run has an environment of its own: an
 empty home folder, a plain PATH and nothing else, as .ci/run has it. The table is written after every run, so
-that one that is interrupted is of use; .build/repeat/ keeps it with what each failed test printed. Exit 1 if
-anything failed.
+that one that is interrupted is of use; .build/repeat/ keeps it with the output of each run. Exit 1 if anything
+failed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         runs.append(run(len(runs) + 1, busy, args.workers, rest))
         (RESULTS / "table.md").write_text(table(runs))
         print(line(len(runs), runs[-1]), *(f"  {test}" for test in runs[-1].failed), sep="\n", flush=True)
-    print(f"\n{table(runs)}\n{shown(RESULTS)} has what failed tests printed")
+    print(f"\n{table(runs)}\n{os.path.relpath(RESULTS)} has the output of each run")
     return 0 if all(each.is_good for each in runs) else 1
 
 
@@ -116,7 +116,7 @@ def read(report: Path) -> tuple[int, int, dict[str, str]]:
 
 def line(number: int, each: Run) -> str:
     kind = "busy" if each.busy else "quiet"
-    code = "" if each.code in (0, 1) else f", exit code {each.code}"
+    code = f", exit code {each.code}" if each.code and not each.failed else ""
     counts = f"{each.passed} passed, {len(each.failed)} failed, {each.skipped} skipped"
     return f"run {number} ({kind}): {counts}, {each.took_s:.0f} s{code}"
 
@@ -137,11 +137,12 @@ def table(runs: Sequence[Run]) -> str:
         f"- {test}: {len(failed)} of {len(runs)} (runs {', '.join(map(str, failed))})"
         for test, failed in sorted(often.items(), key=lambda item: -len(item[1]))
     ]
+    lines += [
+        f"- run {number} ended with exit code {each.code}: run-{number}.log has its last words"
+        for number, each in enumerate(runs, 1)
+        if each.code and not each.failed
+    ]
     return "\n".join([*head, *rows, "", *(lines or ["Nothing failed."]), ""])
-
-
-def shown(path: Path) -> str:
-    return os.path.relpath(path)
 
 
 if __name__ == "__main__":
