@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.conftest import PROGRAM, Clinic, told
+from tests.patience import PATIENCE_S
 from vram.units import GIB
 
 LIMITED = 7
@@ -100,7 +101,7 @@ class TestTwoUsers:
                 cwd="/",
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=PATIENCE_S,
             )
         except PermissionError:
             pytest.skip("others cannot start this Python")

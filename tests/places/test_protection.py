@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.reclaim.conftest import Bench, machine
 from tests.virtualgpu.conftest import HOLDER
 from vram.errors import Protected
@@ -102,7 +103,7 @@ def test_memory_held_under_such_a_name_comes_back(machine: Bench) -> None:
             assert (entry["holder"]["pid"], entry["holder"]["executable"]) == (holder.pid, LOGIN)
             done = machine.vram("kill", str(holder.pid), "--yes")
             assert done.returncode == 0, done.stderr
-            assert holder.wait(60) != 0
+            assert holder.wait(PATIENCE_S) != 0
         finally:
             holder.kill()
 
@@ -157,7 +158,7 @@ def judgements() -> dict[str, list[object]]:
     argv = ["unshare", "--mount", "sh", "-c", setup, "sh", sys.executable, "-c", JUDGE, SHELL, WAITS]
     if not shutil.which("unshare") or not shutil.which("setpriv"):
         pytest.skip("there is no unshare or no setpriv here")
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     if "mount: " in done.stderr:
         pytest.skip(f"nothing may be mounted here: {done.stderr}")
     assert done.returncode == 0, done.stderr
@@ -205,7 +206,7 @@ def test_from_a_container_that_sees_the_machine_its_programs_are_told() -> None:
     )
     machine = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     argv = [*machine, sys.executable, "-c", FIRST, LOGIN, DISGUISE, code]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     if "unshare: " in done.stderr or "mount: " in done.stderr or not os.path.exists(LOGIN):
         pytest.skip(f"no such namespaces may be made here: {done.stderr}")
     assert (done.stdout, done.stderr) == (f"{LOGIN} True\n", "")
