@@ -4,8 +4,7 @@
 
 A busy run has every core kept busy by another process as well. Each run has an environment of its own: an
 empty home folder, a plain PATH and nothing else, as .ci/run has it. The table is written after every run, so
-that one that is interrupted is of use; .build/repeat/ keeps it with the output of each run. Exit 1 if any test
-failed.
+that one that is interrupted is of use; .build/repeat/ keeps it with each run's output. Exit 1 if any test failed.
 """
 
 from __future__ import annotations

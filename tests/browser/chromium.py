@@ -14,14 +14,15 @@ import select
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.patience import until, until_readable
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-DEADLINE_S = 90.0
+GRACE_S = 10.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -62,9 +63,8 @@ class Browser:
         if session:
             message["sessionId"] = session
         _write(self._commands, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + DEADLINE_S
         while True:
-            answer = self._receive(deadline)
+            answer = self._receive()
             if answer.get("id") != self._number:
                 self.events.append(answer)
             elif "error" in answer:
@@ -73,11 +73,9 @@ class Browser:
                 found: dict[str, Any] = answer["result"]
                 return found
 
-    def _receive(self, deadline: float) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise BrowserError(f"the browser did not answer within {DEADLINE_S:.0f} s")
+            until_readable(self._answers, lambda: "the browser does not answer")
             piece = os.read(self._answers, 1 << 20)
             if not piece:
                 raise BrowserError("the browser ended")
@@ -103,13 +101,11 @@ class Browser:
         with suppress(BrowserError, OSError):
             self.send("Browser.close")
         os.close(self._commands)
-        deadline = time.monotonic() + 10
-        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                os.killpg(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
-                break
-            time.sleep(0.01)
+        pidfd = os.pidfd_open(self._pid)
+        select.select([pidfd], [], [], GRACE_S)
+        os.close(pidfd)
+        os.killpg(self._pid, signal.SIGKILL)  # not reaped yet, so the group is still its own
+        os.waitpid(self._pid, 0)
         os.close(self._answers)
 
 
@@ -145,15 +141,13 @@ class Page:
 
     def until(self, condition: str | Callable[[], object]) -> None:
         """Wait until a JavaScript expression, or a function, is true."""
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
+
+        def holds() -> object:
             # Asking lets events come in, also for a condition that only reads them.
             answer = self.run(f"Boolean({condition})" if isinstance(condition, str) else "0")
-            if answer if isinstance(condition, str) else condition():
-                return
-            if time.monotonic() > deadline:
-                raise BrowserError(f"never became true: {condition}")
-            time.sleep(0.01)
+            return answer if isinstance(condition, str) else condition()
+
+        until(holds, lambda: f"{condition} is not true of {self.run('document.body.innerText')!r}")
 
     def resize(self, width: int, height: int) -> None:
         self.send(

@@ -11,11 +11,11 @@ import asyncio
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import until
 from vram.diagnosis.engine import diagnose
 from vram.live_reader import LiveReading
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
@@ -102,12 +102,13 @@ def running(folder: Path) -> Iterator[str]:
     with open(path, "wb") as log:
         service = subprocess.Popen([sys.executable, "-m", __name__, folder], stderr=log)
     try:
-        end = time.monotonic() + 60
-        while not (found := re.search(r"listening on (http://\S+)", path.read_text())):
-            assert service.poll() is None, path.read_text()
-            assert time.monotonic() < end, path.read_text()
-            time.sleep(0.02)
-        yield found[1]
+
+        def address() -> list[str]:
+            found = re.findall(r"listening on (http://\S+)", path.read_text())
+            assert found or service.poll() is None, path.read_text()
+            return found
+
+        yield until(address, path.read_text)[0]
     finally:
         service.kill()
         service.wait()

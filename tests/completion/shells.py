@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import shlex
 import signal
 import subprocess
@@ -13,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.patience import PATIENCE_S, until_readable
+
 Offers = dict[str, list[str]]
 MARK = "--- "
-PATIENCE_S = 60
 
 BASH = """
 source {script}
@@ -106,8 +106,7 @@ def at_a_terminal(command: list[str], typed: str, wanted: bytes, env: Mapping[st
     try:
         os.write(terminal, typed.encode())
         while wanted not in shown:
-            if not select.select([terminal], [], [], PATIENCE_S)[0]:
-                raise AssertionError(f"{command[0]} shows no {wanted!r}: {shown!r}")
+            until_readable(terminal, lambda shown=shown: f"{command[0]} shows no {wanted!r}: {shown!r}")
             shown += os.read(terminal, 65536)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -120,8 +119,7 @@ def _typed(terminal: int, told: int, line: str) -> list[str]:
     os.write(terminal, line.encode() + b"\t\x18")
     answer = b""
     while not answer.endswith(f"{MARK}\n".encode()):
-        if not select.select([told], [], [], PATIENCE_S)[0]:
-            raise AssertionError(f"zsh does not answer to {line!r}; so far: {answer!r}")
+        until_readable(told, lambda answer=answer: f"zsh does not answer to {line!r}; so far: {answer!r}")
         answer += os.read(told, 65536)
     words = answer.decode().splitlines()
     return [word for word in dict.fromkeys(words) if word and word != MARK]
@@ -142,7 +140,7 @@ def _answer(command: list[str], lines: Sequence[str], env: Mapping[str, str], cw
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stdout, done.stderr)
     return done.stdout

@@ -11,7 +11,6 @@ import re
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,9 +20,10 @@ from typing import Any, NamedTuple
 
 import kubernetes_validate
 
+from tests.patience import until
+
 VERSIONS = ("1.25", "1.29", "1.33", "1.37")
 TOKEN = "a-token.of-the.account"
-LONG_S = 60.0
 
 
 def make_certificate(folder: Path) -> None:
@@ -75,11 +75,7 @@ class ApiServer:
         }
 
     def until(self, what: Callable[[], Any]) -> Any:
-        end = time.monotonic() + LONG_S
-        while not (found := what()):
-            assert time.monotonic() < end, (self.requests, self.wrong)
-            time.sleep(0.01)
-        return found
+        return until(what, lambda: (self.requests, self.wrong))
 
     def close(self) -> None:
         self._server.shutdown()

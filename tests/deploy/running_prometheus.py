@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -14,8 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.needs import find_program
-
-LONG_S = 120.0
+from tests.patience import PATIENCE_S, until
 
 
 class Listening:
@@ -35,15 +33,16 @@ class Listening:
 
     def until(self, what: Callable[[], Any]) -> Any:
         """Come back when *what* is true, with it."""
-        end = time.monotonic() + LONG_S
-        while not (found := what()):
-            assert time.monotonic() < end, self._log.read_text()[-4000:]
-            assert self._process.poll() is None, self._log.read_text()[-4000:]
-            time.sleep(0.05)
-        return found
+
+        def answer() -> Any:
+            found = what()
+            assert found or self._process.poll() is None, self._log.read_text()[-4000:]
+            return found
+
+        return until(answer, lambda: self._log.read_text()[-4000:])
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=LONG_S) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
     def close(self) -> None:

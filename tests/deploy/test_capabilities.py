@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import pytest
 from tests.deploy.test_manifests import container, one, plain
 from tests.deploy.tools import DEPLOY
 from tests.needs import needs, skip_without
+from tests.patience import has_ended
 from tests.serve.running import RunningService
 from tests.serve.users import UsersMachine
 from vram.serve.kubernetes.kubernetes_api import ACCOUNT
@@ -252,7 +252,7 @@ def limited(virtual_gpu: VirtualGpu) -> Iterator[LimitedMachine]:
 
 
 def is_gone(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+    return has_ended(pidfd)
 
 
 def test_these_are_enough_to_act_by_policy_and_for_a_user(limited: LimitedMachine) -> None:

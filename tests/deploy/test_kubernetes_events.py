@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.needs import needs
+from tests.patience import PATIENCE_S, until_async
 from tests.serve.running import RunningService
 from vram.errors import ConfigError
 from vram.model.change import Change
@@ -90,9 +91,7 @@ class Driver:
         await self.part.on_reading(reading)
 
     async def until(self, what: Callable[[], Any]) -> None:
-        async with asyncio.timeout(60):
-            while not what():
-                await asyncio.sleep(0.005)
+        await until_async(what)
 
 
 def drive(
@@ -384,12 +383,14 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(
         await reader.read()
         writer.close()
 
+    monkeypatch.setattr("vram.serve.kubernetes.kubernetes_api.REQUEST_S", 1e6)
+
     async def story(driver: Driver) -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         driver.part._api.port = server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         await driver.read(ghost())
         await driver.until(lambda: driver.part._ledger.next() is not None)  # type: ignore[union-attr]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await driver.part.close()
         server.close()
 

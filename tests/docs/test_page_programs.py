@@ -28,12 +28,12 @@ import pytest
 
 from tests.docs.conftest import ROOT
 from tests.needs import require
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 BLOCK = re.compile(r"^<!-- (run|file (?P<name>\S+)) -->\n```\w+\n(?P<text>.*?)^```", re.M | re.S)
 NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if BLOCK.search(page.read_text()))
-PATIENCE_S = 120.0
 
 
 def test_pages_have_programs() -> None:

@@ -16,6 +16,7 @@ import vram
 from tests.browser import chromium
 from tests.docs.conftest import ROOT, sphinx
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.cli import manual
 from vram.cli.app import COMMANDS
 from vram.model.kinds import Kind
@@ -161,7 +162,7 @@ def test_search_works_from_disk_in_a_browser(word: str, page: str, site: Path, t
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=15000", "--dump-dom"]
     address = f"{(site / 'search.html').as_uri()}?q={word}"
-    done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, address], capture_output=True, text=True, timeout=PATIENCE_S)
     found = done.stdout.partition('id="search-results"')[2]
     assert f'href="{page}"' in found, done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.virtualgpu.conftest import HOLDER
 from vram.virtualgpu import VirtualGpu
 
@@ -63,7 +64,7 @@ class Clinic:
             env=self.environment(**more),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
 
     def ask(self, *words: str, before: Sequence[str] = (), **more: str) -> Told:
@@ -104,7 +105,7 @@ def no_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproc
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*PROGRAM, *words], env=environment, capture_output=True, text=True, timeout=120
+            [*PROGRAM, *words], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
     return run

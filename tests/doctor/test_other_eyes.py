@@ -13,6 +13,7 @@ import pytest
 
 from tests.doctor.conftest import PROGRAM, Clinic, told
 from tests.needs import needs, skip_without
+from tests.patience import PATIENCE_S
 from vram.units import GIB
 
 LIMITED = 7
@@ -101,7 +102,7 @@ class TestTwoUsers:
                 cwd="/",
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=PATIENCE_S,
             )
         except PermissionError:
             skip_without("readable-by-all", "others cannot start this Python")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
@@ -23,7 +24,7 @@ def small_gpu(native_libraries: Path) -> Iterator[VirtualGpu]:
 
 def shown(gpu: VirtualGpu, name: str) -> str:
     argv = [sys.executable, str(FOLDER / name)]
-    done = gpu.run(argv, capture_output=True, text=True, timeout=60)
+    done = gpu.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -15,7 +16,7 @@ NOTHING = "nothing is left on the GPU\n"
 
 def shown(gpu: VirtualGpu, name: str) -> str:
     argv = [sys.executable, str(EXAMPLES / name)]
-    done = gpu.run(argv, capture_output=True, text=True, timeout=60)
+    done = gpu.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 

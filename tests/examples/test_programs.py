@@ -15,6 +15,7 @@ import pytest
 
 from tests.examples.expected import EXPECTED, differences
 from tests.needs import needs, require
+from tests.patience import PATIENCE_S
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
@@ -34,7 +35,7 @@ needs_nvcc = needs("nvcc")
 def run(gpu: VirtualGpu, name: str, *options: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What examples/steps.py measured of one program."""
     argv = [sys.executable, EXAMPLES / "steps.py", "--json", *options, name]
-    done = gpu.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    done = gpu.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["programs"]
     if result["skipped"]:

@@ -6,6 +6,7 @@ import sys
 
 from tests.guard.scoping import ROOT, environment
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 
@@ -15,7 +16,7 @@ def shown(gpu: VirtualGpu, name: str) -> list[str]:
         env=environment(gpu),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return list(done.stdout.splitlines())

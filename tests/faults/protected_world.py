@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 PARTS = ("Xorg", "nvidia-persistenced", "nvidia-cuda-mps-control", "dcgm-exporter", "kubelet", "sshd")
 JOBS = Path(__file__).parents[1] / "reclaim" / "jobs.py"
 NOTES_SIGNALS = """
@@ -77,7 +79,7 @@ def installed(name: str) -> str:
 
 def vram(*words: str) -> dict[str, object]:
     argv = [sys.executable, "-m", "vram", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     return {"words": words, "code": done.returncode, "said": done.stdout + done.stderr}
 
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from tests.diagnosis.ledgers import entry, gpu, holder, ledger
 from tests.needs import skip_without
 from tests.parking.conftest import CHECKPOINTED, Machine, runs_on
+from tests.patience import PATIENCE_S
 from tests.reclaim.conftest import Bench
 from tests.reclaim.town import Town
 from vram.diagnosis.engine import diagnose
@@ -109,7 +110,9 @@ def test_a_process_parked_by_other_clocks_comes_back(
     def run(prefix: tuple[str, ...], verb: str) -> None:
         pids = () if verb == "parked" else (str(worker.pid),)
         argv = [*prefix, sys.executable, "-m", "vram", verb, *pids]
-        done = subprocess.run(argv, env=machine.environment(), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            argv, env=machine.environment(), capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stderr
 
     for at, verb in enumerate(verbs):

@@ -6,7 +6,6 @@ The driver fails at its first call, at its second, and so on to the last one of 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tests.faults.record import Tally
 from tests.guard.owner import told
 from tests.parking.conftest import RUNNING, Machine, runs_on
+from tests.patience import PATIENCE_S, until
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -42,7 +42,7 @@ NOT_LOADED, NOT_FOUND, LOST, MISMATCH = 9, 6, 15, 18
 
 def sweep(gpu: VirtualGpu, demo: DemoProgram, fault: str, *rounds: int) -> dict[str, Any]:
     argv = [sys.executable, str(SWEEP), fault, str(demo.pids["self"]), *map(str, rounds)]
-    done = gpu.run(argv, capture_output=True, text=True, timeout=300)
+    done = gpu.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     assert answer["again"] == answer["checks"] >= 3, "after a fault, not everything is read again"
@@ -198,7 +198,7 @@ def test_a_gpu_divided_anew_between_two_readers_of_one_scan_balances(two_virtual
         why = two_virtual_gpus.popen(argv, stdout=-1)
         wait_for_reader_in_a_hang(why.pid)
         two_virtual_gpus.set(1, mig="3g.71gb,2g.35gb")
-        answer = json.loads(why.communicate(timeout=60)[0])
+        answer = json.loads(why.communicate(timeout=PATIENCE_S)[0])
         assert why.returncode == 3
         lost, divided = answer["gpus"]
         assert (lost["status"], lost["total_bytes"]) == ("timeout", None)
@@ -210,11 +210,11 @@ def test_a_gpu_divided_anew_between_two_readers_of_one_scan_balances(two_virtual
 
 def wait_for_reader_in_a_hang(pid: int) -> None:
     """Come back when a child of *pid* sleeps in pause(2), where a call that hangs stays."""
-    while True:
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            try:
-                if Path(f"/proc/{child}/syscall").read_text().startswith("34 "):
-                    return
-            except OSError:
-                continue
-        os.sched_yield()
+
+    def hangs(child: str) -> bool:
+        try:
+            return Path(f"/proc/{child}/syscall").read_text().startswith("34 ")
+        except OSError:
+            return False
+
+    until(lambda: any(map(hangs, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())))

@@ -10,6 +10,7 @@ import pytest
 from tests.faults.record import Tally
 from tests.ghosts.conftest import held_by
 from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, runs_on
+from tests.patience import PATIENCE_S
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 
@@ -20,7 +21,7 @@ ROUNDS = 2
 def both(machine: Machine, *words: object) -> list[int]:
     """The exit codes of two that were started at the same moment, smaller first."""
     pair = [machine.start(*words) for _ in range(2)]
-    said = [each.communicate(timeout=120)[1] for each in pair]
+    said = [each.communicate(timeout=PATIENCE_S)[1] for each in pair]
     assert not any("Traceback" in each for each in said), said
     return sorted(each.returncode for each in pair)
 
@@ -69,7 +70,7 @@ def test_two_that_end_the_same_process_end_nobody_else(machine: Bench, verb: str
         child = orphan.pids["child"]
         words = {"kill": ("kill", str(child)), "free": ("free", "--up-to", "kill")}[verb]
         pair = [start(machine, *words, "--yes") for _ in range(2)]
-        said = [each.communicate(timeout=120) for each in pair]
+        said = [each.communicate(timeout=PATIENCE_S) for each in pair]
         codes = sorted(each.returncode for each in pair)
         wrong = int(codes[0] != 0 or codes[1] not in (0, GONE, CHANGED))
         tally.count(wrong=wrong)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.record import Tally
+from tests.patience import PATIENCE_S, has_ended, until_ended
 from tests.reclaim.conftest import Bench
 from vram.virtualgpu.demos import PROGRAMS
 
@@ -103,7 +103,7 @@ class Family:
                 continue  # the trainer of orphans
 
     def ended(self) -> set[int]:
-        return {pid for pid, pidfd in self.pidfds.items() if select.select([pidfd], [], [], 0)[0]}
+        return {pid for pid, pidfd in self.pidfds.items() if has_ended(pidfd)}
 
     def close(self) -> None:
         for pidfd in self.pidfds.values():
@@ -112,7 +112,7 @@ class Family:
             except ProcessLookupError:
                 pass
             else:
-                select.select([pidfd], [], [])
+                until_ended(pidfd)
             os.close(pidfd)
 
 
@@ -201,5 +201,5 @@ except BrokenPipeError:
 @pytest.mark.fault(10)
 def test_a_visitor_that_dies_before_it_is_answered_does_not_take_the_program_along() -> None:
     """Programs whose output goes into pipes often let SIGPIPE end them."""
-    done = subprocess.run([sys.executable, "-c", HUNG_UP], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", HUNG_UP], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr

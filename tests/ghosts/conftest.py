@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.ghosts import evidence
+from tests.patience import PATIENCE_S
 from vram.units import MIB
 from vram.virtualgpu.demos import DemoProgram
 
@@ -44,7 +45,7 @@ class Machine:
 
     def vram(self, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         argv = [*prefix, sys.executable, "-m", "vram", *words]
-        return subprocess.run(argv, env=self._environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(argv, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
     def why(self, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
         """The answer of ``vram why --json``; its balance is checked whoever asks."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from vram.errors import ExitCode
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -16,7 +17,7 @@ from vram.virtualgpu.demos import DemoProgram
 
 def why(gpu: VirtualGpu) -> tuple[int, dict[str, Any]]:
     argv = [sys.executable, "-m", "vram", "why", "--json", "--deadline", "4"]
-    done = gpu.run(argv, capture_output=True, timeout=60)
+    done = gpu.run(argv, capture_output=True, timeout=PATIENCE_S)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -63,7 +64,7 @@ def test_without_the_compute_list_nobody_is_blamed(
     with DemoProgram(virtual_gpu, "memory.plain") as one, DemoProgram(virtual_gpu, "memory.plain") as other:
         exit_code, answer = why(virtual_gpu)
         check = [sys.executable, "-m", "vram", "check", "--leftovers", "--deadline", "4"]
-        assert virtual_gpu.run(check, capture_output=True, timeout=60).returncode == ExitCode.PARTIAL
+        assert virtual_gpu.run(check, capture_output=True, timeout=PATIENCE_S).returncode == ExitCode.PARTIAL
     (gpu,) = answer["gpus"]
     assert exit_code == ExitCode.PARTIAL
     assert {"VR302", "VR405"} & set(codes(answer)) == {code}
@@ -99,7 +100,7 @@ def test_without_figures_healthy_processes_are_no_leftovers(virtual_gpu: Virtual
         (together,) = [each for each in answer["gpus"][0]["entries"] if each["co_holders"]]
         assert {each["pid"] for each in together["co_holders"]} == {one.pids["self"], other.pids["self"]}
         assert "VR106" not in codes(answer)
-        check = virtual_gpu.run([sys.executable, "-m", "vram", "check", "--leftovers"], timeout=60)
+        check = virtual_gpu.run([sys.executable, "-m", "vram", "check", "--leftovers"], timeout=PATIENCE_S)
         assert check.returncode == ExitCode.OK
 
 

@@ -28,6 +28,7 @@ from tests.doctor.hosts import SOUND, confined
 from tests.fleet import snapshots as fleet_snapshots
 from tests.history import written
 from tests.ledger.world import CONTEXT, OVERHEAD, World
+from tests.patience import PATIENCE_S
 from tests.report import training_traces
 from vram.cli.app import main
 from vram.doctor.engine import examine
@@ -117,7 +118,7 @@ class Situation:
         """A command and all that it printed, as it stands on a page."""
         argv = [sys.executable, "-m", "vram", *map(str, words)]
         done = subprocess.run(
-            argv, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120
+            argv, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE_S
         )
         page = f"$ vram {' '.join(map(str, words))}\n{done.stdout}{self._about_ours(done.stderr)}"
         user = re.escape(getpass.getuser())

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from tests.search_path import search_path
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def act_out(framework: str, nbytes: int, environment: Mapping[str, str] | None =
         env=variables,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -58,7 +59,7 @@ def in_child(function):
 def run(gpu: VirtualGpu, program: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-X", "faulthandler", "-c", PREAMBLE + dedent(program)]
     environment = gpu.environment() | {"PYTHONPATH": str(SOURCE)}
-    return gpu.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+    return gpu.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def told(gpu: VirtualGpu, program: str) -> Any:

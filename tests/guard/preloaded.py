@@ -19,10 +19,11 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 # Exceptions and holders then name the program as they do under `python -c`.
 START = "exec(__import__('tests.guard.preloaded', fromlist=['*']).next_program())"
 MODULES = ("numpy", "numba.cuda")
-LONGEST_S = 120
 
 
 # ---- in the tests ----
@@ -69,7 +70,7 @@ def run(program: str, environment: dict[str, str], root: Path) -> subprocess.Com
     with open(outputs[0][0]) as stdout, open(outputs[1][0]) as stderr, ThreadPoolExecutor(2) as readers:
         reading = [readers.submit(stdout.read), readers.submit(stderr.read)]
         try:
-            texts = [each.result(LONGEST_S) for each in reading]
+            texts = [each.result(PATIENCE_S) for each in reading]
         except TimeoutError:
             process.kill()
             raise

@@ -12,6 +12,7 @@ from textwrap import dedent
 from typing import Any
 
 from tests.guard import preloaded
+from tests.patience import PATIENCE_S
 from tests.search_path import search_path
 from vram.virtualgpu import VirtualGpu
 
@@ -67,7 +68,7 @@ def run(gpu: VirtualGpu, program: str, preamble: str = RAW, **options: Any) -> A
         env=environment(gpu),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         **options,
     )
 

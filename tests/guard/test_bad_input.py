@@ -9,6 +9,7 @@ import pytest
 
 from tests.guard.scoping import result
 from tests.needs import skip_without
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 WRONG = {
@@ -112,7 +113,11 @@ def test_without_a_driver_all_of_it_is_there_and_says_so_once(no_driver: dict[st
     import json
 
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DRIVER], env=no_driver, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", WITHOUT_DRIVER],
+        env=no_driver,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     answers, said = json.loads(done.stdout)

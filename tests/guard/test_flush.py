@@ -13,6 +13,7 @@ import pytest
 import vram
 from tests.guard.scoping import NUMBA, PREAMBLE, result
 from tests.needs import needs, skip_without
+from tests.patience import PATIENCE_S
 from vram.errors import NoSuchDevice
 from vram.guard.flush import NESTED, CacheChange, FlushReport
 from vram.guard.memory import DeviceMemory
@@ -171,7 +172,7 @@ def test_without_a_driver_it_does_nothing_and_says_so_once() -> None:
         env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin", "LD_LIBRARY_PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     first, alive = done.stdout.splitlines()

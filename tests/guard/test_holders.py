@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import vram
+from tests.patience import PATIENCE_S
 from vram.payloads.arrays.heap.search import shortest_paths
 
 
@@ -310,7 +311,7 @@ def test_a_program_that_used_asyncio_is_unharmed_by_a_look(look: str) -> None:
         print("unharmed")
     """
     argv = [sys.executable, "-c", dedent(program)]
-    assert subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout == "unharmed\n"
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S).stdout == "unharmed\n"
 
 
 def test_html_is_inert(module: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.guard.scoping import ROOT, environment, result
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.notebook import AWAITS
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
@@ -35,7 +36,7 @@ class Ran:
     def __init__(self, client: Any, code: str) -> None:
         self.text, self.html = "", ""
         self.tracebacks: list[str] = []
-        self.reply = client.execute_interactive(code, timeout=60, output_hook=self._hear)["content"]
+        self.reply = client.execute_interactive(code, timeout=PATIENCE_S, output_hook=self._hear)["content"]
 
     def _hear(self, message: dict[str, Any]) -> None:
         content = message["content"]
@@ -58,7 +59,7 @@ def cell(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Cell]:
     client = manager.blocking_client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=PATIENCE_S)
         begun = Ran(client, BEGIN)
         assert begun.reply["status"] == "ok", begun.reply
         yield lambda code: Ran(client, code)

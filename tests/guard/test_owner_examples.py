@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.guard.owner import SOURCE
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -17,7 +18,7 @@ needs_bindings = needs("cuda.bindings")
 def lines(gpu: VirtualGpu, name: str) -> list[str]:
     environment = gpu.environment() | {"PYTHONPATH": str(SOURCE)}
     done = gpu.run(
-        [sys.executable, EXAMPLES / name], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, EXAMPLES / name], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     return list(done.stdout.splitlines())

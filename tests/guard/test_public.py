@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vram
+from tests.patience import PATIENCE_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 FRAMEWORKS = ("torch", "cupy", "jax", "numba", "numpy", "cuda", "pycuda", "rich", "msgspec", "ctypes")
@@ -19,7 +20,9 @@ FRAMEWORKS = ("torch", "cupy", "jax", "numba", "numpy", "cuda", "pycuda", "rich"
 
 def test_importing_it_loads_nothing() -> None:
     program = "import sys; before = set(sys.modules); import vram; print(*(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     loaded = set(done.stdout.split())
     assert "vram" in loaded
     assert not loaded.intersection(FRAMEWORKS)
@@ -80,6 +83,6 @@ def test_the_environment_can_start_the_agent(tmp_path: Path, value: str, threads
     environment = os.environ | {"VRAM_AGENT": value, "XDG_RUNTIME_DIR": str(tmp_path)}
     tmp_path.chmod(0o700)
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.stdout.strip() == str(threads), done.stderr

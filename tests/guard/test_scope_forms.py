@@ -13,6 +13,7 @@ import pytest
 
 from tests.guard.scoping import NUMBA, result, run
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram import LeakDetected, LimitExceeded, scope, scoped
 from vram.errors import UsageError
 from vram.units import MIB
@@ -140,7 +141,7 @@ def test_a_scope_is_entered_once_at_a_time() -> None:
 def test_without_a_driver_scopes_do_nothing_and_say_so_once() -> None:
     loop = "for n in range(3):\n    with vram.scope('x', leak='raise', limit=0) as s: pass\n"
     program = f"import vram\n{loop}print(s.leak)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "None\n")
     said = [line for line in done.stderr.splitlines() if "RuntimeWarning" in line]
     assert [line.partition(":")[0] for line in said] == ([] if has_driver_files() else ["<string>"])

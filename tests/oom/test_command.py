@@ -20,6 +20,7 @@ from tests.cli.conftest import PROGRAM, Run
 from tests.needs import needs
 from tests.oom.conftest import Log
 from tests.oom.corpus import MESSAGES
+from tests.patience import PATIENCE_S
 from vram.report import schema
 
 OTHERS, GRAPHS, BARE = "pytorch-2.5-one-other", "pytorch-2.4-graphs", "pycuda-alloc"
@@ -281,7 +282,7 @@ def test_a_pipe_that_never_ends_is_told_and_stopped_without_loss() -> None:
         process.send_signal(signal.SIGINT)
         out = process.stdout.read() if process.stdout else b""
         err = process.stderr.read()
-        assert process.wait(60) == 0, err
+        assert process.wait(PATIENCE_S) == 0, err
     finally:
         process.kill()
         process.stdin.close()
@@ -307,7 +308,7 @@ def test_a_terminal_is_told_what_to_paste() -> None:
     try:
         assert b"Ctrl-D" in process.stderr.readline()
         os.write(leader, MESSAGES[BARE].log + b"\x04")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         os.close(leader)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.needs import skip_without
+from tests.patience import PATIENCE_S
 
 VERSION = "580.95.05"
 SAID = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {VERSION}  Release Build\n"
@@ -49,7 +50,7 @@ def vram(tmp_path: Path, native_libraries: Path) -> Vram:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environment = plain | {"LD_LIBRARY_PATH": str(native_libraries)}
         argv = [*under, sys.executable, "-m", "vram", *words]
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
     return run
 

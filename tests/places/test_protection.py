@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from tests.needs import needs, require, skip_without
+from tests.patience import PATIENCE_S
 from tests.reclaim.conftest import Bench, machine
 from tests.virtualgpu.conftest import HOLDER
 from vram.errors import Protected
@@ -104,7 +105,7 @@ def test_memory_held_under_such_a_name_comes_back(machine: Bench) -> None:
             assert (entry["holder"]["pid"], entry["holder"]["executable"]) == (holder.pid, LOGIN)
             done = machine.vram("kill", str(holder.pid), "--yes")
             assert done.returncode == 0, done.stderr
-            assert holder.wait(60) != 0
+            assert holder.wait(PATIENCE_S) != 0
         finally:
             holder.kill()
 
@@ -158,7 +159,7 @@ def judgements() -> dict[str, list[object]]:
     setup = 'mount -t tmpfs none /opt && exec "$@"'
     argv = ["unshare", "--mount", "sh", "-c", setup, "sh", sys.executable, "-c", JUDGE, SHELL, WAITS]
     require("unshare", "setpriv")
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     if "mount: " in done.stderr:
         skip_without("mounts", f"nothing may be mounted here: {done.stderr}")
     assert done.returncode == 0, done.stderr
@@ -206,7 +207,7 @@ def test_from_a_container_that_sees_the_machine_its_programs_are_told() -> None:
     )
     machine = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     argv = [*machine, sys.executable, "-c", FIRST, LOGIN, DISGUISE, code]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     if "unshare: " in done.stderr or "mount: " in done.stderr or not os.path.exists(LOGIN):
         skip_without("namespaces", f"no such namespaces may be made here: {done.stderr}")
     assert (done.stdout, done.stderr) == (f"{LOGIN} True\n", "")

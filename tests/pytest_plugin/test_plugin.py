@@ -14,6 +14,7 @@ import pytest
 
 from tests.guard.scoping import ROOT, environment
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 PREAMBLE = """\
@@ -56,7 +57,7 @@ def suite(virtual_gpu: VirtualGpu, tmp_path: Path) -> Suite:
             env={**environment(virtual_gpu), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
 
     return run
@@ -323,7 +324,7 @@ def test_a_limit_that_was_passed_is_said_once(suite: Suite) -> None:
 def test_a_suite_without_a_gpu_says_so_once(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--vram"]
-    done = subprocess.run([*argv, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*argv, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert outcome(done) == {"passed": 2}
     if not Path("/dev/nvidiactl").exists():
         assert done.stdout.count("no GPU here: the device memory of 2 tests was not measured") == 1
@@ -337,5 +338,5 @@ def test_async_and_parallel_suites_work(suite: Suite) -> None:
 
 def test_the_plugin_imports_nothing_of_the_guard_until_it_is_asked() -> None:
     program = "import sys, vram.pytest_plugin; print([m for m in sys.modules if m.startswith('vram.')])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.strip() == "['vram.pytest_plugin']"

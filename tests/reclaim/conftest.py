@@ -14,6 +14,7 @@ import pytest
 
 from tests.ghosts.conftest import Machine
 from tests.needs import skip_without
+from tests.patience import PATIENCE_S
 from vram.host.local import LocalHost
 
 # From Python 3.14 on a way leads into every program; here it leads only where a test has made one.
@@ -58,7 +59,7 @@ class Bench(Machine):
 
     def run(self, argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            argv, env=self._environment, capture_output=True, text=True, timeout=120, **options
+            argv, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, **options
         )
 
 

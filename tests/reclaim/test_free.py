@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from tests.ghosts.conftest import held_by, is_charge
 from tests.needs import skip_without
+from tests.patience import PATIENCE_S, until_readable
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 from vram.virtualgpu.demos import PROGRAMS
@@ -189,10 +189,11 @@ def at_a_terminal(machine: Bench, words: list[str], answer: str) -> tuple[str, i
     os.close(theirs)
     shown = b""
     while b"[y/N]" not in shown:
-        assert select.select([ours], [], [], 60)[0], shown
+        until_readable(ours, lambda shown=shown: shown)
         shown += os.read(ours, 4096)
     os.write(ours, answer.encode() + b"\n")
-    while select.select([ours], [], [], 60)[0]:
+    while True:
+        until_readable(ours, lambda shown=shown: shown)
         try:
             part = os.read(ours, 4096)
         except OSError:  # nobody is left at the other end
@@ -201,7 +202,7 @@ def at_a_terminal(machine: Bench, words: list[str], answer: str) -> tuple[str, i
             break
         shown += part
     os.close(ours)
-    return shown.decode(), program.wait()
+    return shown.decode(), program.wait(PATIENCE_S)
 
 
 def test_every_action_is_written_down_before_and_after(machine: Bench):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from tests.faults.record import Tally
 from tests.needs import needs, skip_without
+from tests.patience import PATIENCE_S, until
 from vram.errors import NoSuchProcess, NotPermitted, Protected, WorldChanged
 from vram.host.local import LocalHost
 from vram.model.process import ProcessFacts, ProcessRef
@@ -71,12 +72,11 @@ REUSES = int(os.environ.get("VRAM_PID_REUSES", "500"))
 @pytest.mark.fault(12)
 def test_nobody_who_inherited_a_pid_is_touched(new_namespaces: tuple[str, ...], tmp_path: Path, tally: Tally):
     argv = ["env", f"XDG_STATE_HOME={tmp_path}", *new_namespaces, sys.executable, str(PROGRAM)]
-    control = subprocess.run([*argv, "100", "--by-pid"], capture_output=True, text=True, timeout=60)
+    control = subprocess.run([*argv, "100", "--by-pid"], capture_output=True, text=True, timeout=PATIENCE_S)
     if control.returncode:
         skip_without("namespaces", f"pids cannot be forced here: {control.stderr.splitlines()[-1]}")
     assert json.loads(control.stdout)["hit"] == 100
-    patience_s = 60 + REUSES / 20
-    done = subprocess.run([*argv, str(REUSES)], capture_output=True, text=True, timeout=patience_s)
+    done = subprocess.run([*argv, str(REUSES)], capture_output=True, text=True, timeout=PATIENCE_S + REUSES)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     tally.count(told["tries"], wrong=told["tries"] - told["refused"] + told["hit"])
@@ -87,7 +87,7 @@ def test_a_process_that_stays_is_held_and_signalled(start: Start, host: LocalHos
     actor = start()
     with open_verified(host, identify(host, actor.pid)) as held:
         assert held.send(signal.SIGTERM) == "sent"
-        assert held.ended(10)
+        assert held.ended(PATIENCE_S)
 
 
 def test_one_that_ended_is_no_such_process(start: Start, host: LocalHost):
@@ -135,8 +135,7 @@ def test_exec_between_choosing_and_acting_is_refused(start: Start, host: LocalHo
 
 def _wait_for_exec(host: LocalHost, pid: int, image: str | None) -> None:
     # The kernel tells nobody but a tracer of an exec: looking is all there is.
-    while host.proc.image(pid) in (image, None):
-        os.sched_yield()
+    until(lambda: host.proc.image(pid) not in (image, None))
 
 
 @pytest.mark.fault(13)

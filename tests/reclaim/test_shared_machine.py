@@ -14,6 +14,7 @@ import pytest
 
 import vram
 from tests.needs import needs, require
+from tests.patience import PATIENCE_S
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS, DemoProgram
@@ -83,7 +84,7 @@ EVERYBODY = [pytest.param(who, marks=needs_root if who != "ourselves" else ()) f
 def play(who: str, style: str, gpus: int, folder: Path, *words: str, real: bool = False) -> dict[str, Any]:
     """Act it out; return what ``vram WORDS`` did to everybody."""
     argv = PEOPLE[who](folder, gpus, style, str(gpus), *words, real=real)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -141,7 +142,7 @@ def test_another_users_leftovers_are_named_with_the_command_that_root_would_use(
         named = {name: value for name, value in environment.items() if name.startswith("VRAM_")}
         libraries = "/mnt/src/vram/virtualgpu/lib"  # the folder's own links lead where that user may not go
         argv = as_another_user("$PYTHON -m vram free --yes --json", LD_LIBRARY_PATH=libraries, **named)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
         answer = json.loads(done.stdout)
         assert (done.returncode, answer["plan"]["steps"]) == (1, []), done.stderr
         (left,) = answer["skipped"]
@@ -161,7 +162,7 @@ def test_who_begins_to_work_while_vram_looks_is_never_ended(tmp_path: Path):
     command = ["env", path, f"XDG_STATE_HOME={tmp_path}", sys.executable, "-m", "vram", "virtual", "--"]
     seed = os.environ.get("VRAM_SOAK_SEED", "1")
     argv = [*command, sys.executable, str(HERE / "churn.py"), str(ROUNDS), seed]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60 + 30 * ROUNDS)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S * (1 + ROUNDS))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["rounds"], told["healthy_died"]) == (ROUNDS, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import re
 import signal
@@ -18,6 +19,13 @@ from typing import Any
 
 from tests.patience import PATIENCE_S, until
 from vram.virtualgpu import VirtualGpu
+
+
+class Samples(dict[tuple[str, ...], float]):
+    """Metrics by name and labels. One that is not there, as while a GPU does not answer, equals nothing."""
+
+    def __missing__(self, key: tuple[str, ...]) -> float:
+        return math.nan
 
 
 class RunningService:
@@ -112,16 +120,16 @@ class RunningService:
         assert got == status, body
         return json.loads(body)
 
-    def metrics(self) -> dict[tuple[str, ...], float]:
+    def metrics(self) -> Samples:
         """Every sample by its name and label values, in the order of the labels' names."""
         from prometheus_client.parser import text_string_to_metric_families
 
         _, body, _ = self.request("/metrics")
-        return {
-            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        return Samples(
+            ((sample.name, *(value for _, value in sorted(sample.labels.items()))), sample.value)
             for family in text_string_to_metric_families(body.decode())
             for sample in family.samples
-        }
+        )
 
     def readings(self, count: int = 2) -> None:
         """Come back after so many more readings: the last one began after now."""
@@ -141,7 +149,9 @@ class RunningService:
         return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """End it and all that it started: they are a group of their own."""
+        """End it and all that it started: they are a group of their own. Can be called again."""
+        if self._notify.fileno() < 0:  # the group's number may be somebody else's by now
+            return
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -23,16 +23,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import pytest
-
 import vram
+from tests.patience import PATIENCE_S, until, until_readable
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS
 
@@ -42,7 +40,6 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel", "salloc")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 LIBRARIES = ("msgspec", "pynvml", "rich", "markdown_it", "mdurl", "pygments")
-PATIENCE_S = 120.0
 # Below it lies what other users must be able to read: the interpreter, the sources, the virtual GPU.
 SHARED = "/mnt"
 
@@ -99,7 +96,7 @@ class Running(Left):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         self._process = process
-        assert select.select([process.stdout], [], [], PATIENCE_S)[0], "it says nothing"
+        until_readable(process.stdout)
         super().__init__(**json.loads(process.stdout.readline()))
 
     def close(self) -> None:
@@ -427,14 +424,14 @@ class Cluster:
         path = self.folder / "log" / name
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def until(self, holds: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    def until(self, holds: Callable[[], object], what: str) -> None:
         """Wait until *holds* says so; Slurm tells nobody, so it is asked again and again."""
-        deadline = time.monotonic() + patience_s
-        while not holds():
-            if time.monotonic() > deadline:
-                tail = {name: self.log(name)[-3000:] for name in ("slurmctld", "slurmd")}
-                pytest.fail(f"waited {patience_s:g} s until {what}: {self.state()} {self.reason()} {tail}")
-            time.sleep(0.05)
+
+        def saw() -> str:
+            tail = {name: self.log(name)[-3000:] for name in ("slurmctld", "slurmd")}
+            return f"not that {what}, but {self.state()} {self.reason()} {tail}"
+
+        until(holds, saw)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from tests.slurm.cluster import PATIENCE_S, SHARED, Left, Running
+from tests.patience import PATIENCE_S
+from tests.slurm.cluster import SHARED, Left, Running
 from tests.slurm.conftest import Site
 from vram.units import MIB
 

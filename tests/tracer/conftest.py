@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.tracer.records import Section, read
 from vram.virtualgpu import VirtualGpu
 
@@ -43,7 +44,9 @@ class Traced:
 
     def _run(self, program: str, python: str, environment: dict[str, str], check: bool) -> str:
         line = [python, "-c", f"from program import *\n{program}", str(self.folder)]
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            line, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 

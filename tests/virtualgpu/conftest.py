@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until_ended
 from vram.virtualgpu import VirtualGpu
 
 HOLDER = Path(__file__).with_name("holder.py")
@@ -46,7 +46,7 @@ n.nvmlInit()
 def ask(gpu: VirtualGpu, expression: str, *setup: str) -> Any:
     """The value of *expression* in a fresh process that has NVML initialized as ``n``."""
     program = "\n".join([PREAMBLE, *setup, f"print(json.dumps({expression}))"])
-    done = gpu.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = gpu.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -67,8 +67,8 @@ class Holder:
         """Close the program's stdin, and come back when its files are closed."""
         self.stdin.close()
         # A pidfd becomes readable when the process has closed its files; its pipes may end sooner.
-        select.select([self._pidfd], [], [])
-        self.process.wait()
+        until_ended(self._pidfd)
+        self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         self.end()

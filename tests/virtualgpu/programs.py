@@ -12,6 +12,7 @@ from textwrap import dedent
 from types import TracebackType
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 HERE = Path(__file__).parent
@@ -29,7 +30,7 @@ def result(gpu: VirtualGpu, program: str, **variables: str) -> Any:
         env=environment(gpu) | variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -6,6 +6,7 @@ import json
 import sys
 
 from tests.needs import needs
+from tests.patience import PATIENCE_S
 from tests.virtualgpu.conftest import Hold
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -17,7 +18,7 @@ CONTEXT_MIB, OVERHEAD_BYTES = 518, 8 * MIB + 832 * 1024
 def test_gpustat_shows_the_right_memory_and_processes(two_virtual_gpus: VirtualGpu, hold: Hold) -> None:
     holder = hold(two_virtual_gpus, 4 * GIB, 1)
     argv = [sys.executable, "-m", "gpustat", "--json"]
-    done = two_virtual_gpus.run(argv, capture_output=True, text=True, timeout=60)
+    done = two_virtual_gpus.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     idle, busy = json.loads(done.stdout)["gpus"]
     assert [idle["name"], idle["memory.used"], idle["processes"]] == ["NVIDIA H200 (virtual)", 3, []]
@@ -31,7 +32,7 @@ def test_gpustat_shows_the_right_memory_and_processes(two_virtual_gpus: VirtualG
 def test_nvitop_shows_the_right_memory_and_processes(virtual_gpu: VirtualGpu, hold: Hold) -> None:
     holder = hold(virtual_gpu, 4 * GIB)
     argv = [sys.executable, "-m", "nvitop", "-1"]
-    done = virtual_gpu.run(argv, capture_output=True, text=True, timeout=60)
+    done = virtual_gpu.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "H200 (virtual)" in done.stdout
     assert "140.4GiB" in done.stdout

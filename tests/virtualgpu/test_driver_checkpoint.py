@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.needs import needs
+from tests.patience import until
 from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import Program, result, running
 from vram.units import MIB
@@ -115,10 +117,7 @@ def test_a_lock_that_times_out_leaves_the_process_running(virtual_gpu: VirtualGp
 def wait_until_inside(worker: Program) -> None:
     """Come back when the worker sleeps in pause(2), where a hanging call stays."""
     pause = "34 "  # the system call's number on x86-64
-    while True:
-        with open(f"/proc/{worker.pid}/syscall") as file:
-            if file.read().startswith(pause):
-                return
+    until(lambda: Path(f"/proc/{worker.pid}/syscall").read_text().startswith(pause))
 
 
 def test_restore_needs_room(virtual_gpu: VirtualGpu) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 TOOL = Path(__file__).parents[2] / "tools" / "pycuda_wheel.py"
 # The interpreter that the environment was made with: PyCUDA is not installed there.
 PYTHON = getattr(sys, "_base_executable", sys.executable)
@@ -26,7 +28,9 @@ def run(
     tool: Path, *words: str | Path, compiler: str = "no-such-compiler"
 ) -> subprocess.CompletedProcess[str]:
     argv = [PYTHON, tool, *words]
-    return subprocess.run(argv, env={"CXX": "no-such-compiler"}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        argv, env={"CXX": "no-such-compiler"}, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_without_a_compiler_it_says_what_to_install(tool: Path, tmp_path: Path) -> None:

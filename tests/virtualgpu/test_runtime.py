@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.needs import needs, skip_without
+from tests.patience import PATIENCE_S
 from tests.virtualgpu.conftest import ask
 from vram.virtualgpu import VirtualGpu
 
@@ -64,7 +65,7 @@ def answers(gpu: VirtualGpu) -> dict[int, dict[str, Any]]:
 def asked(gpu: VirtualGpu, major: int, *sections: str) -> dict[str, Any]:
     other = os.environ | {"OTHER_LIBCUDART": runtime(gpu, 25 - major)}
     command = [sys.executable, str(HERE / "answers.py"), runtime(gpu, major), *sections]
-    done = gpu.run(command, env=other, capture_output=True, text=True, timeout=240)
+    done = gpu.run(command, env=other, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -151,7 +152,7 @@ def registered(gpu: VirtualGpu, lines: str, major: int = 13, **options: Any) -> 
     """What *lines* leave in ``told``, in a process with a kernel and a variable registered by hand."""
     program = f"{REGISTERED}\ntold = []\n{lines}\nprint(json.dumps(told))"
     command = [sys.executable, "-c", program, runtime(gpu, major)]
-    done = gpu.run(command, capture_output=True, text=True, timeout=60, **options)
+    done = gpu.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -207,7 +208,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     line = [nvcc, "-cudart", "shared", "-arch=sm_90", "-o", str(program), str(HERE / "launches.cu")]
     # The compiler's parts cannot be loaded with what `make sanitize` preloads.
     plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    subprocess.run(line, env=plain, check=True, capture_output=True, timeout=240)
+    subprocess.run(line, env=plain, check=True, capture_output=True, timeout=PATIENCE_S)
     return program
 
 
@@ -222,7 +223,7 @@ def test_compiled_kernels_answer_as_on_hardware(launches: Path, scene: str) -> N
     with VirtualGpu.create() as gpu:
         if scene in BREAKING:
             gpu.fail("cuLaunchKernel", nth=1, sticky=BREAKING[scene])
-        done = gpu.run([str(launches), scene], capture_output=True, text=True, timeout=60)
+        done = gpu.run([str(launches), scene], capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.stdout.splitlines() == expected
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs, skip_without
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = pytest.mark.native
@@ -92,7 +93,7 @@ def compile_program(folder: Path, *words: str | Path, name: str = "program") -> 
 
 def run(gpu: VirtualGpu, *argv: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     env = gpu.environment() | variables
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.fixture

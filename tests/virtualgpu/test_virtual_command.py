@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import FOLDER_VARIABLE
 
 VRAM = [sys.executable, "-c", "import sys; from vram.cli.app import main; sys.exit(main())", "virtual"]
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("native_libraries")
 
 
 def virtual(*words: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*VRAM, *words], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([*VRAM, *words], capture_output=True, text=True, timeout=PATIENCE_S, **options)
 
 
 def test_a_command_runs_inside_and_the_folder_is_gone_afterwards() -> None:
@@ -138,7 +139,7 @@ def test_a_signal_reaches_the_command_and_cleaning_up_still_happens(sleeper) -> 
     process, folder = sleeper
     assert folder.is_dir()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 9
+    assert process.wait(timeout=PATIENCE_S) == 9
     assert not folder.exists()
 
 
@@ -146,7 +147,7 @@ def test_a_signal_reaches_the_command_and_cleaning_up_still_happens(sleeper) -> 
 def test_a_signal_that_ends_the_command_shows_in_the_exit_code(sleeper, number: signal.Signals) -> None:
     process, folder = sleeper
     process.send_signal(number)
-    assert process.wait(timeout=30) == 128 + number
+    assert process.wait(timeout=PATIENCE_S) == 128 + number
     assert not folder.exists()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 HERE = Path(__file__).parent
@@ -30,7 +31,12 @@ def run(gpu: VirtualGpu, program: str, **variables: str) -> subprocess.Completed
     """Run *program* to its end, with *variables* in its environment."""
     argv = [sys.executable, "-c", PREAMBLE + dedent(program)]
     return subprocess.run(
-        argv, env=environment(gpu, **variables), capture_output=True, text=True, timeout=120, check=False
+        argv,
+        env=environment(gpu, **variables),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
 
 

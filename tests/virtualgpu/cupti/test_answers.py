@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.virtualgpu.cupti.programs import HERE, environment
 from vram.virtualgpu import VirtualGpu
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.native
 def asked(gpu: VirtualGpu, library: str) -> dict[str, Any]:
     argv = [sys.executable, str(HERE / "answers.py"), library]
     done = subprocess.run(
-        argv, env=environment(gpu), capture_output=True, text=True, timeout=300, check=False
+        argv, env=environment(gpu), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)

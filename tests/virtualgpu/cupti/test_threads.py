@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.virtualgpu.cupti.programs import HERE, compiled, environment
 from vram.virtualgpu import VirtualGpu
 
@@ -25,7 +26,7 @@ def run(gpu: VirtualGpu, program: Path, mode: str) -> list[int]:
     """Calls made, entries told, exits told, callbacks that were told something wrong."""
     argv = [program, "libcupti.so.13", mode]
     done = subprocess.run(
-        argv, env=environment(gpu), capture_output=True, text=True, timeout=120, check=False
+        argv, env=environment(gpu), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode in (0, 1), (done.returncode, done.stderr)
     counts: list[int] = json.loads(done.stdout)

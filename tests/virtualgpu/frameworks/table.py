@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "reference" / "virtual-gpu-frameworks.md"
-TIMEOUT_S = 180
+
 
 VERSION = """
 import importlib.metadata, importlib.util, json, sys
@@ -76,7 +77,7 @@ def run_part(framework: Framework, name: str, python: str = sys.executable) -> O
     """Run one part in a process of its own, on a virtual GPU of its own."""
     with VirtualGpu.create() as gpu:
         argv = [python, str(HERE / framework.programs), name]
-        done = gpu.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S)
+        done = gpu.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S)
     told = "".join(line for line in done.stderr.splitlines(keepends=True) if line.startswith("vram: "))
     carried = done.returncode == 0
     return Outcome(carried, "" if carried else _reason(done.stderr, done.returncode), told)
