@@ -3,8 +3,8 @@
     python tools/repeat.py [--quiet N] [--busy N] [--workers N] [PYTEST ARGUMENTS...]
 
 A busy run has every core kept busy by another process as well. Each run has an environment of its own: an
-empty home folder, a plain PATH and nothing else, as .ci/run has it. The table is written after every run, so
-that one that is interrupted is of use; .build/repeat/ keeps it with each run's output. Exit 1 if any test failed.
+empty home folder and a plain PATH, as in .ci/run. The table, which is written after each run, and the output
+of every run are in .build/repeat/. Exit 1 if a test failed.
 """
 
 from __future__ import annotations
