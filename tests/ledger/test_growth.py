@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from tests import cpu_time
 from tests.ledger.crowds import CROWDS, many_dead, sharing, sharing_uncharged
 from tests.ledger.world import World
 from vram.diagnosis.engine import diagnose
@@ -24,7 +22,6 @@ from vram.units import GIB, MIB
 FEW, MANY = 100, 800
 # Eight times as many take eight times as long; squared it were sixty-four.
 MOST_GROWTH = 24
-TRIES = 4
 
 
 def shown(ledger: Ledger) -> str:
@@ -34,34 +31,8 @@ def shown(ledger: Ledger) -> str:
     return console.file.getvalue()
 
 
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """As in the command, which is over before garbage matters."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def cpu_s(work: Callable[[], object]) -> float:
-    """What *work* takes of a processor, whoever else is at work on the machine."""
-    with no_collections():
-        begin = time.thread_time()
-        work()
-        return time.thread_time() - begin
-
-
 def growth(few: Callable[[], object], many: Callable[[], object]) -> float:
-    """How many times as long *many* takes as *few*, at best: a busy machine makes it more, never less."""
-    least_few = least_many = float("inf")
-    for _ in range(TRIES):
-        least_few = min(least_few, cpu_s(few))
-        least_many = min(least_many, cpu_s(many))
-        if least_many <= MOST_GROWTH * least_few:
-            break
-    return least_many / least_few
+    return cpu_time.growth(few, many, enough=MOST_GROWTH)
 
 
 def balances(gpu: GpuLedger) -> bool:
@@ -87,7 +58,7 @@ def test_no_page_costs_more_than_its_lines(crowd: str) -> None:
 def test_ten_thousand_that_share_sixteen_gpus_are_answered_soon() -> None:
     """It took 25 s when each was compared with all others; `make bench` holds it to one."""
     survey = sharing_uncharged(10_000, 16)
-    assert cpu_s(lambda: shown(build_ledger(survey))) < 5
+    assert cpu_time.least_cpu_s(lambda: shown(build_ledger(survey)), 5) < 5
     assert len(build_ledger(survey).gpus[0].open_only) == 10_000
 
 
@@ -96,7 +67,7 @@ def test_a_process_that_is_listed_again_and_again_counts_once_and_that_is_told()
     for at in range(50_000):
         world.charge(50, GIB + at % 7 * MIB, lists=("compute" if at % 2 else "graphics",))
     survey = world.survey()
-    assert cpu_s(lambda: shown(build_ledger(survey))) < 5
+    assert cpu_time.least_cpu_s(lambda: shown(build_ledger(survey)), 5) < 5
     (gpu,) = build_ledger(survey).gpus
     assert balances(gpu)
     (entry,) = (entry for entry in gpu.entries if entry.kind == "process")
