@@ -445,8 +445,13 @@ def _host() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that the kernel chose; held together, so that they differ."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Ports that nobody listens on, and that the kernel gives to no connection until they are used."""
+    given_away = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    held: list[socket.socket] = []
+    while len(held) < count:
+        with suppress(OSError):
+            port = random.SystemRandom().randrange(min(10_000, given_away // 2), given_away)
+            held.append(socket.create_server(("127.0.0.1", port)))
     ports = [each.getsockname()[1] for each in held]
     for each in held:
         each.close()
