@@ -15,6 +15,7 @@ from jsonschema import validate
 
 from tests.cli.conftest import Run
 from tests.cli.trace_programs import LEAKY
+from tests.needs import needs
 from tests.patience import PATIENCE_S
 from tests.trace.writer import TraceFile
 from vram.errors import ExitCode
@@ -164,7 +165,9 @@ def test_one_page_of_it(vram: Run, trace: str, tmp_path: Path) -> None:
     assert vram("report", trace, "--html", str(path)).code == ExitCode.USAGE
 
 
-@pytest.mark.parametrize("form", ["perfetto", "speedscope", "torch", "parquet"])
+@pytest.mark.parametrize(
+    "form", ["perfetto", "speedscope", "torch", pytest.param("parquet", marks=needs("pyarrow.parquet"))]
+)
 def test_exports_of_a_real_trace(vram: Run, leaky: Recorded, form: str, tmp_path: Path) -> None:
     path, trace, live = tmp_path / "out.parquet", leaky.path, leaky.live
     code, out, err = vram("report", trace, "--export", form, "-o", str(path))

@@ -24,7 +24,7 @@ def sphinx(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def needs_sphinx() -> None:
-    require("sphinx")
+    require("sphinx.application")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.fleet.conftest import in_time, vram_fleet
 from tests.fleet.sshd import SshCluster
+from tests.needs import needs
 from tests.patience import PATIENCE_S, until, until_ended
 from vram.errors import BadInput, UsageError
 from vram.fleet.transports.ssh import SshNodes, host_list
@@ -120,12 +121,14 @@ def test_hosts_come_from_a_file_too(tmp_path: Path) -> None:
         host_list(f"@{file}")
 
 
+@needs("ssh")
 def test_options_that_are_none_are_refused() -> None:
     for option in ("-oX", "Port", "=1", ""):
         with pytest.raises(UsageError):
             SshNodes(("a",), options=[option])
 
 
+@needs("ssh")
 def test_what_the_configuration_names_is_what_the_host_may_be_called(tmp_path: Path) -> None:
     """An alias for an address can be called anything, an alias for a name cannot."""
     config = tmp_path / "config"

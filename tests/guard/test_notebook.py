@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -53,7 +54,11 @@ def cell(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Cell]:
     """Run cells in one kernel, after the extension was loaded."""
     from jupyter_client.manager import KernelManager
 
-    manager = KernelManager(connection_file=str(tmp_path / "connection.json"))
+    # Sockets in a folder: a port that is free when it is chosen may be another's when the kernel binds it.
+    sockets = TemporaryDirectory()  # its path is short, as a socket's must be
+    manager = KernelManager(
+        connection_file=str(tmp_path / "connection.json"), transport="ipc", ip=f"{sockets.name}/kernel"
+    )
     manager.kernel_spec.argv[0] = sys.executable
     manager.start_kernel(env=environment(virtual_gpu), cwd=ROOT)
     client = manager.blocking_client()
@@ -66,6 +71,7 @@ def cell(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Cell]:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+        sockets.cleanup()
 
 
 def test_a_cell_says_what_it_kept(cell: Cell) -> None:
@@ -259,3 +265,4 @@ def test_a_cell_that_cannot_be_recorded_says_why(cell: Cell) -> None:
         ran.tracebacks
     )
     assert cell("print('ran_anyway' in globals())").text == "False\n"
+    cell("other.stop()")

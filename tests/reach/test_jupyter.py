@@ -38,17 +38,30 @@ class Notebook:
     """A running kernel, and what a person would type into it."""
 
     def __init__(self, world: World, command: list[str]) -> None:
+        path = f"{Path(__file__).parent}:{world.environment['PYTHONPATH']}"
+        # A port that is free when it is chosen may be another's when the kernel binds it: then it ends.
+        for _ in range(3):
+            if self._starts(command, {**world.environment, "PYTHONPATH": path}):
+                return
+            self.close()
+        raise AssertionError("no kernel starts")
+
+    def _starts(self, command: list[str], environment: dict[str, str]) -> bool:
         from jupyter_client import manager
 
         self._manager = manager.KernelManager()
         self._manager.shutdown_wait_time = 2.0
         self._manager.kernel_spec.argv = [*command, "-f", "{connection_file}"]
-        folder = Path(__file__).parent
-        path = f"{folder}:{world.environment['PYTHONPATH']}"
-        self._manager.start_kernel(env={**world.environment, "PYTHONPATH": path})
+        self._manager.start_kernel(env=environment)
         self.client = self._manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=PATIENCE_S)
+        try:
+            self.client.wait_for_ready(timeout=PATIENCE_S)
+        except RuntimeError:
+            if self._manager.is_alive():
+                raise
+            return False
+        return True
 
     @property
     def pid(self) -> int:

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.needs import skip_without
+from tests.needs import needs, require, skip_without
 from tests.report import training_traces
 from tests.report.training_traces import EVIL, SECOND, training
 from vram.errors import UsageError
@@ -450,7 +449,15 @@ def test_torchs_own_program_draws_it() -> None:
 # ---- Parquet ----
 
 
-def test_parquet_has_a_row_for_each_event_and_one_for_each_frame(tmp_path: Path) -> None:
+@pytest.fixture
+def pq() -> Any:
+    require("pyarrow.parquet")
+    import pyarrow.parquet
+
+    return pyarrow.parquet
+
+
+def test_parquet_has_a_row_for_each_event_and_one_for_each_frame(tmp_path: Path, pq: Any) -> None:
     path = tmp_path / "trace.parquet"
     export(ATrace(*A_FEW), "parquet", str(path))  # type: ignore[arg-type]
     events = pq.read_table(path).to_pylist()
@@ -480,13 +487,13 @@ def test_parquet_has_a_row_for_each_event_and_one_for_each_frame(tmp_path: Path)
     assert about["processes"][0]["pid"] == 4101
 
 
-def test_parquet_of_a_hostile_trace(tmp_path: Path) -> None:
+def test_parquet_of_a_hostile_trace(tmp_path: Path, pq: Any) -> None:
     export(ATrace(*A_FEW, view=training_traces.hostile()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "x").num_rows == len(A_FEW)
     assert pq.read_table(tmp_path / "x.stacks.parquet").num_rows == 304
 
 
-def test_parquet_of_nothing(tmp_path: Path) -> None:
+def test_parquet_of_nothing(tmp_path: Path, pq: Any) -> None:
     export(ATrace(view=training_traces.empty()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "x").num_rows == 0
     assert pq.read_table(tmp_path / "x.stacks.parquet").num_rows == 0
@@ -495,7 +502,9 @@ def test_parquet_of_nothing(tmp_path: Path) -> None:
 # ---- files ----
 
 
-@pytest.mark.parametrize("form", ["perfetto", "speedscope", "torch", "parquet"])
+@pytest.mark.parametrize(
+    "form", ["perfetto", "speedscope", "torch", pytest.param("parquet", marks=needs("pyarrow.parquet"))]
+)
 def test_nothing_is_replaced_unless_that_is_wanted(form: str, tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("mine")

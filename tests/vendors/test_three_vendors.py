@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tests.needs import needs
 from tests.vendors.fdinfo_styles import Use
 from tests.vendors.machine import FIRST_PID, Machine
 from vram.report.schema import SHIPPED
@@ -143,6 +144,7 @@ def test_a_virtual_gpu_alone_has_no_real_company(virtual_gpu: VirtualGpu) -> Non
     assert [gpu["vendor"] for gpu in json.loads(done.stdout)["gpus"]] == ["nvidia"]
 
 
+@needs("no-driver")
 def test_a_machine_with_amd_alone(machine: Machine) -> None:
     """No NVIDIA driver is no error where there is another GPU."""
     card = machine.card("amdgpu", "0000:03:00.0", total=GIB, used=MIB)
@@ -157,6 +159,7 @@ def test_a_machine_with_amd_alone(machine: Machine) -> None:
     assert (done.returncode, [gpu["index"] for gpu in report["gpus"]]) == (0, [0])
 
 
+@needs("no-driver")
 def test_nobody_there(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     done = subprocess.run(
