@@ -54,8 +54,10 @@ serve-demo: $(VENV)/ready-demo native ## vram serve on a virtual GPU with a ghos
 fleet-demo: $(VENV)/ready-demo native ## many machines in one table: virtual nodes, by Ray where it is installed
 	@$(RUN)/python tools/fleet_demo.py $(ARGS)
 
+# The first time all tests are compiled, while PyCUDA is: else every worker would compile all of them.
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed. Installs nothing outside of this folder
-	@$(RUN)/python tools/pycuda_wheel.py --install
+	@[ -e $(VENV)/compiled ] || { $(RUN)/python -m pytest --collect-only -q >/dev/null 2>&1; touch $(VENV)/compiled; } & \
+		$(RUN)/python tools/pycuda_wheel.py --install; wait
 	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-tools: ## Debian's packages that some tests drive: a browser, Slurm, shells...; needs root, says what it installs
