@@ -92,7 +92,7 @@ def test_plans_are_shown_first_and_run_with_yes(nodes: Nodes) -> None:
     done = vram_fleet("free", *nodes.words, "--yes", "--json")
     assert done.status == ExitCode.PARTIAL, done.errors
     jsonschema.validate(json.loads(done.output), json.loads(shipped("fleet-free").read_bytes()))
-    assert done.nodes["served"]["state"] == "freed"
+    assert done.nodes["served"]["state"] == "freed", done.nodes["served"]
     assert done.nodes["served"]["returned_bytes"] > 4 * GIB
     assert done.nodes["alone"]["state"] == "refused"
     assert not nodes.lives("served")

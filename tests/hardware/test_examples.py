@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.examples.expected import EXPECTED, NOISE_MIB, differences
-from tests.needs import skip_without
+from tests.needs import require, skip_without
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +47,7 @@ def test_memory_at_each_step(measured: dict[str, Any], name: str, runtime: str |
     results = {(each["program"], each["runtime"]): each for each in measured["programs"]}
     result = results[name, runtime]
     if result["skipped"]:
-        skip_without("frameworks", result["skipped"])
+        require(result["uses"].lower(), detail=result["skipped"])
     assert differences(result, NOISE_MIB) == []
 
 

@@ -229,6 +229,13 @@ def test_room_that_is_there_is_told_at_once(service: RunningService):
         assert [json.loads(lines.readline())["event"] for _ in range(2)] == ["waiting", "room"]
 
 
+def test_whoever_has_an_answer_can_ask_the_next_thing_at_once(service: RunningService):
+    """The worker that answered has ended by then, and counts as one of the user's requests no longer."""
+    with ServeClient(str(service.socket)) as client:
+        for _ in range(5):
+            assert client.data("plan")
+
+
 # ---- where the socket lies ----
 
 

@@ -288,12 +288,19 @@ class ActionRunner:
             raise NotPermitted("requests of many others are being worked on", hint="try again in a moment")
         self._busy.add(uid)
         try:
-            return await self._worked(client, request, limit_s)
+            last = await self._worked(client, request, limit_s)
         finally:
             self._busy.discard(uid)
+        if last is None:
+            return {"status": "failed", "message": "the client went away"}
+        # Only now: whoever has it may ask the next thing at once.
+        await client.answer(_as_socket_answer(last))
+        return _outcome(last)
 
-    async def _worked(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
-        """Relay what the worker says; what came of it, in its own words."""
+    async def _worked(
+        self, client: Connection, request: SocketRequest, limit_s: float
+    ) -> WorkerAnswer | None:
+        """Relay what the worker says but for its last answer, which is returned when it has ended."""
         order = WorkerRequest(
             job="plan" if request.do == "plan" else "run",
             state=self._state if client.peer.uid == own_rights().uid else None,
@@ -305,13 +312,14 @@ class ActionRunner:
         worker = start_worker(order, client.peer.run_as, limit_s)
         gone = asyncio.create_task(client.closed())
         gone.add_done_callback(lambda _: worker.end(late=False))
-        outcome = {"status": "failed", "message": "the client went away"}
+        last = None
         try:
             async for answer in worker.answers():
                 if answer.is_last:
-                    outcome = _outcome(answer)
-                await client.answer(_as_socket_answer(answer))
-            return outcome
+                    last = answer
+                else:
+                    await client.answer(_as_socket_answer(answer))
+            return last
         finally:
             gone.cancel()
             worker.end(late=False)
