@@ -7,7 +7,8 @@
  * `after=3` means from the third matching call on, `nth=5` the fifth only; calls are
  * counted per process and per line, anew when the file changes. `slow` waits and then
  * goes on, alone or before an error, and sooner when the file is emptied; `hang` never
- * returns. `sentinel` asks for the value that means "not available". `halfway` lets a checkpoint or restore begin and then fail.
+ * returns. `sentinel` asks for the value that means "not available". `halfway` lets a
+ * checkpoint or restore begin and then fail.
  * `value` is what cuCheckpointProcessGetState returns as the state of any process.
  * `sticky` breaks the calling thread's context: this call and all later ones in it fail.
  * A <function> that begins with "step." names no call but steps inside of calls: "step.range nth=2 error=2"
@@ -33,8 +34,8 @@
 #include <unistd.h>
 
 #define MAX_RULES 128
-#define LONGEST_S 1e9
-#define LONGEST_STEP_S 0.01
+#define LONGEST_S 1e9       /* whatever the file says */
+#define LONGEST_STEP_S 0.01 /* so soon it is seen that the file was emptied */
 
 struct rule {
     char function[96];

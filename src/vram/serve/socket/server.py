@@ -289,13 +289,14 @@ class ActionRunner:
         self._busy.add(uid)
         try:
             last = await self._worked(client, request, limit_s)
+            if last is None:
+                return {"status": "failed", "message": "the client went away"}
+            # Its worker has ended, and nothing is awaited between the last byte and the end of this request:
+            # whoever has read the answer can ask the next thing at once.
+            await client.answer(_as_socket_answer(last))
+            return _outcome(last)
         finally:
             self._busy.discard(uid)
-        if last is None:
-            return {"status": "failed", "message": "the client went away"}
-        # Only now: whoever has it may ask the next thing at once.
-        await client.answer(_as_socket_answer(last))
-        return _outcome(last)
 
     async def _worked(
         self, client: Connection, request: SocketRequest, limit_s: float
