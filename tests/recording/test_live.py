@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.recording.conftest import Workplace
 from tests.recording.terminal import Terminal
 from vram.host.local import LocalHost
 from vram.live_reader import ReaderClient, ReaderOptions
+from vram.model.trace import LiveTrace
 from vram.top.app import TopApp
 from vram.top.panels import DetailsPanel, TextPanel
 from vram.top.run_live import LiveRun, last_lines
@@ -137,6 +139,33 @@ class TestThePage:
                 await app.push_screen(page)
                 facts = page.query_one("#facts", TextPanel)
                 await seen(pilot, lambda: "it has not used CUDA" in facts.text)
+
+        play(scene)
+
+    def test_a_reading_that_ends_while_the_page_is_left_is_not_drawn(self, work: Workplace) -> None:
+        """Panels are taken away one after the other; to find one missing would end the program."""
+        may_end = threading.Event()
+
+        class SlowTrace(FollowedTrace):
+            readings = 0
+
+            def read(self) -> LiveTrace:
+                may_end.wait()
+                self.readings += 1
+                return super().read()
+
+        source = SlowTrace(prefix=str(work.folder / "trace"))
+        page = SitesScreen(source, "train", every_s=0.1)
+
+        async def scene() -> None:
+            from textual.app import App
+
+            app: App[None] = App()
+            async with app.run_test(size=(80, 24)) as pilot:
+                await app.push_screen(page)
+                await page.query_one("#facts").remove()
+                may_end.set()
+                await seen(pilot, lambda: source.readings >= 2)
 
         play(scene)
 

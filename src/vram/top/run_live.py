@@ -77,8 +77,7 @@ class LiveRun(TerminalApp):
         code = os.waitstatus_to_exitcode(self.status)
         how = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         self._page.state = f"{how}; q leaves"
-        if self._page.is_mounted:
-            self._page.show()
+        self._page.show_if_there()
 
     def _leave_with(self, number: int) -> None:
         """Nobody will type `q` any more: who ends us has the command ended, or its terminal is gone."""

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.screen import Screen
 
 from vram.errors import VramError
@@ -137,8 +139,13 @@ class SitesScreen(Screen[None]):
             self.trouble = str(error)
         finally:
             self._reading = False
+        self.show_if_there()
+
+    def show_if_there(self) -> None:
+        """Draw, where there is a page: one that is being left loses its panels one after the other."""
         if self.is_mounted:
-            self.show()
+            with suppress(NoMatches):
+                self.show()
 
     def show(self) -> None:
         """Draw what was read last."""
