@@ -16,7 +16,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -41,6 +41,7 @@ class Need(NamedTuple):
     is_there: Callable[[], object] | None = None
 
 
+@cache
 def is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -12,9 +11,11 @@ import pytest
 from tests.faults.record import Tally
 from tests.needs import needs, require
 from tests.reclaim.conftest import Bench
+from tests.search_path import search_path
 from vram.virtualgpu.demos import PROGRAMS
 
 WORLD = Path(__file__).with_name("protected_world.py")
+ROOT = Path(__file__).parents[2]
 PROTECTED = 13
 
 
@@ -23,7 +24,7 @@ PROTECTED = 13
 def test_no_part_of_the_system_hears_a_signal(machine: Bench, tally: Tally) -> None:
     require("unshare")
     machine.require_virtual("services are installed for the time of the test")
-    path = f"PYTHONPATH={PROGRAMS}:{os.environ.get('PYTHONPATH', '')}"
+    path = f"PYTHONPATH={search_path(PROGRAMS, ROOT)}"
     done = machine.run(["unshare", "--mount", "env", path, sys.executable, str(WORLD)])
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

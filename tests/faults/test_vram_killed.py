@@ -21,6 +21,7 @@ import pytest
 from tests.faults.record import Tally
 from tests.patience import PATIENCE_S, has_ended, until_ended
 from tests.reclaim.conftest import Bench
+from tests.search_path import search_path
 from vram.virtualgpu.demos import PROGRAMS
 
 TREES = Path(__file__).with_name("trees.py")
@@ -49,7 +50,7 @@ class Talker:
     """A program that answers each line with one."""
 
     def __init__(self, machine: Bench, *argv: str) -> None:
-        path = {"PYTHONPATH": f"{PROGRAMS}:{os.environ.get('PYTHONPATH', '')}"}
+        path = {"PYTHONPATH": search_path(PROGRAMS)}
         self.process = subprocess.Popen(
             [sys.executable, *argv],
             env=machine.environment(**path),

@@ -159,8 +159,10 @@ def lock(folder: Path) -> int | None:
 def remove_abandoned(parent: Path) -> None:
     """Remove the folders in *parent* that killed makers left. What cannot be read is left alone."""
     candidates = [folder for folder in parent.glob(f"{PREFIX}*") if _may_be_abandoned(folder)]
-    in_use = set(_folders_in_use()) if candidates else set()
-    for folder in candidates:
+    unlocked = [folder for folder in candidates if _has_no_maker(folder)]
+    # Only now: the environment of every process is read for it.
+    in_use = set(_folders_in_use()) if unlocked else set()
+    for folder in unlocked:
         if str(folder) not in in_use:
             _remove(folder)
 
@@ -168,9 +170,21 @@ def remove_abandoned(parent: Path) -> None:
 def _may_be_abandoned(folder: Path) -> bool:
     # The config is written after the lock is taken: a folder without one may be in the making.
     try:
-        return folder.lstat().st_uid == os.geteuid() and set(os.listdir(folder)) >= {"config", "dev"}
+        found = set(os.listdir(folder))
+        return folder.lstat().st_uid == os.geteuid() and found >= {"config", "dev"} and KEPT not in found
     except OSError:
         return False
+
+
+def _has_no_maker(folder: Path) -> bool:
+    """Whether nobody has the lock now."""
+    try:
+        descriptor = lock(folder)
+    except OSError:
+        return False
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
 
 
 def _remove(folder: Path) -> None:
