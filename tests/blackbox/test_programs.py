@@ -71,9 +71,9 @@ def test_a_program_that_fails_says_so(machine: Machine) -> None:
 
 
 def test_an_unknown_situation_names_those_that_exist(machine: Machine) -> None:
-    with pytest.raises(ProgramFailed, match="one of orphan, child_closes, not 'orphans'"):
+    with pytest.raises(ProgramFailed, match="one of orphan, pool, child_closes, not 'orphans'"):
         Program("forks.orphans", (SMALL,), machine.env)
 
 
 def test_every_program_is_tried() -> None:
-    assert len(ALL) == 23
+    assert len(ALL) == 24

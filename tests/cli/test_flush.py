@@ -55,7 +55,7 @@ def test_the_lines_to_type_are_shown(world: World, stopped: int) -> None:
     done = world.vram("flush", "--ascii", COLUMNS="80")
     lines = done.stdout.splitlines()
     assert f"  vram flush {subject.pid}" in lines
-    assert "  vram free" in lines
+    assert "  vram free --caches" in lines
     assert f"- pid {stopped}, GPU 0" in done.stdout
     assert max(map(len, lines)) <= 80
 

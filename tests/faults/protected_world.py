@@ -93,7 +93,7 @@ def main() -> None:
     pids = [str(each.pid) for each in parts.values()]
     everything = [
         vram("free", "--yes", "--up-to", "kill"),
-        vram("free", "139GiB", "--yes", "--up-to", "kill"),
+        vram("free", "--more", "139GiB", "--yes", "--up-to", "kill"),
     ]
     named = [
         vram("kill", *pids, "--yes"),

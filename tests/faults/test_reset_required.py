@@ -60,7 +60,7 @@ def test_it_is_shown_and_nothing_that_is_asked_for_resets_it(
     )
     asked = [
         *(("why",), ("who",), ("check",), ("doctor",), ("reset", "0"), ("reset", "0", "--yes")),
-        *(("free", "--yes", "--up-to", "kill"), ("free", "1GiB", "--yes", "--up-to", "kill")),
+        *(("free", "--yes", "--up-to", "kill"), ("free", "--more", "1GiB", "--yes", "--up-to", "kill")),
         *(("trim", pid), ("park", pid), ("kill", pid, "--yes")),
     ]
     codes = {" ".join(words): machine.vram(*words, prefix=tool).returncode for words in asked}

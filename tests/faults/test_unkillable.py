@@ -59,7 +59,7 @@ def test_each_signal_is_sent_once_and_later_runs_send_none(
         asked = [
             ("kill", str(pid), "--yes", "--grace", "0.1"),
             ("free", "--yes", "--up-to", "kill"),
-            ("free", "139GiB", "--yes", "--up-to", "kill"),
+            ("free", "--more", "139GiB", "--yes", "--up-to", "kill"),
         ]
         sent = []
         for at, words in enumerate(asked):

@@ -437,7 +437,9 @@ def _live(situation: Situation) -> dict[str, str]:
             vram("borrow", "18GiB", "--", "echo", "it runs") + vram("borrow", "40GiB", "--", "true")
         ),
         "reset": lambda: vram("reset", 0),
-        "free": lambda: vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "30GiB"),
+        "free": lambda: (
+            vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "4GiB") + vram("free", "30GiB")
+        ),
         "kill": lambda: vram("kill", train, "--dry-run") + vram("kill", train, "--yes"),
         "run": lambda: (
             vram("run", "-o", "load.vram", "--no-stacks", "--check", "peak=8MiB", "--", "python", "load.py")

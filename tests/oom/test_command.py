@@ -354,7 +354,7 @@ def test_a_log_cannot_steer_the_terminal(vram: Run, tmp_path: Path) -> None:
         ("pytorch-1.10-fragmented", "max_split_size_mb:128"),
         ("jax-pool-limit", "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.83"),
         ("jax-cudnn", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
-        ("pytorch-1.13-others-large", "vram free --gpu 3"),
+        ("pytorch-1.13-others-large", "vram free --caches --gpu 3"),
         ("tf2-pool-too-large", "89% of the batch"),
         ("sglang-static", "--mem-fraction-static 0.92"),
         ("sglang-graphs", "--cuda-graph-max-bs"),

@@ -97,7 +97,7 @@ def halves(machine: Machine) -> list[Program]:
 def test_free_plans_no_parks_that_do_not_fit_together(machine: Machine, halves: list[Program]) -> None:
     """The second is refused before the first is touched."""
     named = [word for each in halves for word in ("--pid", each.pid)]
-    done = machine.vram("free", f"{machine.used() - 1 * GIB}B", *named, "--up-to", "park", "--yes")
+    done = machine.vram("free", "--more", f"{machine.used() - 1 * GIB}B", *named, "--up-to", "park", "--yes")
     assert done.returncode == 20, done.stdout
     assert "of host memory left" in done.stderr
     assert [machine.state(each.pid) for each in halves] == [RUNNING, RUNNING]
@@ -106,7 +106,7 @@ def test_free_plans_no_parks_that_do_not_fit_together(machine: Machine, halves: 
 
 def test_free_parks_one_of_two_where_that_is_enough(machine: Machine, halves: list[Program]) -> None:
     named = [word for each in halves for word in ("--pid", each.pid)]
-    done = machine.vram("free", "1GiB", *named, "--dry-run", "--json")
+    done = machine.vram("free", "--more", "1GiB", *named, "--dry-run", "--json")
     assert [step["kind"] for step in json.loads(done.stdout)["plan"]["steps"]] == ["trim", "trim", "park"]
 
 

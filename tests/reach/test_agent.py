@@ -69,11 +69,11 @@ def test_measuring_releases_nothing(world: World) -> None:
 
 def test_vram_free_knows_beforehand_what_an_agent_will_give(world: World) -> None:
     subject = world.subject("reading", "agent")
-    plan = json.loads(world.vram("free", "--json", "--dry-run").stdout)["plan"]
+    plan = json.loads(world.vram("free", "--caches", "--json", "--dry-run").stdout)["plan"]
     (step,) = [each for each in plan["steps"] if each["target"]["process"]["pid"] == subject.pid]
     assert (step["kind"], step["via"]) == ("trim", "agent")
     assert step["predicted_bytes"] >= CACHED
-    done = json.loads(world.vram("free", "--json", "--yes").stdout)["receipt"]
+    done = json.loads(world.vram("free", "--caches", "--json", "--yes").stdout)["receipt"]
     assert done["returned_bytes"] >= CACHED
 
 

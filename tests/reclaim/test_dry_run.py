@@ -93,7 +93,7 @@ def strace(machine: Bench) -> Bench:
 
 
 WORDS = [
-    ("free", "1GiB", "--dry-run"),
+    ("free", "--more", "1GiB", "--dry-run"),
     ("free", "--finding", "VR101", "--dry-run"),
     ("free", "--up-to", "kill", "--dry-run", "--json"),
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
 
@@ -10,13 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.ledgers import entry, gpu, holder, ledger, process
+from tests.patience import PATIENCE_S
 from tests.reclaim.town import PidHandle, Town
 from vram.diagnosis.engine import diagnose
-from vram.errors import AuditUnavailable, NotPermitted, UsageError, WorldChanged
+from vram.errors import AuditUnavailable, NotPermitted, NotReachable, UsageError, WorldChanged
 from vram.host.local.vendor import LocalVendor
 from vram.model.ledger import Ledger
-from vram.model.plan import Plan, PlanRequest, Receipt
+from vram.model.plan import Plan, PlanRequest, Receipt, Step
 from vram.reclaim import audit
+from vram.reclaim.actions import ACTIONS
 from vram.reclaim.executor import execute, revalidate
 from vram.reclaim.planner import plan
 from vram.units import GIB
@@ -356,3 +360,47 @@ def reset_plan(index: int) -> Plan:
 def test_nothing_here_writes_to_the_users_own_log(state: Path):
     audit.log_intent({})
     assert audit.path().startswith(str(state))
+
+
+# ---- many trims ----
+
+AT_ONCE = 4
+
+
+class MeetingTrim:
+    """Comes back only when all are asked at the same time; pid 52 refuses."""
+
+    kind = "trim"
+    meeting = threading.Barrier(AT_ONCE)
+
+    def check(self, host: Town, step: Step, before: Sequence[Step] = ()) -> Step:
+        return step
+
+    def apply(self, host: Town, step: Step, timeout_s: float) -> str:
+        self.meeting.wait(PATIENCE_S)
+        if step.target.process.pid == 52:
+            raise NotReachable("pid 52 keeps the interpreter's lock")
+        return "trimmed"
+
+    def verify(self, host: Town, step: Step) -> bool:
+        return True
+
+
+def test_trims_run_at_once_after_the_leftovers_and_one_that_refuses_keeps_nobody(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(ACTIONS, "trim", f"{__name__}:MeetingTrim")
+    people = [process(pid) for pid in range(51, 51 + AT_ONCE)]
+    town = Town(ledger(gpu(*people, entry("orphaned", 2 * GIB, charged_pid=1, holder=holder(90)))))
+    request = PlanRequest(caches=True)
+    receipt = ran(town, plan(town, town.ledger, diagnose(town.ledger), request).plan)
+    assert [(each.step.kind, each.status) for each in receipt.outcomes] == [
+        ("kill", "done"),
+        ("trim", "done"),
+        ("trim", "refused"),
+        ("trim", "done"),
+        ("trim", "done"),
+    ]
+    assert sum(each.returned_bytes is not None for each in receipt.outcomes if each.step.kind == "trim") == 1
+    written = [each["event"] for each in records(state)]
+    assert written == ["intend", "outcome", *["intend"] * AT_ONCE, *["outcome"] * AT_ONCE]

@@ -17,6 +17,7 @@ from tests.ghosts.conftest import held_by, is_charge
 from tests.needs import skip_without
 from tests.patience import PATIENCE_S, until_readable
 from tests.reclaim.conftest import Bench
+from tests.search_path import search_path
 from vram.units import GIB
 from vram.virtualgpu.demos import PROGRAMS
 
@@ -48,7 +49,7 @@ def all_ghosts_freed(machine: Bench) -> Iterator[tuple[dict, float]]:
     for codes, goal in ((("VR101", "VR201"), 4), (("VR103", "VR104"), 4)):
         began = time.monotonic()
         findings = [word for code in codes for word in ("--finding", code)]
-        answer = machine.ask("free", f"{goal}GiB", *findings, "--yes")
+        answer = machine.ask("free", "--more", f"{goal}GiB", *findings, "--yes")
         yield answer, time.monotonic() - began
         assert sorted(pid for _, pid in kinds(answer)) == sorted(holders[code] for code in codes)
         assert answer["receipt"]["returned_bytes"] >= goal * GIB
@@ -89,7 +90,7 @@ def test_a_healthy_process_is_never_ended_however_much_is_asked_for(machine: Ben
     """Even where nothing else could reach the goal: then it is refused."""
     busy = machine.demo("memory.plain", 8 * GIB)
     ghost(machine, "VR101", 1 * GIB)
-    done = machine.vram("free", "20GiB", "--up-to", "kill", "--yes")
+    done = machine.vram("free", "--more", "20GiB", "--up-to", "kill", "--yes")
     assert done.returncode == 19
     assert "cannot free" in done.stderr
     assert is_charge(held_by(machine.why(), busy.pids["self"]), 8 * GIB)
@@ -118,17 +119,85 @@ def test_a_stopped_job_is_left_alone_and_the_way_to_let_it_go_on_is_told(machine
     assert [each["command"] for each in answer["skipped"]] == [f"kill -CONT {stopped}"]
 
 
+def available(machine: Bench) -> int:
+    (gpu,) = machine.why()["gpus"]
+    return sum(entry["nbytes"] for entry in gpu["entries"] if entry["kind"] == "free")
+
+
+def test_a_size_that_is_available_already_is_one_line_and_no_plan(machine: Bench):
+    ghost(machine, "VR101", 1 * GIB)
+    done = machine.vram("free", "20GiB", "--yes")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "20.0 GiB is available on GPU 0 already: nothing to do.\n"
+    assert not machine.audit()
+
+
+def test_a_size_is_what_is_available_afterwards_and_no_more_is_ended_than_it_lacks(machine: Bench):
+    small, large = (ghost(machine, "VR101", nbytes) for nbytes in (2 * GIB, 6 * GIB))
+    wanted = available(machine) + 1 * GIB
+    answer = machine.ask("free", f"{wanted}B", "--yes")
+    assert kinds(answer) == [("kill", small)]
+    assert (answer["plan"]["available_bytes"], answer["plan"]["goal_bytes"]) == (wanted, 1 * GIB)
+    assert available(machine) >= wanted
+    assert is_charge(held_by(machine.why(), large), 6 * GIB)
+
+
+def test_more_than_can_be_available_is_refused_and_says_what_could_be_allowed(machine: Bench):
+    machine.demo("memory.plain", 8 * GIB)
+    done = machine.vram("free", f"{available(machine) + 4 * GIB}B", "--yes")
+    assert done.returncode == 19
+    assert "would be available" in done.stderr
+    assert "--caches" in done.stderr
+    assert not machine.audit()
+
+
+def test_live_processes_are_visited_only_with_caches_and_after_the_leftovers(machine: Bench):
+    idle = machine.demo("memory.plain", 4 * GIB).pids["self"]
+    holder = ghost(machine, "VR101", 1 * GIB)
+    assert kinds(machine.ask("free", "--dry-run")) == [("kill", holder)]
+    assert kinds(machine.ask("free", "--caches", "--dry-run")) == [("kill", holder), ("trim", idle)]
+
+
+KEEPS_THE_LOCK = """
+import ctypes, driver
+driver.context()
+driver.alloc(1 << 30)
+print("ready", flush=True)
+ctypes.PyDLL(None).pause()
+"""
+
+
+def test_servers_that_keep_the_interpreters_lock_are_a_line_and_no_failure(machine: Bench):
+    """Their Python never reaches a safe point: what can be freed is, and the answer says the rest."""
+    holder = ghost(machine, "VR101", 1 * GIB)
+    environment = machine.environment(PYTHONPATH=search_path(PROGRAMS))
+    argv = [sys.executable, "-c", KEEPS_THE_LOCK]
+    servers = [subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        assert [server.stdout.readline() for server in servers] == [b"ready\n"] * 2
+        answer = machine.ask("free", "--caches", "--yes")
+        statuses = [(each["step"]["kind"], each["status"]) for each in answer["receipt"]["outcomes"]]
+        assert statuses == [("kill", "done"), ("trim", "refused"), ("trim", "refused")]
+        assert kinds(answer)[0] == ("kill", holder)
+        assert all(server.poll() is None for server in servers)
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+
+
 def test_idle_processes_are_parked_only_where_that_is_asked_for(machine: Bench):
     idle = machine.demo("memory.plain", 4 * GIB).pids["self"]
-    assert kinds(machine.ask("free", "2GiB", "--dry-run")) == [("trim", idle)]
-    assert machine.vram("free", "8GiB", "--dry-run").returncode == 19
+    caches = ("free", "--more", "2GiB", "--caches", "--dry-run")
+    assert kinds(machine.ask(*caches)) == [("trim", idle)]
+    assert machine.vram("free", "--more", "8GiB", "--dry-run").returncode == 19
     # What it only caches is asked for first: then it need not be paused.
-    assert kinds(machine.ask("free", "2GiB", "--park-idle", "--dry-run")) == [("trim", idle), ("park", idle)]
+    assert kinds(machine.ask(*caches, "--park-idle")) == [("trim", idle), ("park", idle)]
 
 
 def test_no_more_is_ended_than_the_goal_needs(machine: Bench):
     holders = {ghost(machine, "VR103", size): size for size in (3 * GIB, 1 * GIB, 2 * GIB)}
-    answer = machine.ask("free", "2GiB", "--up-to", "kill", "--finding", "VR103", "--yes")
+    answer = machine.ask("free", "--more", "2GiB", "--up-to", "kill", "--finding", "VR103", "--yes")
     assert [holders[pid] for _, pid in kinds(answer)] == [2 * GIB]
     assert answer["receipt"]["returned_bytes"] == 2 * GIB
 
@@ -137,7 +206,7 @@ def test_it_stops_when_the_device_says_that_the_goal_is_met(machine: Bench):
     """The first of two frees more than promised: what a context costs beyond its charge."""
     first, second = (ghost(machine, "VR201", 1 * GIB) for _ in range(2))
     goal = f"{held_by(machine.why(), first) + 1}B"
-    answer = machine.ask("free", goal, "--finding", "VR201", "--yes")
+    answer = machine.ask("free", "--more", goal, "--finding", "VR201", "--yes")
     assert kinds(answer) == [("kill", first), ("kill", second)]
     receipt = answer["receipt"]
     assert [each["status"] for each in receipt["outcomes"]] == ["done", "not-needed"]
@@ -149,7 +218,7 @@ def test_of_several_that_are_named_no_more_are_touched_than_the_goal_needs(machi
     """What they only cache is asked for first; the smaller one is enough to be parked."""
     demos = [machine.demo("memory.plain", size) for size in (2 * GIB, 4 * GIB)]
     small, large = (demo.pids["self"] for demo in demos)
-    answer = machine.ask("free", "1GiB", "--pid", str(large), "--pid", str(small), "--dry-run")
+    answer = machine.ask("free", "--more", "1GiB", "--pid", str(large), "--pid", str(small), "--dry-run")
     assert kinds(answer) == [("trim", large), ("trim", small), ("park", small)]
 
 
@@ -244,6 +313,8 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
         (("free", "--gpu", "7"), 2, "there is no GPU 7"),
         (("free", "--up-to", "reset"), 2, "invalid choice"),
         (("free", "--plan", "x", "1GiB"), 2, "--plan cannot be combined"),
+        (("free", "--plan", "x", "--caches"), 2, "--plan cannot be combined"),
+        (("free", "1GiB", "--more", "1GiB"), 2, "give SIZE or --more SIZE, not both"),
         (("free", "--plan", ""), 2, "file name is empty"),
         (("free", "--save", ""), 2, "file name is empty"),
         (("free", "--digest", ""), 2, "--digest needs 8 hexadecimal digits or more"),

@@ -199,7 +199,7 @@ def test_nobody_is_ended_for_a_size_that_the_gpu_cannot_tell(machine: Bench):
     demo = machine.demo("memory.plain", 1 * GIB)
     pid = demo.pids["self"]
     machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
-    done = machine.vram("free", "1GiB", "--pid", str(pid), "--yes")
+    done = machine.vram("free", "--more", "1GiB", "--pid", str(pid), "--yes")
     assert done.returncode == 3
     assert f"GPU 0 does not answer: what pid {pid} would free is unknown" in done.stderr
     assert not machine.audit()
@@ -280,7 +280,7 @@ def test_a_part_of_the_system_is_protected_from_root_whatever_is_asked(machine: 
         assert os.readlink(f"/proc/{pid}/exe") == "/opt/Xorg"
         for words in (
             ("kill", pid),
-            ("free", "1GiB", "--pid", pid),
+            ("free", "--more", "1GiB", "--pid", pid),
             ("free", "--pid", pid, "--up-to", "kill"),
         ):
             done = machine.vram(*words, "--yes")

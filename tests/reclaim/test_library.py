@@ -13,7 +13,7 @@ PROGRAM = """
 import json
 import vram
 
-draft = vram.reclaim.plan("1GiB", findings=("VR101",))
+draft = vram.reclaim.plan(more="1GiB", findings=("VR101",))
 told = []
 receipt = vram.reclaim.execute(draft.plan, on_outcome=told.append, patience_s={"kill": 5.0})
 try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.ghosts.conftest import held_by, is_charge
 from tests.reclaim.conftest import Bench
 from vram.model.ledger import ParkedProcess
@@ -33,6 +35,30 @@ def test_free_takes_a_dead_pid_too_and_a_holder_that_is_named(machine: Bench):
     for answer in (by_dead, by_holder):
         assert [step["kind"] for step in answer["plan"]["steps"]] == ["kill"]
         assert answer["receipt"]["returned_bytes"] >= GIB
+
+
+def workers_of_a_dead_parent(machine: Bench) -> list[int]:
+    demo = machine.demo("forks.pool", 2 * GIB)
+    demo.kill("parent")
+    return sorted(pid for name, pid in demo.pids.items() if name != "parent")
+
+
+@pytest.mark.parametrize("words", [("kill",), ("free", "--pid")])
+def test_one_of_four_that_hold_a_leftover_means_all_of_them(machine: Bench, words: tuple[str, ...]):
+    workers = workers_of_a_dead_parent(machine)
+    neighbour = machine.demo("memory.plain", GIB).pids["self"]
+    answer = machine.ask(*words, str(workers[2]), "--yes")
+    assert sorted(step["target"]["process"]["pid"] for step in answer["plan"]["steps"]) == workers
+    assert answer["receipt"]["returned_bytes"] >= 2 * GIB
+    assert is_charge(held_by(machine.why(), neighbour), GIB)
+
+
+def test_only_means_that_one_alone_and_promises_nothing(machine: Bench):
+    workers = workers_of_a_dead_parent(machine)
+    answer = machine.ask("kill", str(workers[2]), "--only", "--dry-run")
+    (step,) = answer["plan"]["steps"]
+    assert (step["target"]["process"]["pid"], step["predicted_bytes"]) == (workers[2], 0)
+    assert "shared memory stays until" in step["reason"]
 
 
 def test_a_dead_pid_that_nobody_lists_is_no_process(machine: Bench):

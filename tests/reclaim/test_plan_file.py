@@ -14,6 +14,7 @@ import pytest
 from tests.ghosts.conftest import held_by, is_charge
 from tests.needs import needs, skip_without
 from tests.reclaim.conftest import Bench
+from vram.model.plan import PLAN_SCHEMA
 from vram.units import GIB
 from vram.virtualgpu.demos import DemoProgram
 
@@ -140,7 +141,7 @@ def test_what_is_no_plan_is_refused(saved: Saved, content: bytes):
 
 
 def test_a_newer_plan_is_refused(saved: Saved):
-    saved.edit(lambda plan: plan.update(schema=2))
+    saved.edit(lambda plan: plan.update(schema=PLAN_SCHEMA + 1))
     code, says = saved.run()
     assert (code, "another version of vram" in says) == (16, True)
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.cpu_time import least_cpu_s
-from tests.diagnosis.ledgers import entry, forked_child, gpu, holder, host, ledger, process
+from tests.diagnosis.ledgers import TOTAL, entry, forked_child, gpu, holder, host, ledger, process
 from tests.diagnosis.test_any_ledger import ledgers
 from tests.reclaim.town import Town, as_root
 from vram.diagnosis.engine import diagnose
 from vram.diagnosis.held import is_healthy
-from vram.errors import GoalImpossible, NotOnGpu, NotPermitted, Protected, Refused, UsageError
-from vram.model.ledger import Ledger
+from vram.errors import DeviceError, GoalImpossible, NotOnGpu, NotPermitted, Protected, Refused, UsageError
+from vram.model.ledger import Ledger, OpenOnly
 from vram.model.plan import Draft, PlanRequest
 from vram.protected import role
 from vram.reclaim.planner import plan
@@ -92,7 +92,7 @@ def test_root_ends_nobody_for_a_handle_that_anybody_could_have_handed_over():
     handed = entry("exported", holder=holder(51, user="bob"), medium="handle")
     draft = planned(ledger(gpu(handed), host=host("root", 0)))
     assert not draft.plan.steps
-    assert [(each.pid, each.command) for each in draft.skipped] == [(51, "vram kill 51")]
+    assert [(each.pid, each.command) for each in draft.skipped] == [(51, "")]
     assert pids(planned(ledger(gpu(handed), host=host("root", 0)), pids=(51,))) == [51]
 
 
@@ -162,6 +162,80 @@ def test_a_size_that_a_leftover_alone_reaches_parks_nobody():
     assert [(step.kind, step.target.process.pid) for step in draft.plan.steps] == [("kill", 51)]
 
 
+# ---- a size is what is available afterwards ----
+
+
+def test_a_size_that_is_available_already_needs_nothing_and_names_the_gpu_with_most():
+    world = ledger(gpu(orphan(51), index=0), gpu(index=1), gpu(process(53), index=2))
+    draft = planned(world, only=None, available_bytes=20 * GIB)
+    assert (draft.plan.gpus, draft.plan.goal_bytes, draft.plan.available_bytes) == ((1,), 0, 20 * GIB)
+    assert not draft.plan.steps
+    assert not draft.skipped
+    assert planned(world, only=None, available_bytes=20 * GIB, gpus=(0, 2)).plan.gpus == (0,)
+
+
+def test_only_what_is_missing_is_freed_on_the_gpu_where_that_is_possible():
+    full = TOTAL - 10 * GIB
+    world = ledger(
+        gpu(process(50, full), index=0),
+        gpu(process(51, full), orphan(52, 3 * GIB), orphan(53, 5 * GIB), index=1),
+    )
+    draft = planned(world, only=None, available_bytes=6 * GIB, gpus=(1,))
+    assert (draft.plan.gpus, draft.plan.goal_bytes, pids(draft)) == ((1,), 4 * GIB, [53])
+    assert planned(world, only=None, available_bytes=6 * GIB).plan.gpus == (0,)
+    with pytest.raises(
+        GoalImpossible, match=r"make 11\.0 GiB available .*at most 10\.0 GiB would be available"
+    ):
+        planned(world, only=None, available_bytes=11 * GIB)
+
+
+def test_where_no_gpu_says_what_is_available_a_size_is_an_error_that_names_the_other_way():
+    world = ledger(replace(gpu(orphan(51)), status="timeout"))
+    with pytest.raises(DeviceError, match="how much memory is available") as refused:
+        planned(world, only=None, available_bytes=GIB)
+    assert "--more" in refused.value.hint
+
+
+# ---- whom a word means ----
+
+
+def test_one_holder_of_a_leftover_stands_for_all_unless_it_is_meant_alone():
+    shared = entry("orphaned", charged_pid=50, holder=holder(51), co_holders=(holder(52), holder(53)))
+    world = ledger(gpu(shared))
+    draft = planned(world, pids=(52,))
+    assert sorted(pids(draft)) == [51, 52, 53]
+    assert {step.reason for step in draft.plan.steps} == {
+        "you named pid 52; all of these hold the same memory"
+    }
+    assert sum(step.predicted_bytes for step in draft.plan.steps) == 4 * GIB
+    (step,) = planned(world, pids=(52,), alone=True).plan.steps
+    assert (step.target.process.pid, step.predicted_bytes) == (52, 0)
+
+
+def test_a_worker_among_the_holders_is_not_meant_by_naming_another():
+    shared = entry("orphaned", charged_pid=50, holder=holder(51), co_holders=(holder(52),))
+    world = ledger(gpu(shared, process(52)))
+    assert pids(planned(world, pids=(51,))) == [51]
+
+
+def test_a_gpu_that_only_has_its_files_opened_is_not_where_a_process_holds_memory():
+    world = ledger(gpu(process(50), index=0), gpu(open_only=(OpenOnly(holder=holder(50)),), index=1))
+    assert not planned(world, only="trim", gpus=(1,)).plan.steps
+    with pytest.raises(NotOnGpu):
+        planned(world, only="trim", pids=(50,), gpus=(1,))
+    (step,) = planned(world, pids=(50,)).plan.steps
+    assert step.gpus == (0,)
+
+
+@pytest.mark.parametrize("user", ["alice", "bob"])
+def test_no_command_that_ends_a_healthy_process_is_offered(user):
+    shared = entry("orphaned", charged_pid=40, holder=holder(52, user=user))
+    world = ledger(gpu(process(50, user=user), process(52, user=user), shared))
+    draft = planned(world, only=None)
+    assert {each.pid for each in draft.skipped} == {50, 52}
+    assert not any("kill" in each.command for each in draft.skipped)
+
+
 def test_memory_that_is_left_alone_is_listed_once_with_everybody_who_shares_it():
     busy = entry("process", 8 * GIB, holder=holder(50), co_holders=(holder(61), holder(62)))
     draft = planned(
@@ -223,15 +297,15 @@ def test_the_digest_covers_who_and_what_but_not_when():
 
 @pytest.mark.fault(16)
 @settings(max_examples=2 * settings().max_examples)
-@given(ledgers, st.none() | st.integers(1, 1 << 40), st.booleans())
-def test_whatever_the_ledger_says_the_healthy_and_the_system_are_skipped(world, goal, privileged):
+@given(ledgers, st.none() | st.integers(1, 1 << 40), st.booleans(), st.booleans())
+def test_whatever_the_ledger_says_the_healthy_and_the_system_are_skipped(world, goal, more, privileged):
     """As root, with no size at all or with a huge one: whoever was not named and works lives."""
     world = replace(world, host=as_root(world.host)) if privileged else world
     people = {each.pid: each for each in Town(world).living.values()}
     assume(all(each.started_at is not None for each in people.values()))
     try:
-        draft = planned(world, goal_bytes=goal)
-    except Refused:
+        draft = planned(world, **{"goal_bytes" if more else "available_bytes": goal})
+    except (Refused, DeviceError):
         return
     for pid in pids(draft):
         holder = people[pid]

@@ -109,7 +109,7 @@ def test_every_leftover_byte_comes_back_and_nobody_else_is_touched(
 
 @pytest.mark.parametrize("style", ["batch", "jobs"])
 def test_a_size_is_reached_by_the_smallest_plan_on_one_gpu(style: str, tmp_path: Path):
-    told = play("ourselves", style, 8, tmp_path, "free", "6GiB", "--gpu", "0", "--yes", "--json")
+    told = play("ourselves", style, 8, tmp_path, "free", "--more", "6GiB", "--gpu", "0", "--yes", "--json")
     answer = json.loads(told["stdout"])
     assert told["code"] == 0
     assert answer["plan"]["gpus"] == [0]
@@ -122,7 +122,7 @@ def test_a_size_is_reached_by_the_smallest_plan_on_one_gpu(style: str, tmp_path:
 
 @pytest.mark.parametrize("style", ["batch", "jobs"])
 def test_more_than_the_leftovers_parks_nobody_and_touches_nobody(style: str, tmp_path: Path):
-    told = play("ourselves", style, 1, tmp_path, "free", "60GiB", "--yes")
+    told = play("ourselves", style, 1, tmp_path, "free", "--more", "60GiB", "--yes")
     assert told["code"] == 19
     assert "without harming" in told["stderr"]
     assert told["ghosts_alive"] == 7
@@ -147,7 +147,7 @@ def test_another_users_leftovers_are_named_with_the_command_that_root_would_use(
         assert (done.returncode, answer["plan"]["steps"]) == (1, []), done.stderr
         (left,) = answer["skipped"]
         assert (left["pid"], left["leftover"]) == (child, True)
-        assert left["command"] == f'sudo "$(command -v vram)" kill {child}'
+        assert left["command"] == 'sudo "$(command -v vram)" free'
     finally:
         demo.close()
 

@@ -45,6 +45,24 @@ def test_free_returns_a_ghosts_memory_and_leaves_its_neighbour(company: Company)
     assert is_alive(neighbour)
 
 
+def test_free_on_one_of_four_holders_ends_all_of_them(company: Company) -> None:
+    pool = company.demo("forks.pool", 2 * GIB)
+    pool.kill("parent")
+    workers = {pid for name, pid in pool.pids.items() if name != "parent"}
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.until(lambda: bool(workers & set(view.pids)))
+            await view.select(next(pid for pid in view.pids if pid in workers))
+            plan = await view.ask("f")
+            assert all(str(pid) in plan for pid in workers)
+            await view.press("y")
+            assert "freed 2.5 GiB" in await view.receipt()
+
+    run(play)
+    assert not any(map(is_alive, workers))
+
+
 def test_free_without_a_line_frees_all_leftovers(company: Company) -> None:
     neighbour = company.demo("memory.plain", 1 * GIB).pids["self"]
     ghosts = [company.demo("forks.orphan", 1 * GIB) for _ in range(2)]

@@ -51,7 +51,7 @@ def test_trim_says_in_words_what_was_measured(wsl: Wsl, caching: Subject) -> Non
 
 
 def test_free_trims_what_can_be_trimmed(wsl: Wsl, caching: Subject) -> None:
-    receipt = json.loads(wsl.vram("free", "1GiB", "--yes", "--json").stdout)
+    receipt = json.loads(wsl.vram("free", "--more", "1GiB", "--caches", "--yes", "--json").stdout)
     assert receipt["receipt"]["returned_bytes"] == CACHED
     assert caching.ask()["alive"] == 1
 
@@ -99,7 +99,7 @@ def test_a_windows_process_is_never_ended(wsl: Wsl) -> None:
         said["memory"][0]["Name"] = said["memory"][0]["Name"].replace("1844", str(other.pid))
         wsl.says(said)
         wsl.vram("kill", str(other.pid), "--yes", code=ExitCode.NOT_ON_GPU)
-        wsl.vram("free", "512MiB", "--yes", code=ExitCode.GOAL_IMPOSSIBLE)
+        wsl.vram("free", "--more", "512MiB", "--yes", code=ExitCode.GOAL_IMPOSSIBLE)
         assert other.poll() is None
     finally:
         other.communicate()
@@ -108,9 +108,10 @@ def test_a_windows_process_is_never_ended(wsl: Wsl) -> None:
 def test_free_names_the_ways_that_are_left(wsl: Wsl, hold: Hold) -> None:
     process = hold(4 * GIB)
     wsl.says(speaking("en", guest=4 * GIB))
-    done = wsl.vram("free", "8GiB", code=ExitCode.GOAL_IMPOSSIBLE)
+    done = wsl.vram("free", "--more", "8GiB", code=ExitCode.GOAL_IMPOSSIBLE)
     assert "close Windows programs in Windows" in done.stderr
-    plan = json.loads(wsl.vram("free", "2GiB", "--json", code=ExitCode.HELD).stdout)["plan"]
+    caches = wsl.vram("free", "--more", "2GiB", "--caches", "--json", code=ExitCode.HELD)
+    plan = json.loads(caches.stdout)["plan"]
     assert [(step["kind"], step["target"]["process"]["pid"]) for step in plan["steps"]] == [
         ("trim", process.pid)
     ]

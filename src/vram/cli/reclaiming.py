@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vram.cli.arguments import add_deadline_argument, seconds
+from vram.cli.arguments import add_deadline_argument, gpu_numbers, memory_size, pid_number, seconds
 from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, render_options, show
 from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
 
@@ -16,6 +16,65 @@ if TYPE_CHECKING:
     from vram.model.plan import Draft, Outcome, Receipt, Skipped
 
 SHORTEST_DIGEST = 8
+
+
+def add_plan_arguments(parser: ArgumentParser) -> None:
+    """Add what says which memory is meant, and what may be done for it."""
+    option = parser.add_argument
+    option(
+        "size",
+        nargs="?",
+        type=memory_size,
+        metavar="SIZE",
+        help="how much should be available on one GPU, e.g. 20GiB",
+    )
+    option("--more", type=memory_size, metavar="SIZE", help="free SIZE more than is available now")
+    option("--gpu", action="append", metavar="N[,N...]", help="only memory on these GPUs (repeatable)")
+    option("--caches", action="store_true", help="also release unused caches of running Python processes")
+    option("--park-idle", action="store_true", help="also park idle processes of yours")
+    option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
+    option(
+        "--finding",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="only what this finding of `vram why` names (repeatable)",
+    )
+    option(
+        "--pid",
+        "--from",
+        action="append",
+        type=pid_number,
+        default=[],
+        metavar="PID",
+        help="only this process, even if it is in use (repeatable)",
+    )
+    add_alone_argument(parser)
+
+
+def add_alone_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--only",
+        action="store_true",
+        help="this process alone, although others hold the same leftover and keep its memory",
+    )
+
+
+def plan_words(args: Namespace) -> dict[str, Any]:
+    """What :func:`vram.reclaim.plan` is asked with, as far as it was given."""
+    words = {
+        "available": args.size,
+        "more": args.more,
+        "gpus": tuple(sorted(gpu_numbers(args.gpu or []))),
+        "up_to": args.up_to,
+        "findings": tuple(args.finding),
+        "pids": tuple(args.pid),
+        "caches": args.caches,
+        "park_idle": args.park_idle,
+        "alone": args.only,
+    }
+    # A size of 0 was given, too.
+    return {name: value for name, value in words.items() if value or (value == 0 and value is not False)}
 
 
 def add_reclaim_arguments(parser: ArgumentParser) -> None:
@@ -33,6 +92,7 @@ def add_reclaim_arguments(parser: ArgumentParser) -> None:
         help="run the plan only if it has this digest (8 digits or more), as an earlier --dry-run showed",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text; never asks")
+    parser.add_argument("--verbose", "-v", action="store_true", help="every step and every process skipped")
     parser.add_argument(
         "--grace",
         type=seconds,
@@ -52,7 +112,7 @@ def reclaim(args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> int:
         from vram.report.plan import draft as shown
 
         look = render_options(args)
-        show(shown(draft, look), args, look)
+        show(shown(draft, look, verbose=args.verbose), args, look)
     receipt = None
     if draft.plan.steps and consent(args, "Proceed?"):
         receipt = _executed(args, host, draft)
@@ -82,23 +142,48 @@ def require_digest(args: Namespace, draft: Draft) -> None:
 def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
     from vram.reclaim import execute
 
-    def shown_outcome(outcome: Outcome) -> None:
-        if not args.json:
-            from vram.report.plan import outcome as shown
-
-            look = render_options(args)
-            show(shown(outcome, look), args, look)
-
     if not args.json:
         emit("\n")
+    shown = ShownOutcomes(args, len(draft.plan.steps))
     patience_s = {"kill": args.grace}
-    return execute(
+    receipt = execute(
         draft.plan,
         host=host,
         deadline_s=args.deadline,
         patience_s=patience_s,  # type: ignore[arg-type]
-        on_outcome=shown_outcome,
+        on_outcome=shown.add,
     )
+    shown.finish()
+    return receipt
+
+
+class ShownOutcomes:
+    """A line for each step as soon as it is over; for many steps a line for each kind, at the end."""
+
+    def __init__(self, args: Namespace, steps: int) -> None:
+        from vram.report.plan import FEW_STEPS
+
+        self._args = args
+        self._one_by_one = args.verbose or steps <= FEW_STEPS
+        self._folded: list[Outcome] = []
+
+    def add(self, outcome: Outcome) -> None:
+        from vram.report.plan import outcome as shown
+
+        if self._args.json:
+            return
+        if self._one_by_one:
+            look = render_options(self._args)
+            show(shown(outcome, look), self._args, look)
+        else:
+            self._folded.append(outcome)
+
+    def finish(self) -> None:
+        from vram.report.plan import outcomes as shown
+
+        if self._folded:
+            look = render_options(self._args)
+            show(shown(self._folded, look), self._args, look)
 
 
 def _ended(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
@@ -154,7 +239,9 @@ def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tupl
     goal, returned = receipt.goal_bytes, receipt.returned_bytes
     if goal is not None and returned is not None and returned >= goal:
         return ExitCode.OK
-    if any(each.status in ("refused", "failed", "unkillable") for each in receipt.outcomes):
+    # Caches are a welcome extra: that one of many Pythons does not answer is said, and no failure.
+    required = [each for each in receipt.outcomes if each.step.kind != "trim" or args.pid]
+    if any(each.status in ("refused", "failed", "unkillable") for each in required):
         return ExitCode.PARTIAL
     return ExitCode.HELD if goal is not None or left else ExitCode.OK
 

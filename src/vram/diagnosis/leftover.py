@@ -45,11 +45,6 @@ class Doubt(Struct, frozen=True):
     code: Literal["handed-over", "stuck", "protected", "stopped", "works", "likely"]
     text: str
 
-    @property
-    def ends_by_name(self) -> bool:
-        """Whether `vram kill` ends them where a user names them all the same."""
-        return self.code in ("handed-over", "works", "likely")
-
 
 def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> Doubt | None:
     """Why the holders of a leftover are not ended unless they are named; None where they may be.

@@ -19,13 +19,15 @@ class ProcessMemory(Struct, frozen=True, kw_only=True):
 
     ``charged`` entries are its own. ``retained`` ones it holds without being charged: memory of a dead
     process, an exported allocation, bytes that it has together with others. On each of ``gpus`` it has
-    an entry, or at least the GPU's files open.
+    an entry, or at least the GPU's files open; on each of ``memory_gpus`` it has an entry, or may have
+    one because the GPU does not report who has what.
     """
 
     holder: Holder
     charged: tuple[Entry, ...] = ()
     retained: tuple[Entry, ...] = ()
     gpus: tuple[int, ...] = ()
+    memory_gpus: tuple[int, ...] = ()
     charged_by_gpu: dict[int, int | None] = {}
     """Bytes for each GPU that it is charged on, as far as they are known; None where none are."""
     idle: bool = False
@@ -149,12 +151,14 @@ class _Draft:
         self._charged: list[Entry] = []
         self._retained: list[Entry] = []
         self._gpus: dict[int, GpuLedger] = {}
+        self._memory_gpus: set[int] = set()
         self._by_gpu: dict[int, int | None] = {}
 
     def add(self, gpu: GpuLedger, entry: Entry | None) -> None:
         self._gpus[gpu.index] = gpu
         if entry is None:
             return
+        self._memory_gpus.add(gpu.index)
         if not (in_use(entry) and entry.holder is not None and entry.holder.pid == self._holder.pid):
             self._retained.append(entry)
             return
@@ -165,15 +169,17 @@ class _Draft:
             self._by_gpu[gpu.index] = (self._by_gpu.get(gpu.index) or 0) + entry.nbytes
 
     def finished(self) -> ProcessMemory:
+        unreported = {at for at, gpu in self._gpus.items() if not reports_holders(gpu)}
         resting = all(gpu.facts is not None and gpu.facts.utilization == 0 for gpu in self._gpus.values())
         return ProcessMemory(
             holder=self._holder,
             charged=tuple(self._charged),
             retained=tuple(self._retained),
             gpus=tuple(sorted(self._gpus)),
+            memory_gpus=tuple(sorted(self._memory_gpus | unreported)),
             charged_by_gpu=self._by_gpu,
             idle=resting and self._holder.state == "S",
-            unreported_gpus=tuple(sorted(at for at, gpu in self._gpus.items() if not reports_holders(gpu))),
+            unreported_gpus=tuple(sorted(unreported)),
         )
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from vram.deprecation import warn_renamed
 from vram.model.process import ProcessRef
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 StepKind = Literal["trim", "park", "kill", "reset"]
 """The actions, least harm first."""
@@ -20,19 +20,24 @@ OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 class PlanRequest(Struct, frozen=True, kw_only=True):
     """What memory is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
 
-    ``goal_bytes`` are to be freed on one GPU: one of ``gpus`` (empty: any). Without a goal, all
-    caches and leftovers are planned. ``park_idle`` allows to park idle processes that nobody named.
-    ``up_to`` is the most harmful action allowed; ``only`` is the one action to use. ``tree`` means
+    ``available_bytes`` are to be available on one GPU afterwards: one of ``gpus`` (empty: any), whoever
+    has freed them. ``goal_bytes`` are to be freed there, however much is available already. Without either
+    all leftovers are planned. ``caches`` allows to trim live processes too, ``park_idle`` to park idle
+    ones that nobody named. ``up_to`` is the most harmful action allowed; ``only`` is the one action to use.
+    Who is named and holds a leftover with others stands for all of them, unless ``alone``. ``tree`` means
     the descendants of ``pids`` too, as far as they are on a GPU.
     """
 
+    available_bytes: int | None = None
     goal_bytes: int | None = None
     gpus: tuple[int, ...] = ()
     up_to: StepKind | None = None
     only: StepKind | None = None
     findings: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    caches: bool = False
     park_idle: bool = False
+    alone: bool = False
     tree: bool = False
 
 
@@ -90,12 +95,17 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Frozen: what was previewed is what runs. The digest covers everything but ``made_at``."""
+    """Frozen: what was previewed is what runs. The digest covers everything but ``made_at``.
+
+    ``goal_bytes`` are to be freed by it; where ``available_bytes`` were asked for, those that were missing
+    (0: none).
+    """
 
     schema: int = PLAN_SCHEMA
     made_at: str
     boot_id: str
     goal_bytes: int | None
+    available_bytes: int | None = None
     gpus: tuple[int, ...]
     steps: tuple[Step, ...]
     digest: str
@@ -132,10 +142,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """Asked, promised, returned."""
+    """Asked, promised, returned. ``available_bytes``: that much was to be available afterwards."""
 
     digest: str
     goal_bytes: int | None
+    available_bytes: int | None = None
     promised_bytes: int | None
     returned_bytes: int | None
     outcomes: tuple[Outcome, ...]

@@ -40,7 +40,9 @@ def make_room(reading: OomReading) -> Remedy:
     Without a size: only on the machine where it happened is it known how much can be freed.
     """
     text = "Free memory of dead processes and unused caches of live ones: vram shows a plan and asks first."
-    return Remedy(step="free", target=_gpu(reading), text=text, command=f"vram free{_option(reading)}")
+    return Remedy(
+        step="free", target=_gpu(reading), text=text, command=f"vram free --caches{_option(reading)}"
+    )
 
 
 def record() -> Remedy:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from vram.model.ledger import Ledger
 from vram.policy.decision import ParkedByPolicy, Waiter
 from vram.policy.subjects import Subject
+from vram.reclaim.device_state import available_bytes
 from vram.reclaim.selection import fewest
 from vram.units import MIB
 
@@ -27,19 +28,12 @@ class _Parkable(Struct, frozen=True):
         return frozenset(each.pid for each in self.subject.holders)
 
 
-def free_bytes(ledger: Ledger) -> dict[int, int]:
-    """What is free on each GPU that answers."""
-    return {
-        gpu.index: gpu.memory.free
-        for gpu in ledger.gpus
-        if gpu.status == "ok" and gpu.memory is not None and not gpu.instances
-    }
-
-
 def has_room(ledger: Ledger, waiter: Waiter) -> int | None:
     """The GPU on which *waiter* has its room, the one with most of it; None where there is none."""
     free = {
-        gpu: nbytes for gpu, nbytes in free_bytes(ledger).items() if not waiter.gpus or gpu in waiter.gpus
+        gpu: nbytes
+        for gpu, nbytes in available_bytes(ledger).items()
+        if not waiter.gpus or gpu in waiter.gpus
     }
     best = max(free, key=lambda gpu: (free[gpu], -gpu), default=None)
     return best if best is not None and free[best] >= waiter.nbytes else None
@@ -48,7 +42,7 @@ def has_room(ledger: Ledger, waiter: Waiter) -> int | None:
 def to_park(idle: Sequence[Subject], ledger: Ledger, waiters: Sequence[Waiter]) -> tuple[Subject, ...]:
     """Those of *idle* that must be parked so that the first who waits in vain has room; nobody where that
     would not be enough."""
-    free = free_bytes(ledger)
+    free = available_bytes(ledger)
     for waiter in waiters:
         if waiter.is_served or has_room(ledger, waiter) is not None:
             continue
@@ -69,7 +63,7 @@ def _enough(idle: Sequence[Subject], gpu: int, missing: int) -> tuple[Subject, .
 
 def may_return(parked: ParkedByPolicy, ledger: Ledger) -> bool:
     """Whether there is room for it on all its GPUs."""
-    free = free_bytes(ledger)
+    free = available_bytes(ledger)
     needs = zip(parked.gpus, parked.nbytes, strict=True)
     return all(free.get(gpu, 0) >= nbytes + ROOM_MARGIN for gpu, nbytes in needs)
 

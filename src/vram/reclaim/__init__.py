@@ -1,6 +1,6 @@
 """Free memory with the least harm, and prove it by reading the device again.
 
-    draft = vram.reclaim.plan(goal="20GiB", gpus=(0,))
+    draft = vram.reclaim.plan("20GiB", gpus=(0,))
     receipt = vram.reclaim.execute(draft.plan)
 
 ``plan`` only reads. ``execute`` refuses where the machine is no longer what the plan was made for,
@@ -22,38 +22,51 @@ DEADLINE_S = 5.0
 
 
 def plan(
-    goal: int | str | None = None,
+    available: int | str | None = None,
     *,
+    more: int | str | None = None,
+    goal: int | str | None = None,
     gpus: tuple[int, ...] = (),
     up_to: StepKind | None = None,
     only: StepKind | None = None,
     findings: tuple[str, ...] = (),
     pids: tuple[int, ...] = (),
+    caches: bool = False,
     park_idle: bool = False,
+    alone: bool = False,
     tree: bool = False,
     host: Host | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Draft:
     """Read the machine and return what would be done; nothing is touched.
 
-    *goal* is what should be freed on one GPU, in bytes or like "20GiB"; without it all caches and
-    leftovers are planned. See :class:`vram.model.plan.PlanRequest`.
+    *available* is what should be available on one GPU afterwards, in bytes or like "20GiB"; *more* is what
+    should be freed there, however much is available already (*goal* is its old name). Without either, all
+    leftovers are planned, with *caches* those of live processes too. See
+    :class:`vram.model.plan.PlanRequest`.
     """
+    if goal is not None:
+        from vram.deprecation import warn_renamed
+
+        warn_renamed("goal=", "more=")
+        more = goal if more is None else more
     from vram.model.plan import PlanRequest
     from vram.reclaim.device_state import read_and_diagnose
     from vram.reclaim.planner import plan as make
     from vram.units import parse_size
 
     host = host or _local()
-    nbytes = parse_size(goal) if isinstance(goal, str) else goal
     request = PlanRequest(
-        goal_bytes=nbytes,
+        available_bytes=parse_size(available) if isinstance(available, str) else available,
+        goal_bytes=parse_size(more) if isinstance(more, str) else more,
         gpus=gpus,
         up_to=up_to,
         only=only,
         findings=findings,
         pids=pids,
+        caches=caches,
         park_idle=park_idle,
+        alone=alone,
         tree=tree,
     )
     return make(host, *read_and_diagnose(host, gpus, deadline_s), request)

@@ -25,30 +25,41 @@ STOPPED = "VR201"
 
 
 def with_holders(host: Host, ledger: Ledger, request: PlanRequest) -> tuple[PlanRequest, dict[int, int]]:
-    """*request* with dead pids replaced by who holds their memory, and with ``tree`` the descendants too.
+    """*request* with everybody whom its pids mean.
 
-    Also, which of the pids stand for which dead one. Raises NoSuchProcess where a dead pid's holders
-    are not certain, or cannot be seen.
+    A dead pid means those that hold its memory, the holder of a leftover all who hold it with it, and with
+    ``tree`` the descendants are meant too. Also, which of the pids stand for which dead one. Raises
+    NoSuchProcess where a dead pid's holders are not certain, or cannot be seen.
     """
     if not request.pids:
         return request, {}
     known = processes(ledger)
-    meant = {pid: tuple(_meant(host, ledger, known, pid, request)) for pid in request.pids}
+    units = (
+        {} if request.alone else {pid: each.pids for each in leftovers(ledger, known) for pid in each.pids}
+    )
+    meant = {pid: tuple(_meant(host, ledger, known, units, pid, request)) for pid in request.pids}
     pids = tuple(dict.fromkeys(each for pid in request.pids for each in meant[pid]))
     dead = {each: pid for pid, people in meant.items() if pid not in people for each in people}
     return replace(request, pids=pids), {} if request.tree else dead
 
 
 def _meant(
-    host: Host, ledger: Ledger, known: Mapping[int, ProcessMemory], pid: int, request: PlanRequest
+    host: Host,
+    ledger: Ledger,
+    known: Mapping[int, ProcessMemory],
+    units: Mapping[int, tuple[int, ...]],
+    pid: int,
+    request: PlanRequest,
 ) -> Iterable[int]:
     left = [entry for gpu in ledger.gpus for entry in gpu.accounted if entry.charged_pid == pid]
     if left and pid not in known and _is_dead(host, pid):
         return _holders(ledger, pid, left)
     if request.tree:
         children = [each for each in host.proc.descendants(pid) if each in known]
-        return (pid, *children) if pid in known or not children else children
-    return (pid,)
+        named = (pid, *children) if pid in known or not children else tuple(children)
+        return dict.fromkeys(each for one in named for each in units.get(one, (one,)))
+    # One of several holders frees nothing by ending alone.
+    return units.get(pid, (pid,))
 
 
 def _is_dead(host: Host, pid: int) -> bool:
@@ -189,6 +200,8 @@ class PlanContext(Struct, frozen=True):
     parked: dict[int, ParkedProcess] = {}
     instead_of: dict[int, int] = {}
     """Holders that a dead pid on the command line stands for, and that pid."""
+    asked: tuple[int, ...] = ()
+    """The pids on the command line, before they were replaced by those whom they mean."""
     works: frozenset[int] = frozenset()
     """Healthy processes with GPU memory of their own."""
 
@@ -200,22 +213,44 @@ class PlanContext(Struct, frozen=True):
         request: PlanRequest,
         parked: Iterable[ParkedProcess] = (),
         instead_of: dict[int, int] | None = None,
+        asked: tuple[int, ...] = (),
     ) -> PlanContext:
         every = tuple(gpu.index for gpu in ledger.gpus)
         known = processes(ledger)
         found = tuple(leftovers(ledger, known, request.findings))
         paused = {each.pid: each for each in parked}
         gpus = request.gpus or every
-        return cls(ledger, findings, request, known, gpus, found, paused, instead_of or {}, working(ledger))
+        return cls(
+            ledger,
+            findings,
+            request,
+            known,
+            gpus,
+            all_leftovers=found,
+            parked=paused,
+            instead_of=instead_of or {},
+            asked=asked,
+            works=working(ledger),
+        )
 
     def named(self) -> tuple[ProcessMemory, ...]:
         """The processes that the user named, in that order. Raises where one is on none of the GPUs."""
-        there = {pid: each for pid, each in self.known.items() if set(each.gpus) & set(self.gpus)}
+        # Who is to be ended is meant as soon as it has the GPU's files open.
+        there = self._here(by_files=not self.request.gpus or self.request.only == "kill")
         there |= {pid: _paused(each) for pid, each in self.parked.items() if pid not in there}
         missing = [pid for pid in self.request.pids if pid not in there]
         if missing:
             raise self._not_found(missing[0])
         return tuple(there[pid] for pid in dict.fromkeys(self.request.pids))
+
+    def _here(self, *, by_files: bool) -> dict[int, ProcessMemory]:
+        """Those with memory on the GPUs; with *by_files* also those that only have their files open."""
+        wanted = set(self.gpus)
+        return {
+            pid: each
+            for pid, each in self.known.items()
+            if wanted.intersection(each.gpus if by_files else each.memory_gpus)
+        }
 
     def _not_found(self, pid: int) -> NotOnGpu | DeviceError:
         silent = [
@@ -235,7 +270,7 @@ class PlanContext(Struct, frozen=True):
         """Whom the user means: those named, those of the findings named, or everybody on the GPUs."""
         if self.request.pids:
             return self.named()
-        here = {pid: each for pid, each in self.known.items() if set(each.gpus) & set(self.gpus)}
+        here = self._here(by_files=False)
         if self.request.findings:
             pids = {pid for each in self.findings if each.code in self.request.findings for pid in each.pids}
             return tuple(here[pid] for pid in sorted(pids) if pid in here)
@@ -333,6 +368,8 @@ def _named_kill(
     dead = dict.fromkeys(context.instead_of[pid] for pid in pids if pid in context.instead_of)
     if dead:
         reason = f"pid {', '.join(map(str, dead))} is dead, and this process holds its memory"
+    elif context.asked and not set(pids) <= set(context.asked):
+        reason = f"you named pid {', '.join(map(str, context.asked))}; all of these hold the same memory"
     shared = sorted({pid for process in named for pid in process.co_holders} - set(pids))
     if shared:
         reason += f"; shared memory stays until pid {', '.join(map(str, shared))} exits too"
@@ -354,7 +391,8 @@ def _is_unknown(process: ProcessMemory, request: PlanRequest) -> bool:
 
     Where a whole GPU reports nothing, nobody is terminated for a size that was asked for.
     """
-    silent = bool(process.unreported_gpus) and request.goal_bytes is None
+    has_goal = request.goal_bytes is not None or request.available_bytes is not None
+    silent = bool(process.unreported_gpus) and not has_goal
     return silent or process.has_unknown_size
 
 

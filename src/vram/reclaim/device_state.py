@@ -69,6 +69,17 @@ def _no_gpu(ledger: Ledger) -> DriverMissing | DeviceError:
     return DeviceError(f"no GPU answers on {ledger.host.name}: {reason}", hint="see `vram why`")
 
 
+def available_bytes(ledger: Ledger) -> dict[int, int]:
+    """What a program could still allocate on each GPU that says so; one with MIG devices does not."""
+    answering = [gpu for gpu in ledger.gpus if gpu.status == "ok" and not gpu.instances]
+    return {
+        gpu.index: entry.nbytes
+        for gpu in answering
+        for entry in gpu.entries
+        if entry.kind == "free" and entry.nbytes is not None
+    }
+
+
 def used_in(ledger: Ledger, gpus: tuple[int, ...]) -> int | None:
     """What a ledger that was just read says is in use on *gpus*, as :func:`used_bytes` counts it.
 

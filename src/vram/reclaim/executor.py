@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -23,6 +25,8 @@ from vram.reclaim.device_state import settled_bytes, used_bytes
 from vram.reclaim.identity import open_verified
 
 OnOutcome = Callable[[Outcome], None]
+AT_ONCE = 32
+"""So many are trimmed at the same time."""
 _HINT = "make a new plan"
 
 
@@ -84,6 +88,7 @@ def execute(
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
+    Trims that follow one another run at once, each within its time: one that does not answer keeps nobody.
     *used_now* is what the plan's GPUs had in use a moment ago, where that was read. *together* ends all
     processes of a plan that has only kills and no goal at once, each for itself: one that cannot be ended
     does not keep the others. Raises only while nothing was touched: from then on, what goes wrong is an
@@ -102,6 +107,7 @@ def execute(
     return Receipt(
         digest=plan.digest,
         goal_bytes=plan.goal_bytes,
+        available_bytes=plan.available_bytes,
         promised_bytes=promised(plan.steps),
         returned_bytes=run.returned(),
         outcomes=tuple(outcomes),
@@ -134,9 +140,66 @@ class _Run:
         return self._first - self._last
 
     def outcomes(self) -> Iterator[Outcome]:
-        for at, step in enumerate(self._plan.steps):
-            skipped = self._skip_reason(self._plan.steps[at:])
-            yield self._not_run(step, *skipped) if skipped else self._do(step)
+        left = self._plan.steps
+        while left:
+            trims = tuple(takewhile(lambda step: step.kind == "trim", left))
+            if skipped := self._skip_reason(left):
+                done = [self._not_run(left[0], *skipped)]
+            elif len(trims) > 1:
+                done = self._trim_at_once(trims)
+            else:
+                done = [self._do(left[0])]
+            yield from done
+            left = left[len(done) :]
+
+    def _trim_at_once(self, steps: tuple[Step, ...]) -> list[Outcome]:
+        """What came back is measured for all of them together, and stands in the last that is done."""
+        began, before = self._host.clock.monotonic(), self._last
+        try:
+            tokens = audit.log_intents([self._record(step, used_before=before) for step in steps])
+        except AuditUnavailable as error:
+            return [self._not_logged(step, error) for step in steps]
+        try:
+            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vram-trim") as pool:
+                results = list(pool.map(self._trimmed, steps))
+        except BaseException as error:
+            _log_broken(tokens, error)
+            raise
+        self._touched = True
+        done = [step for step, (status, _, _) in zip(steps, results, strict=True) if status == "done"]
+        self._promised_so_far += sum(step.predicted_bytes or 0 for step in done)
+        self._last = settled_bytes(
+            self._host, self._plan.gpus, before, promised(tuple(done)) if done else None
+        )
+        whole = {"used_before": before, "used_after": self._last}
+        outcomes = [
+            Outcome(
+                step=step,
+                status=status,
+                took_s=took_s - began,
+                message=message,
+                **(whole if done and step is done[-1] else {"used_before": None, "used_after": None}),
+            )
+            for step, (status, message, took_s) in zip(steps, results, strict=True)
+        ]
+        try:
+            pairs = zip(tokens, outcomes, strict=True)
+            audit.log_outcomes({token: _logged(outcome) for token, outcome in pairs})
+        except AuditUnavailable as error:
+            self._stop = f"not tried: {error}"
+        return outcomes
+
+    def _trimmed(self, step: Step) -> tuple[OutcomeStatus, str, float]:
+        """How one of many went, and when it was over."""
+        try:
+            message = action("trim").apply(self._host, step, self._timeout_s["trim"])
+        except VramError as error:
+            status, message = self._judged(error)
+        else:
+            status = "done"
+            if not self._is_verified(step):
+                status, message = self._unverified(message)
+        return status, message, self._host.clock.monotonic()
 
     def outcomes_together(self) -> Iterator[Outcome]:
         """All at once, every intent logged before the first signal is sent."""
@@ -148,9 +211,7 @@ class _Run:
         try:
             ended = end_together(self._host, steps, self._timeout_s["kill"])
         except BaseException as error:
-            # Ctrl-C or a bug: that is logged before it is raised.
-            broken = {"status": "failed", "message": f"{type(error).__name__}: {error}"}
-            audit.log_outcomes(dict.fromkeys(tokens, broken))
+            _log_broken(tokens, error)
             raise
         results = [self._judged(each) for each in ended]
         done = tuple(step for step, (status, _) in zip(steps, results, strict=True) if status == "done")
@@ -280,6 +341,12 @@ class _Run:
             took_s=took_s,
             message=message,
         )
+
+
+def _log_broken(tokens: Sequence[str], error: BaseException) -> None:
+    """Ctrl-C or a bug: that is logged before it is raised."""
+    broken = {"status": "failed", "message": f"{type(error).__name__}: {error}"}
+    audit.log_outcomes(dict.fromkeys(tokens, broken))
 
 
 def _logged(outcome: Outcome) -> dict[str, Any]:

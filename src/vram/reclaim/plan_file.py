@@ -19,10 +19,23 @@ _HINT = "make a new plan with `vram free --dry-run --save FILE`"
 
 
 def with_digest(
-    made_at: str, boot_id: str, goal: int | None, gpus: tuple[int, ...], steps: Iterable[Step]
+    made_at: str,
+    boot_id: str,
+    goal: int | None,
+    gpus: tuple[int, ...],
+    steps: Iterable[Step],
+    available: int | None = None,
 ) -> Plan:
     """Return a plan with its digest."""
-    plan = Plan(made_at=made_at, boot_id=boot_id, goal_bytes=goal, gpus=gpus, steps=tuple(steps), digest="")
+    plan = Plan(
+        made_at=made_at,
+        boot_id=boot_id,
+        goal_bytes=goal,
+        available_bytes=available,
+        gpus=gpus,
+        steps=tuple(steps),
+        digest="",
+    )
     return replace(plan, digest=digest_of(plan))
 
 

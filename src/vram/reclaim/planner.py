@@ -1,7 +1,7 @@
-"""From the ledger to a plan: caches and leftovers first, a healthy process only where it is named.
+"""From the ledger to a plan: leftovers, caches where they are allowed, a healthy process only if it is named.
 
-With a size, the smallest plan that frees it: least harmful actions first, and no step that the others make
-superfluous.
+With a size, the smallest plan that makes it available: least harmful actions first, and no step that the
+others make superfluous.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.engine import require_code
-from vram.diagnosis.leftover import code_of
+from vram.diagnosis.leftover import CODES, code_of
 from vram.errors import (
     AttachDenied,
     DeviceError,
@@ -30,7 +30,8 @@ from vram.model.ledger import Ledger
 from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import Action
-from vram.reclaim.candidates import ActionCandidate, PlanContext, candidates, with_holders
+from vram.reclaim.candidates import STOPPED, ActionCandidate, PlanContext, candidates, with_holders
+from vram.reclaim.device_state import available_bytes
 from vram.reclaim.identity import identify, require_certain
 from vram.reclaim.plan_file import with_digest
 from vram.reclaim.selection import fewest
@@ -70,6 +71,7 @@ class Selection(Struct, frozen=True):
     with what cannot be known beforehand it could."""
 
     gpu: int
+    goal: int
     options: tuple[Option, ...]
     reaches: bool
     may_reach: bool = False
@@ -77,6 +79,11 @@ class Selection(Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         return sum(option.nbytes or 0 for option in self.options)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Least harm first: who works is touched only where the rest was not enough."""
+        return tuple(step for option in sorted(self.options, key=_rank) for step in option.steps)
 
     def cost(self) -> tuple[int, ...]:
         """Least harm to people first, then fewest processes, then fewest bytes more than needed."""
@@ -92,15 +99,17 @@ def smallest(gpu: int, options: Sequence[Option], goal: int) -> Selection:
     known = [each for each in options if each.nbytes]
     harmless = [each for each in known if not each.harms]
     if _sum(harmless) >= goal:
-        return Selection(gpu, fewest(harmless, goal, harm=_rank, excludes=_excludes), reaches=True)
+        return Selection(gpu, goal, fewest(harmless, goal, harm=_rank, excludes=_excludes), reaches=True)
     # Who cannot say what it only caches is asked before anybody who works is harmed: the rest is done only
     # where it is still needed.
     unknown = tuple(each for each in options if each.nbytes is None)
     if _sum(known) >= goal:
-        return Selection(gpu, (*unknown, *fewest(known, goal, harm=_rank, excludes=_excludes)), reaches=True)
+        chosen = fewest(known, goal, harm=_rank, excludes=_excludes)
+        return Selection(gpu, goal, (*unknown, *chosen), reaches=True)
     counted = frozenset(pid for each in known for pid in each.pids)
     most = _sum(known) + sum(each.most for each in unknown if not each.pids & counted)
-    return Selection(gpu, (*unknown, *known), reaches=False, may_reach=bool(unknown) and most >= goal)
+    may_reach = bool(unknown) and most >= goal
+    return Selection(gpu, goal, (*unknown, *known), reaches=False, may_reach=may_reach)
 
 
 def _sum(options: Sequence[Option]) -> int:
@@ -108,8 +117,8 @@ def _sum(options: Sequence[Option]) -> int:
 
 
 def _rank(option: Option) -> tuple[bool, int]:
-    """Caches, then leftovers; of those who work, parked before ended."""
-    order = ("park", "kill") if option.harms else ("trim", "kill", "reset")
+    """Leftovers, which are nobody's, then caches; of those who work, parked before ended."""
+    order = ("park", "kill") if option.harms else ("kill", "trim", "reset")
     return option.harms, order.index(option.kind)
 
 
@@ -136,23 +145,27 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     Raises the refusal where a process that was named must be left alone, and GoalImpossible
     where everything allowed together would not reach the goal.
     """
+    asked = request.pids
     request, instead_of = with_holders(host, ledger, _checked_words(request))
-    context = PlanContext.of(ledger, findings, request, parked(host) if request.pids else (), instead_of)
+    paused = parked(host) if request.pids else ()
+    context = PlanContext.of(ledger, findings, request, paused, instead_of, asked)
     choice = _Choice(host, context)
     for pid in request.pids:
         # Whether it may be touched at all comes before whether it holds anything.
         choice.identify(pid)
     context.named()
-    if request.goal_bytes is None:
+    made_by, wanted = (ledger.taken_at, host.limits.boot_id()), request.available_bytes
+    if wanted is None and request.goal_bytes is None:
         steps = choice.everything()
         # A GPU that does not answer cannot be measured, and must not prevent that for the others.
         silent = {gpu.index for gpu in ledger.gpus if is_silent(gpu)}
         gpus = tuple(gpu for gpu in context.gpus if gpu not in silent)
+        made = with_digest(*made_by, None, gpus, steps)
+    elif wanted is not None and (there := choice.has_already(wanted)) is not None:
+        return Draft(plan=with_digest(*made_by, 0, (there,), (), wanted))
     else:
-        chosen = choice.enough(request.goal_bytes)
-        steps = tuple(step for option in chosen.options for step in option.steps)
-        gpus = (chosen.gpu,)
-    made = with_digest(ledger.taken_at, host.limits.boot_id(), request.goal_bytes, gpus, steps)
+        chosen = choice.enough()
+        made = with_digest(*made_by, chosen.goal, (chosen.gpu,), chosen.steps, wanted)
     return Draft(plan=made, skipped=skipped(host, context, made, choice.refusals))
 
 
@@ -185,21 +198,36 @@ class _Choice:
         self._require_named(steps)
         return steps
 
-    def enough(self, goal: int) -> Selection:
-        """The smallest plan for *goal* on the GPU where it does the least harm."""
-        wanted = self._context.gpus
-        if self._context.request.pids:
-            held = {gpu for process in self._context.named() for gpu in process.gpus}
-            wanted = tuple(gpu for gpu in wanted if gpu in held)
-        self._require_possible(goal, wanted)
-        found = [self._on(gpu, goal) for gpu in wanted]
-        best = min(found, key=Selection.cost, default=Selection(0, (), reaches=False))
-        if not best.reaches:
+    def has_already(self, wanted: int) -> int | None:
+        """The GPU that has *wanted* bytes available now, the one with most of them; None where none has."""
+        available = available_bytes(self._context.ledger)
+        here = [gpu for gpu in self._context.gpus if available.get(gpu, -1) >= wanted]
+        return max(here, key=lambda gpu: (available[gpu], -gpu), default=None)
+
+    def enough(self) -> Selection:
+        """The smallest plan for what is asked for, on the GPU where it does the least harm."""
+        request, gpus = self._context.request, self._context.gpus
+        if request.pids:
+            held = {gpu for process in self._context.named() for gpu in process.memory_gpus}
+            gpus = tuple(gpu for gpu in gpus if gpu in held)
+        self._require_possible(request.available_bytes or request.goal_bytes or 0, gpus)
+        goals = self._goals(gpus)
+        found = [self._on(gpu, goal) for gpu, goal in goals.items()]
+        best = min(found, key=Selection.cost, default=None)
+        if best is None or not best.reaches:
             self._require_unrefused()
-        if not (best.reaches or best.may_reach):
-            self._require_named(tuple(step for option in best.options for step in option.steps))
-            raise self._out_of_reach(goal, best)
-        return best
+        if best is not None and (best.reaches or best.may_reach):
+            return best
+        self._require_named(best.steps if best else ())
+        raise self._out_of_reach(best)
+
+    def _goals(self, gpus: tuple[int, ...]) -> dict[int, int]:
+        """What is to be freed on each of *gpus*; one that does not say what is available is left out."""
+        request = self._context.request
+        if request.available_bytes is None:
+            return dict.fromkeys(gpus, request.goal_bytes or 0)
+        available = available_bytes(self._context.ledger)
+        return {gpu: request.available_bytes - available[gpu] for gpu in gpus if gpu in available}
 
     def _on(self, gpu: int, goal: int) -> Selection:
         narrowed = replace(self._context, gpus=(gpu,))  # bytes are counted there
@@ -236,7 +264,7 @@ class _Choice:
             step = Step(
                 kind=candidate.kind,
                 target=self._target(candidate, process),
-                gpus=process.gpus,
+                gpus=process.memory_gpus or process.gpus,
                 predicted_bytes=predicted,
                 loses=_loses(candidate, process),
                 reversible=candidate.kind != "kill",
@@ -288,35 +316,46 @@ class _Choice:
             largest = size(max(total or 0 for total in totals))
             raise GoalImpossible(f"{size(goal)} is more than the GPU has ({largest})", hint="request less")
 
-    def _out_of_reach(self, goal: int, best: Selection) -> GoalImpossible | DeviceError:
-        for process in self._context.named():
+    def _out_of_reach(self, best: Selection | None) -> GoalImpossible | DeviceError:
+        context, request = self._context, self._context.request
+        for process in context.named():
             if process.unreported_gpus:
                 pid = process.pid
                 return DeviceError(
                     f"GPU {process.unreported_gpus[0]} does not answer: what pid {pid} would free is unknown",
                     hint=f"`vram kill {pid}` terminates it anyway",
                 )
-        possible = best.nbytes + sum(option.most for option in best.options if option.nbytes is None)
-        most = f"at most {size(possible)} would be freed" if possible else "nothing would be freed"
-        where = f" on GPU {best.gpu}" if len(self._context.ledger.gpus) > 1 else ""
-        hint = (
-            "`vram who` shows who holds the rest; --park-idle parks idle processes, --pid PID adds one"
-            " by name"
-        )
-        if self._context.ledger.host.wsl_facts is not None:
-            hint = (
-                "`vram who` shows who holds the rest; --pid PID allows terminating a healthy process;"
-                " close Windows programs in Windows"
+        if best is None and request.available_bytes is not None:
+            return DeviceError(
+                "no GPU here reports how much memory is available", hint="--more SIZE frees that much more"
             )
+        best = best or Selection(0, request.goal_bytes or 0, (), reaches=False)
+        possible = best.nbytes + sum(option.most for option in best.options if option.nbytes is None)
+        where = f" on GPU {best.gpu}" if len(context.ledger.gpus) > 1 else ""
+        if request.available_bytes is None:
+            wanted = f"free {size(best.goal)}"
+            most = f"at most {size(possible)} would be freed" if possible else "nothing would be freed"
+        else:
+            wanted = f"make {size(request.available_bytes)} available"
+            most = f"at most {size(request.available_bytes - best.goal + possible)} would be available"
         return GoalImpossible(
-            f"cannot free {size(goal)} without harming a process in use: {most}{where}",
-            hint=hint,
+            f"cannot {wanted} without harming a process in use: {most}{where}", hint=self._ways_on()
         )
+
+    def _ways_on(self) -> str:
+        """What could be allowed beyond this request."""
+        context = self._context
+        caches = "" if "trim" in _actions(context) else "; --caches also releases caches of live processes"
+        if context.ledger.host.wsl_facts is not None:
+            more = "--pid PID allows terminating a healthy process; close Windows programs in Windows"
+        else:
+            more = "--park-idle parks idle processes, --pid PID adds one by name"
+        return f"`vram who` shows who holds the rest{caches}; {more}"
 
 
 def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ...]:
     """A framework reports its caches for all GPUs of its process: of one among several nothing is known."""
-    if context.request.goal_bytes is None:
+    if context.request.goal_bytes is None and context.request.available_bytes is None:
         return steps
     return tuple(
         replace(step, predicted_bytes=None) if step.kind == "trim" and len(step.gpus) > 1 else step
@@ -333,14 +372,16 @@ def _loses(candidate: ActionCandidate, process: ProcessMemory) -> str:
 
 
 def _actions(context: PlanContext) -> tuple[StepKind, ...]:
-    """The actions that are allowed, least harm first: caches, leftovers, then what interrupts."""
+    """The actions that are allowed, least harm first: leftovers, caches, then what interrupts."""
     request = context.request
     if request.only is not None:
         return (request.only,)
     allowed = actions.up_to(request.up_to or "kill")
     if not request.pids:
-        return tuple(kind for kind in ("trim", "kill", "park") if kind in allowed or _asked(kind, request))
-    if request.goal_bytes is not None:
+        ends = "kill" in allowed
+        wanted = {"kill": ends, "trim": _asks_for_caches(request), "park": request.park_idle}
+        return tuple(kind for kind in ("kill", "trim", "park") if wanted[kind])
+    if request.goal_bytes is not None or request.available_bytes is not None:
         return allowed
     if request.up_to:
         return allowed[-1:]
@@ -352,8 +393,10 @@ def _actions(context: PlanContext) -> tuple[StepKind, ...]:
     return ("kill",) if leftover else ("trim",)
 
 
-def _asked(kind: StepKind, request: PlanRequest) -> bool:
-    return kind == "park" and request.park_idle
+def _asks_for_caches(request: PlanRequest) -> bool:
+    """Whether live processes may be visited: by that word, or by findings that speak of them."""
+    of_the_living = any(code not in (*CODES, STOPPED) for code in request.findings)
+    return request.caches or request.up_to == "trim" or of_the_living
 
 
 def _checked_words(request: PlanRequest) -> PlanRequest:
@@ -362,4 +405,6 @@ def _checked_words(request: PlanRequest) -> PlanRequest:
         require_code(code)
     if request.up_to == "reset":
         raise UsageError("a reset is never part of a plan", hint="see `vram reset --help`")
+    if request.available_bytes is not None and request.goal_bytes is not None:
+        raise UsageError("give SIZE or --more SIZE, not both")
     return replace(request, findings=tuple(code.strip().upper() for code in request.findings))

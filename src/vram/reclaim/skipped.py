@@ -31,10 +31,10 @@ def skipped(
     rest = [*_leftovers(context, gpus, ended, refusals), *_hidden(context, gpus)]
     found = [(each, False) for each in rest] + list(_in_use(context, gpus, planned, refusals))
     found.sort(key=lambda each: (-each[0].nbytes, each[0].pid or 0))
-    may_park = _parkable(host, context, [each.pid for each, may_end in found[:MOST_CHECKED] if may_end])
+    parkable = _parkable(host, context, [each.pid for each, ours in found[:MOST_CHECKED] if ours])
     return tuple(
-        replace(each, command=f"vram park {each.pid}") if may_end and each.pid in may_park else each
-        for each, may_end in found
+        replace(each, command=f"vram park {each.pid}") if ours and each.pid in parkable else each
+        for each, ours in found
     )
 
 
@@ -79,16 +79,18 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
     if stopped and stopped[0].state == "T":
         return f"{what}; pid {stopped[0].pid} is stopped (Ctrl-Z)", f"kill -CONT {stopped[0].pid}"
     unsure = doubt(entry, context.works, context.ledger.host)
-    kill = "kill " + " ".join(str(holder.pid) for holder in people)
     if any(_is_foreign(context, holder) for holder in people):
         others = ", ".join(dict.fromkeys(holder.user or "another user" for holder in people))
-        return f"{what}; held by a process of {others}", f"{SUDO_VRAM} {kill}"
+        # Root sees more, and judges for itself who may be ended.
+        helps = unsure is None or unsure.code == "likely"
+        return f"{what}; held by a process of {others}", f"{SUDO_VRAM} free" if helps else ""
     refused = [refusals[holder.pid] for holder in people if holder.pid in refusals]
     if refused and not isinstance(refused[0], NotReachable | AttachDenied):
         return f"{what}; {refused[0]}", ""
     if unsure is None:
         return f"{what}; this plan does not need it", "vram free"
-    return f"{what}; {unsure.text}", f"vram {kill}" if unsure.ends_by_name else ""
+    # Who also works, or may have nothing to do with it, is not offered for ending.
+    return f"{what}; {unsure.text}", ""
 
 
 def _owner(entry: Entry) -> str:
@@ -107,14 +109,14 @@ def _is_foreign(context: PlanContext, holder: Holder) -> bool:
 def _in_use(
     context: PlanContext, gpus: tuple[int, ...], planned: set[int], refusals: Mapping[int, Refused]
 ) -> Iterator[tuple[Skipped, bool]]:
-    """Live processes with who else has their files open, and whether this user could terminate each."""
+    """Live processes with who else has their files open, and whether each is this user's to park."""
     for process in context.chosen():
         pid = process.holder.pid
         nbytes = process.charged_on(gpus)
         if pid in planned or not nbytes:
             continue
         others = _co_holders(process)
-        why, command, may_end = _why_used(context, process, others, refusals.get(pid))
+        why, command, may_park = _why_used(context, process, refusals.get(pid))
         piece = Skipped(
             pid=pid,
             nbytes=nbytes,
@@ -125,7 +127,7 @@ def _in_use(
             others=others,
             gpus=tuple(sorted(set(process.charged_by_gpu) & set(gpus))),
         )
-        yield piece, may_end
+        yield piece, may_park
 
 
 def _co_holders(process: ProcessMemory) -> tuple[int, ...]:
@@ -134,10 +136,8 @@ def _co_holders(process: ProcessMemory) -> tuple[int, ...]:
     return tuple(dict.fromkeys(pid for pid in named if pid != process.pid))
 
 
-def _why_used(
-    context: PlanContext, process: ProcessMemory, others: tuple[int, ...], refusal: Refused | None
-) -> tuple[str, str, bool]:
-    """Why it is left alone, the command that would change that, and whether this user could terminate it."""
+def _why_used(context: PlanContext, process: ProcessMemory, refusal: Refused | None) -> tuple[str, str, bool]:
+    """Why it is left alone, a command that helps and ends nobody, and whether it is the user's to park."""
     holder = process.holder
     if process.protected:
         return f"it is {process.protected}", "", False
@@ -148,9 +148,8 @@ def _why_used(
             return "it is stopped by a debugger", f"grep TracerPid /proc/{holder.pid}/status", False
         sudo = "sudo " if _is_foreign(context, holder) else ""
         return "it is stopped (Ctrl-Z) and may be resumed", f"{sudo}kill -CONT {holder.pid}", False
-    kill = " ".join(("kill", str(holder.pid), *map(str, others)))
     if _is_foreign(context, holder):
-        return f"in use by {holder.user or 'another user'}", f"{SUDO_VRAM} {kill}", False
+        return f"in use by {holder.user or 'another user'}", "", False
     if isinstance(refusal, Protected):
         return str(refusal), "", False
     # That it cannot be attached to, or that its driver cannot park, is usual: it is in use nevertheless.
@@ -158,7 +157,7 @@ def _why_used(
     if refusal is not None and not isinstance(refusal, usual):
         return "; ".join(filter(None, (str(refusal), refusal.hint))), "", False
     what = f"in use: {ONLY_THE_CONTEXT}" if is_bare_context(process.charged) else "in use"
-    return what, f"vram {kill}", True
+    return what, "", True
 
 
 def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
@@ -191,7 +190,7 @@ _UNSEEN = "its holder is not visible"
 
 
 def _parkable(host: Host, context: PlanContext, pids: Sequence[int | None]) -> set[int]:
-    """Those of *pids* that the driver can park: that is offered instead of terminating them."""
+    """Those of *pids* that the driver can park: that is offered, and nothing that ends them."""
     from vram.errors import VramError
     from vram.reclaim.identity import identify
     from vram.reclaim.preflight import read_driver, require_parkable

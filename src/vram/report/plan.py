@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,6 +16,9 @@ from vram.units import counted, size
 SHORT_DIGEST = 12
 MOST_LISTED = 5
 MOST_PIDS = 6
+MOST_PROGRAMS = 4
+FEW_STEPS = 8
+"""So many are shown one by one; more than that only with -v."""
 
 STYLES: dict[OutcomeStatus, str] = {
     "done": "green",
@@ -25,12 +29,12 @@ STYLES: dict[OutcomeStatus, str] = {
 }
 
 
-def draft(found: Draft, options: RenderOptions) -> RenderableType:
+def draft(found: Draft, options: RenderOptions, *, verbose: bool = False) -> RenderableType:
     """Return the steps, what is left alone, and the digest that stands for all of it."""
     plan = found.plan
     blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), options, style="bold")]
-    blocks += [_action(steps, options) for steps in _together(plan.steps)]
-    blocks += _left_alone(found.skipped, options)
+    blocks += _actions(plan.steps, options, verbose=verbose)
+    blocks += _left_alone(found.skipped, options, verbose=verbose)
     if plan.steps:
         blocks += [Text(), Text(f"plan {plan.digest[:SHORT_DIGEST]}  (digest)", style="dim")]
     return Group(*blocks)
@@ -40,6 +44,29 @@ def still_held(left: tuple[Skipped, ...], options: RenderOptions) -> RenderableT
     """Return what a plan was to free and did not: who holds it now."""
     nbytes = size(sum(each.nbytes for each in left))
     return Group(Text(f"{nbytes} of dead owners is still held", style="bold"), *_pieces(left, options))
+
+
+def outcomes(done: Sequence[Outcome], options: RenderOptions) -> RenderableType:
+    """Return one line for all steps of a kind that went the same way."""
+    alike: dict[tuple[str, str], list[Outcome]] = {}
+    for each in done:
+        alike.setdefault((each.step.kind, each.status), []).append(each)
+    return Group(*(_alike(each, options) for each in alike.values()))
+
+
+def _alike(done: list[Outcome], options: RenderOptions) -> RenderableType:
+    first = done[0]
+    commands = [each.step.target.command for each in done if each.step.target]
+    words = Text.assemble((first.status, STYLES[first.status]), f"  {first.step.kind} ")
+    words.append(f"{counted(len(done), 'process')}: {_programs(commands, options, options.measure - 30)}")
+    known = [each.returned_bytes for each in done if each.returned_bytes is not None]
+    if first.status in ("done", "failed") and known:
+        words.append(f"; {size(sum(known))} freed")
+    if first.status != "done" and first.message:
+        words.append(f"\n{options.clean(first.message)}", style="dim")
+        if len({each.message for each in done}) > 1:
+            words.append(f"\nand {len(done) - 1} more: -v shows each", style="dim")
+    return paragraph("", words, options, indent=2)
 
 
 def outcome(done: Outcome, options: RenderOptions) -> RenderableType:
@@ -59,7 +86,9 @@ def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
         ("expected", "unknown" if done.promised_bytes is None else size(done.promised_bytes)),
         ("freed", "not measured" if done.returned_bytes is None else size(done.returned_bytes)),
     ]
-    if done.goal_bytes is not None:
+    if done.available_bytes is not None:
+        figures.insert(0, ("to be available", size(done.available_bytes)))
+    elif done.goal_bytes is not None:
         figures.insert(0, ("requested", size(done.goal_bytes)))
     line = Text()
     for at, (name, figure) in enumerate(figures):
@@ -70,7 +99,12 @@ def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
 
 def _heading(found: Draft) -> str:
     plan = found.plan
-    if plan.goal_bytes is not None and len(plan.gpus) == 1:
+    if plan.available_bytes is not None:
+        wanted, where = size(plan.available_bytes), f"on GPU {plan.gpus[0]}"
+        if plan.goal_bytes == 0:
+            return f"{wanted} is available {where} already: nothing to do."
+        asked = f" to have {wanted} available {where}, which lacks {size(plan.goal_bytes or 0)}"
+    elif plan.goal_bytes is not None and len(plan.gpus) == 1:
         asked = f" to free {size(plan.goal_bytes)} on GPU {plan.gpus[0]}"
     else:
         asked = "" if plan.goal_bytes is None else f" to free {size(plan.goal_bytes)}"
@@ -79,6 +113,21 @@ def _heading(found: Draft) -> str:
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
     promise = f"; expected to free {size(sum(known))}" if known else ""
     return f"Plan{asked}: {counted(len(plan.steps), 'step')}{promise}"
+
+
+def _actions(steps: tuple[Step, ...], options: RenderOptions, *, verbose: bool) -> Iterator[RenderableType]:
+    """Each group of steps; those of one kind as one where they would fill the screen."""
+    groups = list(_together(steps))
+    kinds = Counter(group[0].kind for group in groups)
+    folded: set[str] = set()
+    for group in groups:
+        kind = group[0].kind
+        if verbose or kinds[kind] <= MOST_LISTED:
+            yield _action(group, options)
+        elif kind not in folded:
+            folded.add(kind)
+            alike = [step for step in steps if step.kind == kind]
+            yield _action(alike, options, f"{kinds[kind]} times, first: {group[0].reason}; -v lists them all")
 
 
 def _together(steps: tuple[Step, ...]) -> Iterator[list[Step]]:
@@ -93,14 +142,15 @@ def _together(steps: tuple[Step, ...]) -> Iterator[list[Step]]:
         yield group
 
 
-def _action(steps: list[Step], options: RenderOptions) -> RenderableType:
+def _action(steps: list[Step], options: RenderOptions, reason: str = "") -> RenderableType:
     first = steps[0]
     known = [step.predicted_bytes for step in steps if step.predicted_bytes is not None]
     style = "bold red" if first.kind in ("kill", "reset") else "bold"
     amount = size(sum(known)) if known else "unknown"
     words = Text.assemble(_targets(steps, options))
-    why = f"{first.reason} ({first.finding})" if first.finding else first.reason
-    why += f", through {first.via}" if first.via else ""
+    why = reason or first.reason
+    why += f" ({first.finding})" if first.finding and not reason else ""
+    why += f", through {first.via}" if first.via and not reason else ""
     words.append(f"\n{options.clean(why)}", style="dim")
     undo = "" if not first.reversible or first.kind == "trim" else "; `vram unpark` undoes it"
     words.append(f"\nlost: {options.clean(first.loses)}{undo}", style="dim")
@@ -119,8 +169,29 @@ def _targets(steps: list[Step], options: RenderOptions) -> Text:
     pids = _pids([target.process.pid for target in people])
     users = ", ".join(dict.fromkeys(target.user for target in people if target.user))
     who = pids + (f" · {users}" if users else "")
-    room = max(20, options.measure - len(who) - 22)
-    return Text.assemble(options.clean(f"{who} · "), (options.short(people[0].command, room), "bold"))
+    room = options.measure - 22
+    beside = room - len(who)
+    commands = [target.command for target in people]
+    if len(people) == 1:
+        return Text.assemble(options.clean(f"{who} · "), (_programs(commands, options, beside), "bold"))
+    programs = _programs(commands, options, room)
+    between = options.clean(" · ") if len(programs) <= beside else "\n"
+    return Text.assemble(options.clean(who), between, (programs, "bold"))
+
+
+def _programs(commands: Sequence[str], options: RenderOptions, width: int) -> str:
+    """Every program once, and how often it is there: "4× serve.py, 2× pool.py"."""
+    times = Counter(commands)
+    named = times.most_common(MOST_PROGRAMS)
+    counts = [options.clean(f"{count}× ") if count > 1 else "" for _, count in named]
+    room = width // max(1, len(named))
+    parts = [
+        count + options.short(command, max(20, room - len(count)))
+        for count, (command, _) in zip(counts, named, strict=True)
+    ]
+    if len(times) > len(named):
+        parts.append(counted(len(times) - len(named), "other program"))
+    return ", ".join(parts)
 
 
 def _pids(pids: list[int]) -> str:
@@ -130,24 +201,49 @@ def _pids(pids: list[int]) -> str:
     return f"pids {', '.join(map(str, pids[:MOST_PIDS]))}{more}"
 
 
-def _left_alone(skipped: tuple[Skipped, ...], options: RenderOptions) -> Iterator[RenderableType]:
+def _left_alone(
+    skipped: tuple[Skipped, ...], options: RenderOptions, *, verbose: bool
+) -> Iterator[RenderableType]:
     if skipped:
         yield Text()
         yield Text("Skipped", style="bold")
-        yield from _pieces(skipped, options)
+        yield from _pieces(skipped, options, verbose=verbose)
 
 
-def _pieces(skipped: tuple[Skipped, ...], options: RenderOptions) -> Iterator[RenderableType]:
-    for each in skipped[:MOST_LISTED]:
-        words = Text(options.clean(_piece(each)))
-        if each.name:
-            words.append(options.clean(" · ")).append(options.short(each.name, 40))
-        words.append(options.clean(f": {each.why}"))
-        if each.command:
-            words.append(f"\n{options.clean(each.command)}", style="dim")
-        yield paragraph("- ", words, options, indent=2)
-    if len(skipped) > MOST_LISTED:
-        yield Text(f"    and {len(skipped) - MOST_LISTED} more: `vram who` lists them all", style="dim")
+def _pieces(
+    skipped: tuple[Skipped, ...], options: RenderOptions, *, verbose: bool = False
+) -> Iterator[RenderableType]:
+    """Each piece; where they would fill the screen, those that are left for the same reason are one."""
+    alike: dict[str, list[Skipped]] = {}
+    for at, each in enumerate(skipped):
+        folds = not verbose and len(skipped) > MOST_LISTED and each.pid is not None
+        alike.setdefault(each.why if folds else str(at), []).append(each)
+    groups = list(alike.values())
+    shown = groups if verbose else groups[:MOST_LISTED]
+    for group in shown:
+        yield _skipped(group, options)
+    rest = sum(map(len, groups[len(shown) :]))
+    if rest:
+        yield Text(f"    and {rest} more: `vram who` lists them all", style="dim")
+
+
+def _skipped(alike: list[Skipped], options: RenderOptions) -> RenderableType:
+    first = alike[0]
+    if len(alike) == 1:
+        words = Text(options.clean(_piece(first)))
+        if first.name:
+            words.append(options.clean(" · ")).append(options.short(first.name, 40))
+    else:
+        gpus = sorted({gpu for each in alike for gpu in each.gpus})
+        where = f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
+        held = f"{size(sum(each.nbytes for each in alike))}{where} · {counted(len(alike), 'process')} · "
+        words = Text(options.clean(held))
+        words.append(_programs([each.name or "?" for each in alike], options, options.measure - 8))
+    words.append(options.clean(f": {first.why}"))
+    if first.command:
+        example = "" if len(alike) == 1 else "for example: "
+        words.append(f"\n{options.clean(example + first.command)}", style="dim")
+    return paragraph("- ", words, options, indent=2)
 
 
 def _piece(each: Skipped) -> str:

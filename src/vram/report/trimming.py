@@ -50,7 +50,7 @@ def trimmable(report: TrimmableReport, options: RenderOptions) -> RenderableType
             Text("To release unused cached memory; the programs keep running:"),
             Text(f"  vram flush {pids}"),
             Text("To plan that together with memory of dead processes, with a question first:"),
-            Text("  vram free"),
+            Text("  vram free --caches"),
         ]
     if report.refused:
         blocks += [Text(), Text("Not possible:")]

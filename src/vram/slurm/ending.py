@@ -157,7 +157,7 @@ class Ender:
         """
         findings = diagnose(ledger)
         while targets:
-            request = PlanRequest(gpus=gpus, pids=tuple(targets), only="kill")
+            request = PlanRequest(gpus=gpus, pids=tuple(targets), only="kill", alone=True)
             try:
                 draft = plan(self._host, ledger, findings, request)
             except Refused:

@@ -30,7 +30,7 @@ _ONLY: dict[ActionName, StepKind] = {"trim": "trim", "park": "park", "kill": "ki
 
 
 class ActionRequest(Struct, frozen=True, kw_only=True):
-    """An action on one process; without a pid, on all caches and leftovers of ``gpus`` (empty: all).
+    """An action on one process; without a pid, on all leftovers of ``gpus`` (empty: all).
 
     ``started_at`` is when the process was started that the user saw: another one with its pid is not meant.
     """

@@ -43,11 +43,11 @@ _PAGE = (
     (
         "Act on the line: each shows its plan and asks",
         (
-            ("f", "free: leftovers are terminated, caches released"),
+            ("f", "free: all holders of a leftover are terminated, or caches released"),
             ("m", "trim: a Python process releases what it only caches, and continues"),
             ("p  u", "park: pause it and move its memory to host memory; unpark brings it back"),
             ("k", "kill: SIGTERM, 10 s, SIGKILL"),
-            ("F", "free all caches and leftovers, as `vram free` does"),
+            ("F", "free all leftovers, as `vram free` does"),
         ),
     ),
 )

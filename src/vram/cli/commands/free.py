@@ -5,9 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import gpu_numbers, memory_size, pid_number
 from vram.cli.prestart import open_host
-from vram.cli.reclaiming import add_reclaim_arguments, reclaim
+from vram.cli.reclaiming import add_plan_arguments, add_reclaim_arguments, plan_words, reclaim
 from vram.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,39 +18,21 @@ HELP = "free memory with the least harm: plan, ask, run, measure"
 
 _EPILOG = """\
 What it does, least harm first:
-  trim   makes a running Python process release its unused cached memory; it keeps running
   kill   terminates holders of memory whose owner is dead (SIGTERM, then SIGKILL)
+  trim   with --caches: makes running Python processes release their unused cached memory
   park   pauses a process and moves its GPU memory to host memory, until `vram unpark`
-Without SIZE: all caches and all memory of dead owners. With SIZE: the smallest plan that
-frees SIZE on one GPU. A process in use is parked or terminated only if --pid names it, an
-idle one of yours is parked only with --park-idle, and a stopped one (Ctrl-Z) never is.
+Without SIZE: all memory of dead owners. With SIZE: the smallest plan after which SIZE is
+available on one GPU; where it is already, nothing is done. A process in use is parked or
+terminated only if --pid names it, an idle one of yours is parked only with --park-idle, and
+a stopped one (Ctrl-Z) never is.
 Exit code 0: measured, the goal is met; or without SIZE, nothing is left to free.
 1: memory is still held (missed, declined, or only shown). See `vram help` for the rest."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
+    add_plan_arguments(parser)
     option = parser.add_argument
-    option("size", nargs="?", type=memory_size, metavar="SIZE", help="how much to free, e.g. 20GiB")
-    option("--gpu", action="append", metavar="N[,N...]", help="only on these GPUs (repeatable)")
-    option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
-    option("--park-idle", action="store_true", help="also park idle processes of yours")
-    option(
-        "--finding",
-        action="append",
-        default=[],
-        metavar="CODE",
-        help="only what this finding of `vram why` names (repeatable)",
-    )
-    option(
-        "--pid",
-        "--from",
-        action="append",
-        type=pid_number,
-        default=[],
-        metavar="PID",
-        help="only this process, even if it is in use (repeatable)",
-    )
     option("--save", type=_file, metavar="FILE", help="also save the plan, for --plan")
     option(
         "--plan",
@@ -70,16 +51,7 @@ def _file(text: str) -> str:
 
 
 def run(args: Namespace) -> int:
-
-    if args.plan and (
-        args.size is not None
-        or args.gpu
-        or args.up_to
-        or args.park_idle
-        or args.finding
-        or args.pid
-        or args.save
-    ):
+    if args.plan and (args.save or plan_words(args)):
         raise UsageError(
             "--plan cannot be combined with other options", hint="give --plan FILE alone, or with --yes"
         )
@@ -97,16 +69,7 @@ def _saved(args: Namespace, host: LocalHost) -> Draft:
 def _made(args: Namespace, host: LocalHost) -> Draft:
     from vram.reclaim import plan
 
-    draft = plan(
-        args.size,
-        gpus=tuple(sorted(gpu_numbers(args.gpu or []))),
-        up_to=args.up_to,
-        findings=tuple(args.finding),
-        pids=tuple(args.pid),
-        park_idle=args.park_idle,
-        host=host,
-        deadline_s=args.deadline,
-    )
+    draft = plan(**plan_words(args), host=host, deadline_s=args.deadline)
     if args.save:
         from vram.reclaim.plan_file import save
 

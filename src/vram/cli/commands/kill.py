@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from vram.cli.arguments import pid_number
 from vram.cli.prestart import open_host
-from vram.cli.reclaiming import add_reclaim_arguments, reclaim
+from vram.cli.reclaiming import add_alone_argument, add_reclaim_arguments, reclaim
 
 NAME = "kill"
 HELP = "terminate processes and measure the freed memory"
@@ -15,7 +15,8 @@ _EPILOG = """\
 Every signal goes through a pidfd, after a check that it is still the same process as in the
 plan. Never touched: parts of the system (display servers, driver services, container
 runtimes, sshd ...), vram itself and the program that started it. For a dead pid that the
-driver still lists, the processes that hold its memory now are terminated."""
+driver still lists, the processes that hold its memory now are terminated. Where several
+hold memory of a dead process together, naming one means all: --only means that one alone."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,6 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tree", action="store_true", help="also terminate their descendants that are on a GPU"
     )
+    add_alone_argument(parser)
     add_reclaim_arguments(parser)
 
 
@@ -35,5 +37,7 @@ def run(args: Namespace) -> int:
     return reclaim(
         args,
         host,
-        lambda: plan(only="kill", pids=pids, tree=args.tree, host=host, deadline_s=args.deadline),
+        lambda: plan(
+            only="kill", pids=pids, alone=args.only, tree=args.tree, host=host, deadline_s=args.deadline
+        ),
     )

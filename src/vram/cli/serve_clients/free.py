@@ -5,8 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from vram.cli.arguments import gpu_numbers, memory_size, pid_number
-from vram.cli.reclaiming import add_reclaim_arguments, consent, exit_code, require_digest
+from vram.cli.reclaiming import (
+    ShownOutcomes,
+    add_plan_arguments,
+    add_reclaim_arguments,
+    consent,
+    exit_code,
+    plan_words,
+    require_digest,
+)
 from vram.cli.serve_clients import add_socket_argument
 from vram.cli.terminal import emit, render_options, show
 
@@ -19,13 +26,7 @@ HELP = "as `vram free`, planned and run by the service with your rights"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    option = parser.add_argument
-    option("size", nargs="?", type=memory_size, metavar="SIZE", help="how much to free, e.g. 20GiB")
-    option("--gpu", action="append", metavar="N[,N...]", help="only on these GPUs (repeatable)")
-    option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
-    option("--park-idle", action="store_true", help="also park idle processes of yours")
-    option("--finding", action="append", default=[], metavar="CODE", help="only what this finding names")
-    option("--pid", action="append", type=pid_number, default=[], metavar="PID", help="only this process")
+    add_plan_arguments(parser)
     add_reclaim_arguments(parser)
     add_socket_argument(parser)
 
@@ -42,7 +43,7 @@ def run(args: Namespace) -> int:
             from vram.report.plan import draft as shown
 
             look = render_options(args)
-            show(shown(draft, look), args, look)
+            show(shown(draft, look, verbose=args.verbose), args, look)
         if draft.plan.steps and consent(args, "Proceed?"):
             report = _run(client, args, draft)
     _show_end(args, report)
@@ -50,15 +51,8 @@ def run(args: Namespace) -> int:
 
 
 def _words(args: Namespace) -> dict[str, Any]:
-    words = {
-        "goal_bytes": args.size,
-        "gpus": sorted(gpu_numbers(args.gpu or [])),
-        "up_to": args.up_to,
-        "findings": args.finding,
-        "pids": args.pid,
-        "park_idle": args.park_idle,
-    }
-    return {name: value for name, value in words.items() if value}
+    names = {"available": "available_bytes", "more": "goal_bytes"}
+    return {names.get(name, name): value for name, value in plan_words(args).items()}
 
 
 def _report(data: bytes) -> ReclaimReport:
@@ -72,22 +66,22 @@ def _run(client: ServeClient, args: Namespace, draft: Draft) -> ReclaimReport:
     from msgspec import UnsetType
 
     from vram.model.plan import Outcome
-    from vram.report.plan import outcome as shown
     from vram.untrusted import decode
 
     data = b"{}"
     if not args.json:
         emit("\n")
     patience = {"grace_s": args.grace, "deadline_s": args.deadline}
+    shown = ShownOutcomes(args, len(draft.plan.steps))
     asked = client.ask("run", words=_words(args), digest=draft.plan.digest, **patience)
     for answer in asked:
         if isinstance(answer.data, UnsetType):
             continue
         if answer.is_last:
             data = bytes(answer.data)
-        elif answer.event == "outcome" and not args.json:
-            look = render_options(args)
-            show(shown(decode(bytes(answer.data), Outcome), look), args, look)
+        elif answer.event == "outcome":
+            shown.add(decode(bytes(answer.data), Outcome))
+    shown.finish()
     return _report(data)
 
 

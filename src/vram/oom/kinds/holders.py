@@ -87,8 +87,8 @@ def other_process(reading: OomReading, worked: Sums) -> Judgement | None:
 
     Remedies
     --------
-    See who they are (`vram why`), then let vram make room: `vram free SIZE` plans to trim, park and kill,
-    least harm first. Or use another GPU.
+    See who they are (`vram why`), then let vram make room: `vram free SIZE --caches` plans to terminate
+    holders of dead processes' memory and to release caches. Or use another GPU.
     """
     if reading.dialect == "vllm" and reading.wording == "startup":
         return _before_vllm(reading, worked)

@@ -1,7 +1,7 @@
 """Asks the service on this machine, over its socket: for `vram serve status`, and for each node of a fleet.
 
 with ServeClient() as client:
-    report = client.data("plan", words={"goal_bytes": 20 << 30})
+    report = client.data("plan", words={"available_bytes": 20 << 30})
 """
 
 from __future__ import annotations

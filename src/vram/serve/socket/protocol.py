@@ -16,13 +16,16 @@ _MOST_NAMED = 256
 class PlanWords(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `vram free` and `vram kill` are asked with."""
 
+    available_bytes: int | None = None
     goal_bytes: int | None = None
     gpus: tuple[int, ...] = ()
     up_to: Literal["trim", "park", "kill"] | None = None
     only: Literal["trim", "park", "kill"] | None = None
     findings: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    caches: bool = False
     park_idle: bool = False
+    alone: bool = False
     tree: bool = False
 
 
@@ -32,7 +35,8 @@ def require_sound(words: PlanWords) -> None:
         raise UsageError(f"more than {_MOST_NAMED} names", hint="ask for fewer at once")
     if any(not 0 < pid < 1 << 22 for pid in words.pids):
         raise UsageError("a pid is not possible", hint="`vram who` lists them")
-    if words.goal_bytes is not None and not 0 < words.goal_bytes < 1 << 60:
+    sizes = (words.available_bytes, words.goal_bytes)
+    if any(nbytes is not None and not 0 < nbytes < 1 << 60 for nbytes in sizes):
         raise UsageError("the size is not possible", hint="for example 20GiB")
 
 

@@ -1,6 +1,6 @@
 """The Unix socket of the service: what users ask for, done as them. One request for each connection.
 
-    → {"schema": 1, "do": "plan", "words": {"goal_bytes": 21474836480}}
+    → {"schema": 1, "do": "plan", "words": {"available_bytes": 21474836480}}
     ← {"is_last": true, "data": {...}}
 
 A request is one line of JSON of at most 64 KiB, complete within ten seconds. Who asks is what the kernel says

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vram.errors import NotPermitted, UsageError
 from vram.model.ledger import Ledger
 from vram.policy.decision import Waiter
-from vram.policy.room import free_bytes
+from vram.reclaim.device_state import available_bytes
 
 MOST_WAITERS, MOST_OF_ONE_USER = 256, 4
 # So long the room of one who was just served is not offered to the next: a program takes a while to use it.
@@ -65,7 +65,7 @@ class WaitingList:
     def _free(self, ledger: Ledger, waiter: Waiter) -> dict[int, int]:
         return {
             gpu: nbytes - sum(grant[2] for grant in self._grants if grant[1] == gpu)
-            for gpu, nbytes in free_bytes(ledger).items()
+            for gpu, nbytes in available_bytes(ledger).items()
             if not waiter.gpus or gpu in waiter.gpus
         }
 

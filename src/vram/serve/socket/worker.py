@@ -120,13 +120,16 @@ def _draft(request: WorkerRequest) -> Draft:
     words = request.words
     require_sound(words)
     return plan(
-        words.goal_bytes,
+        words.available_bytes,
+        more=words.goal_bytes,
         gpus=words.gpus,
         up_to=words.up_to,
         only=words.only,
         findings=words.findings,
         pids=words.pids,
+        caches=words.caches,
         park_idle=words.park_idle,
+        alone=words.alone,
         tree=words.tree,
         deadline_s=request.deadline_s,
     )
@@ -149,7 +152,7 @@ def _run(request: WorkerRequest) -> None:
         )
     receipt = _executed(draft, request) if draft.plan.steps else None
     left: tuple[Skipped, ...] = ()
-    if receipt is not None and request.words.goal_bytes is None and not request.words.pids:
+    if receipt is not None and draft.plan.goal_bytes is None and not request.words.pids:
         left = remaining(draft.plan, request.words.findings, deadline_s=request.deadline_s)
     _say_report(draft, receipt, left)
 

@@ -24,6 +24,26 @@ def orphan() -> None:
         protocol.kill_child(child)
 
 
+def pool() -> None:
+    """Four workers sleep on, whatever becomes of their parent: as long as one lives, its memory stays."""
+    nbytes = protocol.size_argument(4 * protocol.GIB)
+    driver.context()
+    driver.alloc(nbytes)
+    workers = []
+    for _ in range(4):
+        workers.append(os.fork())
+        if workers[-1] == 0:
+            protocol.sleep_until_closed()
+            os._exit(0)
+    pids = {"parent": os.getpid(), **{f"worker{at}": pid for at, pid in enumerate(workers)}}
+    protocol.ready("forked", pids=pids, nbytes=nbytes)
+    try:
+        protocol.wait()
+    finally:
+        for pid in workers:
+            protocol.kill_child(pid)
+
+
 def child_closes() -> None:
     """The child closes the device files that it inherited, and keeps their mappings."""
     nbytes = protocol.size_argument(4 * protocol.GIB)
@@ -56,4 +76,4 @@ def _sleep_without_files(close_now: int, closed: int) -> None:
 
 
 if __name__ == "__main__":
-    protocol.main(orphan, child_closes)
+    protocol.main(orphan, pool, child_closes)

@@ -1,0 +1,110 @@
+"""A plan on a screen: every program by its name, and a hundred processes in a few lines."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from vram.model.plan import Draft, Outcome, Plan, Skipped, Step, Target
+from vram.model.process import ProcessRef
+from vram.report.layout import RenderOptions
+from vram.report.plan import draft, outcomes
+from vram.units import GIB
+
+SCREEN_LINES = 24
+REASON = "in use: little more than the CUDA context, freed only when the process exits or is parked"
+
+
+def step(pid: int, command: str, kind: str = "kill", reason: str = "memory of a dead process") -> Step:
+    target = Target(
+        process=ProcessRef(pid=pid, started_at=1), uid=1000, user="alice", command=command, executable=None
+    )
+    return Step(
+        kind=kind,  # type: ignore[arg-type]
+        target=target,
+        gpus=(0,),
+        predicted_bytes=GIB,
+        loses="nothing",
+        reversible=False,
+        reason=reason,
+    )
+
+
+def plan(*steps: Step, skipped: tuple[Skipped, ...] = ()) -> Draft:
+    made = Plan(made_at="", boot_id="", goal_bytes=None, gpus=(0,), steps=steps, digest="0" * 64)
+    return Draft(plan=made, skipped=skipped)
+
+
+def lines(shown: object) -> list[str]:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(shown)
+    return console.export_text().splitlines()
+
+
+def flat(shown: list[str]) -> str:
+    """The words alone, wherever their lines break."""
+    return " ".join(" ".join(shown).split())
+
+
+def test_a_step_names_every_program_that_it_touches() -> None:
+    steps = [step(10 + at, "gil.py --api-server") for at in range(4)]
+    steps += [step(20 + at, "pool.py") for at in range(2)]
+    text = flat(lines(draft(plan(*steps), RenderOptions(80))))
+    assert "4× gil.py --api-server, 2× pool.py" in text
+    assert "pids 10, 11, 12, 13, 20, 21" in text
+
+
+def test_more_programs_than_fit_are_counted() -> None:
+    steps = [step(at, f"program-{at}.py") for at in range(7)]
+    assert "3 other programs" in flat(lines(draft(plan(*steps), RenderOptions(80))))
+
+
+def test_a_hundred_processes_fit_a_screen_and_are_all_there_when_asked_for() -> None:
+    steps = [step(100 + at, f"worker-{at % 9}.py", reason=f"memory of dead pid {at}") for at in range(100)]
+    left = tuple(
+        Skipped(
+            pid=900 + at,
+            nbytes=GIB,
+            user="alice",
+            name="train.py",
+            why=REASON,
+            command=f"vram park {900 + at}",
+            gpus=(at % 2,),
+        )
+        for at in range(100)
+    )
+    options = RenderOptions(80)
+    short = lines(draft(plan(*steps, skipped=left), options))
+    assert len(short) <= SCREEN_LINES
+    assert any("-v lists them all" in line for line in short)
+    assert "100.0 GiB on GPU 0, 1 · 100 processes · 100× train.py" in flat(short)
+    whole = "\n".join(lines(draft(plan(*steps, skipped=left), options, verbose=True)))
+    assert all(f"pid {each} " in whole for each in (*range(100, 200), *range(900, 1000)))
+
+
+def test_outcomes_of_a_kind_are_one_line_with_the_reason_of_those_that_failed() -> None:
+    done = [
+        Outcome(
+            step=step(at, "w.py"),
+            status="done",
+            used_before=(100 - at) * GIB,
+            used_after=(99 - at) * GIB,
+            took_s=1,
+        )
+        for at in range(96)
+    ]
+    refused = [
+        Outcome(
+            step=step(at, "gil.py", kind="trim"),
+            status="refused",
+            used_before=None,
+            used_after=None,
+            took_s=10,
+            message="it keeps the interpreter's lock",
+        )
+        for at in range(4)
+    ]
+    shown = lines(outcomes([*done, *refused], RenderOptions(80)))
+    assert shown[0].strip() == "done  kill 96 processes: 96× w.py; 96.0 GiB freed"
+    assert shown[1].strip() == "refused  trim 4 processes: 4× gil.py"
+    assert shown[2].strip() == "it keeps the interpreter's lock"
+    assert len(shown) == 3
