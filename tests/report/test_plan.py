@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 
 from vram.model.plan import Draft, Outcome, Plan, Skipped, Step, Target
@@ -35,7 +37,7 @@ def plan(*steps: Step, skipped: tuple[Skipped, ...] = ()) -> Draft:
 
 
 def lines(shown: object) -> list[str]:
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(shown)
     return console.export_text().splitlines()
 
