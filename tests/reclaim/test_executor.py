@@ -56,6 +56,14 @@ def test_it_stops_as_soon_as_the_goal_is_met(state: Path):
     assert len(town.signals_sent) == 1
 
 
+def test_a_size_that_others_made_available_meanwhile_ends_nobody(state: Path):
+    town = Town(orphans(51, 52))
+    receipt = execute(town, made(town, goal_bytes=3 * GIB), timeout_s=PATIENCE, goal_now=0)
+    assert statuses(receipt) == ["not-needed", "not-needed"]
+    assert receipt.goal_bytes == 0
+    assert not town.signals_sent
+
+
 def test_harm_that_cannot_reach_the_goal_is_not_done(state: Path):
     """The first gives nothing back; the second alone would not do: it lives."""
     town = Town(orphans(51, 52), returns={52: 2 * GIB})

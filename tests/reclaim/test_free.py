@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -140,6 +141,21 @@ def test_a_size_is_what_is_available_afterwards_and_no_more_is_ended_than_it_lac
     assert (answer["plan"]["available_bytes"], answer["plan"]["goal_bytes"]) == (wanted, 1 * GIB)
     assert available(machine) >= wanted
     assert is_charge(held_by(machine.why(), large), 6 * GIB)
+
+
+def test_what_neighbours_take_or_leave_after_the_plan_counts_when_it_runs(machine: Bench, tmp_path: Path):
+    """Exit code 0 means that the size is available, not that so much was freed."""
+    holder = ghost(machine, "VR101", 2 * GIB)
+    wanted, saved = f"{available(machine) + 1 * GIB}B", str(tmp_path / "plan.json")
+    assert kinds(machine.ask("free", wanted, "--dry-run", "--save", saved)) == [("kill", holder)]
+    neighbour = machine.demo("memory.plain", 4 * GIB)
+    done = machine.vram("free", "--plan", saved, "--yes", "--json")
+    (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
+    assert (done.returncode, outcome["status"]) == (3, "refused")
+    assert is_charge(held_by(machine.why(), holder), 2 * GIB)
+    neighbour.close()
+    assert machine.vram("free", "--plan", saved, "--yes").returncode == 0
+    assert available(machine) >= int(wanted.removesuffix("B"))
 
 
 def test_more_than_can_be_available_is_refused_and_says_what_could_be_allowed(machine: Bench):

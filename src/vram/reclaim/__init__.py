@@ -93,7 +93,7 @@ def execute(
         on_outcome = on_outcome or told
     from vram.reclaim import executor
     from vram.reclaim.actions import TIMEOUT_S
-    from vram.reclaim.device_state import read_and_diagnose, used_in
+    from vram.reclaim.device_state import missing_bytes, read_and_diagnose, used_in
     from vram.reclaim.state import parked
 
     host = host or _local()
@@ -106,6 +106,7 @@ def execute(
         timeout_s={**TIMEOUT_S, **(patience_s or {})},
         on_outcome=on_outcome,
         used_now=used_in(ledger, plan.gpus),
+        goal_now=missing_bytes(ledger, plan),
     )
 
 

@@ -19,6 +19,7 @@ from vram.model.finding import Finding
 from vram.model.gpu import GpuFacts, MemoryFacts, MigFacts
 from vram.model.ledger import Ledger
 from vram.model.observation import Observation
+from vram.model.plan import Plan
 from vram.probes.survey import survey
 
 READ_S = 5.0
@@ -78,6 +79,15 @@ def available_bytes(ledger: Ledger) -> dict[int, int]:
         for entry in gpu.entries
         if entry.kind == "free" and entry.nbytes is not None
     }
+
+
+def missing_bytes(ledger: Ledger, plan: Plan) -> int | None:
+    """What is missing now of the size that *plan* is to make available; None where it has none, or where
+    its GPU no longer says."""
+    if plan.available_bytes is None or len(plan.gpus) != 1:
+        return None
+    available = available_bytes(ledger).get(plan.gpus[0])
+    return None if available is None else max(0, plan.available_bytes - available)
 
 
 def used_in(ledger: Ledger, gpus: tuple[int, ...]) -> int | None:

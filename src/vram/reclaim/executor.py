@@ -84,21 +84,24 @@ def execute(
     timeout_s: Mapping[StepKind, float] = TIMEOUT_S,
     on_outcome: OnOutcome | None = None,
     used_now: int | None = None,
+    goal_now: int | None = None,
     together: bool = False,
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
     Trims that follow one another run at once, each within its time: one that does not answer keeps nobody.
-    *used_now* is what the plan's GPUs had in use a moment ago, where that was read. *together* ends all
-    processes of a plan that has only kills and no goal at once, each for itself: one that cannot be ended
-    does not keep the others. Raises only while nothing was touched: from then on, what goes wrong is an
+    *used_now* is what the plan's GPUs had in use a moment ago, where that was read, and *goal_now* what was
+    missing then, where a size was to be available: others come and go after a plan was made. *together* ends
+    all processes of a plan that has only kills and no goal at once, each for itself: one that cannot be
+    ended does not keep the others. Raises only while nothing was touched: from then on, what goes wrong is an
     outcome.
     """
     if together and (plan.goal_bytes is not None or any(step.kind != "kill" for step in plan.steps)):
         raise UsageError("only processes can be ended together, and without a goal")
     if not together:
         check(host, plan)
-    run = _Run(host, plan, timeout_s, used_now)
+    goal = plan.goal_bytes if goal_now is None else goal_now
+    run = _Run(host, plan, timeout_s, used_now, goal)
     outcomes = []
     for outcome in run.outcomes_together() if together else run.outcomes():
         outcomes.append(outcome)
@@ -106,7 +109,7 @@ def execute(
             on_outcome(outcome)
     return Receipt(
         digest=plan.digest,
-        goal_bytes=plan.goal_bytes,
+        goal_bytes=goal,
         available_bytes=plan.available_bytes,
         promised_bytes=promised(plan.steps),
         returned_bytes=run.returned(),
@@ -124,10 +127,16 @@ class _Run:
     """One run of a plan, and the bytes in use at its start and now."""
 
     def __init__(
-        self, host: Host, plan: Plan, timeout_s: Mapping[StepKind, float], used_now: int | None
+        self,
+        host: Host,
+        plan: Plan,
+        timeout_s: Mapping[StepKind, float],
+        used_now: int | None,
+        goal: int | None,
     ) -> None:
         self._host = host
         self._plan = plan
+        self._goal = goal
         self._timeout_s = timeout_s
         self._first = self._last = used_bytes(host, plan.gpus) if used_now is None else used_now
         self._stop: str | None = None
@@ -159,12 +168,14 @@ class _Run:
             tokens = audit.log_intents([self._record(step, used_before=before) for step in steps])
         except AuditUnavailable as error:
             return [self._not_logged(step, error) for step in steps]
+        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vram-trim")
         try:
-            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vram-trim") as pool:
-                results = list(pool.map(self._trimmed, steps))
+            results = list(pool.map(self._trimmed, steps))
         except BaseException as error:
+            pool.shutdown(cancel_futures=True)  # who has not been visited yet is not visited any more
             _log_broken(tokens, error)
             raise
+        pool.shutdown()
         self._touched = True
         done = [step for step, (status, _, _) in zip(steps, results, strict=True) if status == "done"]
         self._promised_so_far += sum(step.predicted_bytes or 0 for step in done)
@@ -239,7 +250,7 @@ class _Run:
         """Why the next step is not taken, if it is not."""
         if self._stop is not None:
             return "refused", self._stop
-        goal, returned = self._plan.goal_bytes, self.returned()
+        goal, returned = self._goal, self.returned()
         if goal is None:
             return None
         if returned is None:

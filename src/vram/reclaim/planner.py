@@ -7,6 +7,7 @@ others make superfluous.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -154,19 +155,19 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
         # Whether it may be touched at all comes before whether it holds anything.
         choice.identify(pid)
     context.named()
-    made_by, wanted = (ledger.taken_at, host.limits.boot_id()), request.available_bytes
+    made, wanted = partial(with_digest, ledger.taken_at, host.limits.boot_id()), request.available_bytes
     if wanted is None and request.goal_bytes is None:
         steps = choice.everything()
         # A GPU that does not answer cannot be measured, and must not prevent that for the others.
         silent = {gpu.index for gpu in ledger.gpus if is_silent(gpu)}
         gpus = tuple(gpu for gpu in context.gpus if gpu not in silent)
-        made = with_digest(*made_by, None, gpus, steps)
+        plan = made(None, gpus, steps)
     elif wanted is not None and (there := choice.has_already(wanted)) is not None:
-        return Draft(plan=with_digest(*made_by, 0, (there,), (), wanted))
+        return Draft(plan=made(0, (there,), (), wanted))
     else:
         chosen = choice.enough()
-        made = with_digest(*made_by, chosen.goal, (chosen.gpu,), chosen.steps, wanted)
-    return Draft(plan=made, skipped=skipped(host, context, made, choice.refusals))
+        plan = made(chosen.goal, (chosen.gpu,), chosen.steps, wanted)
+    return Draft(plan=plan, skipped=skipped(host, context, plan, choice.refusals))
 
 
 class _Choice:

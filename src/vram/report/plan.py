@@ -127,7 +127,7 @@ def _actions(steps: tuple[Step, ...], options: RenderOptions, *, verbose: bool) 
         elif kind not in folded:
             folded.add(kind)
             alike = [step for step in steps if step.kind == kind]
-            yield _action(alike, options, f"{kinds[kind]} times, first: {group[0].reason}; -v lists them all")
+            yield _action(alike, options, f"{kinds[kind]} like this: {group[0].reason}; -v lists them all")
 
 
 def _together(steps: tuple[Step, ...]) -> Iterator[list[Step]]:
