@@ -46,7 +46,7 @@ ROWS = (
     Row(
         10,
         "vram itself killed at any moment",
-        "no target left locked or stopped; a journal lists what is parked and unpark works after restart",
+        "no target left locked; a journal lists what is parked or stopped, and unpark works after restart",
     ),
     Row(
         11,
@@ -116,6 +116,11 @@ ROWS = (
         "the second leaves, nothing is done twice",
     ),
     Row(32, "remanence test", "its positive control finds data, the result states its scope"),
+    Row(
+        33,
+        "a program that is parked works, polls and has timers",
+        "no thread of it runs while its memory is away; several are parked as one, or not at all",
+    ),
 )
 
 BUILT = tuple(row for row in ROWS if not row.whole)

@@ -428,14 +428,15 @@ def _live(situation: Situation) -> dict[str, str]:
         "flush": lambda: vram("flush"),
         "inside": lambda: vram("inside", train),
         "trim": lambda: vram("trim", train) + vram("trim", 1),
-        "attach": lambda: vram("attach", train, "-o", "a.vram") + vram("attach", train, "-o", "b.vram"),
-        "detach": lambda: vram("detach", train) + vram("detach", train),
         "park": lambda: vram("park", train),
         "parked": lambda: vram("parked"),
         "unpark": lambda: vram("unpark", train) + vram("unpark", train),
         "borrow": lambda: (
             vram("borrow", "18GiB", "--", "echo", "it runs") + vram("borrow", "40GiB", "--", "true")
         ),
+        # Who was recorded once cannot be parked any more.
+        "attach": lambda: vram("attach", train, "-o", "a.vram") + vram("attach", train, "-o", "b.vram"),
+        "detach": lambda: vram("detach", train) + vram("detach", train),
         "reset": lambda: vram("reset", 0),
         "free": lambda: (
             vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "4GiB") + vram("free", "30GiB")

@@ -41,19 +41,52 @@ SOMEBODY_ELSES = """
     cuda.tell("ready")
     cuda.heard()
 """
+# Works all the time, and asks for its stream and its event without a pause: that kills a program whose memory
+# is away.
+BUSY = """
+    import threading, time
+    nbytes = 64 * MIB
+    cuda.start()
+    address = cuda.alloc(nbytes)
+    cuda.write(address, b"before" * 1000)
+    context = cuda.out(ctypes.c_void_p, "cuCtxGetCurrent")
+    stream = cuda.out(ctypes.c_void_p, "cuStreamCreate", 1)
+    event = cuda.out(ctypes.c_void_p, "cuEventCreate", 0)
+    cuda.call("cuEventRecord", event, stream)
+    def again(name, *arguments):
+        def loop():
+            cuda.call("cuCtxSetCurrent", context)
+            while cuda.code(name, *arguments) in (0, 600):
+                pass
+        threading.Thread(target=loop, daemon=True).start()
+    again("cuStreamQuery", stream)
+    again("cuEventQuery", event)
+    again("cuCtxSynchronize")
+    again("cuMemsetD8Async", address + (1 << 20), 7, 1 << 20, stream)
+    cuda.tell("ready")
+    while True:
+        cuda.heard()
+        cuda.tell("asked")
+        cuda.tell(cuda.read(address, 6000).decode()[:6])
+"""
+# While vram works on a stopped process, the driver's threads in it run, and no tracer is needed to ask.
 OBSERVER = """
     import time
-    cuda.call("cuInit", 0)
+    from vram.payloads.checkpoint_driver import CheckpointDriver, ask_state
+    from vram.payloads.driver_threads import CannotHold
+    driver = CheckpointDriver()
     cuda.tell("ready")
     while True:
         pid, wanted = map(int, cuda.heard().split())
-        state = ctypes.c_int(-1)
         while True:
-            code = cuda.code("cuCheckpointProcessGetState", pid, ctypes.byref(state))
-            if code or wanted < 0 or state.value == wanted:
+            try:
+                code, state = ask_state(driver, pid)
+            except CannotHold:
+                code, state = driver.state(pid)
+            if code or wanted < 0 or state == wanted:
                 break
             time.sleep(0.001)
-        cuda.tell([code, state.value])
+        cuda.tell([code, state])
 """
 
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
@@ -91,6 +124,9 @@ class Machine:
 
     def worker(self, **more: str) -> Program:
         return self.program(WORKER, **more)
+
+    def busy(self) -> Program:
+        return self.program(BUSY)
 
     def vram(self, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "vram", *map(str, words)]
@@ -182,6 +218,10 @@ class _Variant(Program):
             stdout=subprocess.PIPE,
             text=True,
         )
+
+
+def is_stopped(program: Program) -> bool:
+    return Path(f"/proc/{program.pid}/stat").read_text().rpartition(") ")[2][0] == "T"
 
 
 def runs_on(worker: Program) -> bool:

@@ -216,8 +216,9 @@ with Parking(host) as parking:
 @pytest.mark.fault(10)
 def test_random_kills_lose_nobody(machine: Machine, tally: Tally) -> None:
     """Park, unpark and borrow in turn; vram, its worker or both killed at a random moment; in one of four
-    rounds the journal is damaged after that. The target runs then, or is listed and comes back by name."""
-    worker = machine.worker()
+    rounds the journal is damaged after that. The target runs then, or is listed and comes back by name.
+    It works all the time, and would die in a moment if it ran while its memory is away."""
+    worker = machine.busy()
     for call in ("Checkpoint", "Restore", "Unlock"):
         machine.gpu.fail(f"cuCheckpointProcess{call}", slow_s=SLOW_S)
     chance = random.Random(os.environ.get("VRAM_KILLS_SEED", "20"))

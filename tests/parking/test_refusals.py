@@ -125,6 +125,9 @@ def test_a_rank_with_nccl_peers_is_refused_unless_insisted_on(machine: Machine, 
     one_of_two = machine.program(NCCL_RANK, NCCL=str(library), WORLD_SIZE="2")
     refused(machine, one_of_two, 20, "WORLD_SIZE is 2")
     assert machine.vram("park", "--anyway", one_of_two.pid).returncode == 0
+    machine.vram("unpark", one_of_two.pid)
+    other = machine.program(NCCL_RANK, NCCL=str(library), WORLD_SIZE="2")
+    assert machine.vram("park", one_of_two.pid, other.pid).returncode == 0, "all ranks at once"
 
 
 def test_a_stopped_process_is_refused_untouched(machine: Machine) -> None:
@@ -136,26 +139,6 @@ def test_a_stopped_process_is_refused_untouched(machine: Machine) -> None:
     assert never_begun(machine)
     os.kill(program.pid, signal.SIGCONT)
     assert machine.state(program.pid) == RUNNING
-    assert runs_on(program)
-
-
-@pytest.mark.fault(19)
-def test_a_parked_process_that_is_stopped_comes_back_when_it_goes_on(machine: Machine) -> None:
-    """The driver answers nothing about it: that is told, and nobody waits for it."""
-    program = machine.worker()
-    machine.vram("park", program.pid)
-    os.kill(program.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, program.pid, os.WSTOPPED)
-    (line,) = machine.parked()
-    assert (line["state"], "it is stopped" in line["detail"]) == ("unknown", True)
-    done = machine.vram("unpark", program.pid)
-    assert (done.returncode, f"kill -CONT {program.pid}" in done.stderr) == (20, True)
-    (file,) = (machine.state_home / "vram").glob("parked-*.json")
-    file.unlink()
-    assert f"does not answer about pid {program.pid}" in machine.vram("parked").stderr
-    assert machine.vram("unpark", program.pid).returncode == 20
-    os.kill(program.pid, signal.SIGCONT)
-    assert machine.vram("unpark", program.pid).returncode == 0
     assert runs_on(program)
 
 

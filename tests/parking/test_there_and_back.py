@@ -8,7 +8,7 @@ import pty
 import subprocess
 import sys
 
-from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, runs_on
+from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, is_stopped, runs_on
 from tests.patience import PATIENCE_S
 from vram.units import GIB, MIB
 
@@ -20,10 +20,10 @@ def test_a_parked_process_leaves_nothing_on_the_gpu_and_finds_everything_again(m
     before = machine.used()
     assert machine.vram("park", worker.pid).returncode == 0
     assert (machine.used(), machine.state(worker.pid)) == (0, CHECKPOINTED)
+    assert is_stopped(worker)
     worker.go()
-    assert worker.told() == "asked", "its processor side goes on, up to the next CUDA call"
     assert machine.vram("unpark", worker.pid).returncode == 0
-    assert worker.told() == "before"
+    assert [worker.told(), worker.told()] == ["asked", "before"]
     assert (machine.used(), machine.state(worker.pid)) == (before, RUNNING)
 
 

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from tests.needs import needs
 from tests.patience import until
+from tests.virtualgpu.checkpoints import (
+    CHECKPOINTED,
+    FAILED,
+    ILLEGAL_STATE,
+    LOCKED,
+    NOT_READY,
+    NOT_SUPPORTED,
+    OPERATING_SYSTEM,
+    OUT_OF_MEMORY,
+    PAUSE,
+    RUNNING,
+    is_in,
+    verbs,
+)
 from tests.virtualgpu.conftest import ask
-from tests.virtualgpu.programs import Program, result, running
+from tests.virtualgpu.programs import result, running
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = pytest.mark.native
-
-RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
-ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY = 401, 600, 801, 304, 2
 
 WORKER = """
     cuda.start()
@@ -39,23 +49,6 @@ MANAGED = """
     cuda.tell("freed")
     cuda.heard()
 """
-
-
-def verbs(gpu: VirtualGpu, pid: int, *words: str, timeout_ms: int = 10_000) -> list[int]:
-    """What a process of its own is answered to each verb in turn."""
-    program = f"""
-        cuda.call("cuInit", 0)
-        arguments = (ctypes.c_uint64 * 8)({timeout_ms})
-        def answer(word):
-            if word == "State":
-                state = ctypes.c_int(-1)
-                return cuda.code("cuCheckpointProcessGetState", {pid}, ctypes.byref(state)) or state.value
-            given = arguments if word == "Lock" else None
-            return cuda.code("cuCheckpointProcess" + word, {pid}, given)
-        cuda.tell([answer(word) for word in {words!r}])
-    """
-    answers: list[int] = result(gpu, program)
-    return answers
 
 
 def used(gpu: VirtualGpu) -> int:
@@ -110,14 +103,8 @@ def test_a_lock_that_times_out_leaves_the_process_running(virtual_gpu: VirtualGp
         worker.told()
         worker.go()
         worker.told()
-        wait_until_inside(worker)
+        until(lambda: is_in(PAUSE, worker.pid))  # where a hanging call stays
         assert verbs(virtual_gpu, worker.pid, "Lock", "State", timeout_ms=50) == [NOT_READY, RUNNING]
-
-
-def wait_until_inside(worker: Program) -> None:
-    """Come back when the worker sleeps in pause(2), where a hanging call stays."""
-    pause = "34 "  # the system call's number on x86-64
-    until(lambda: Path(f"/proc/{worker.pid}/syscall").read_text().startswith(pause))
 
 
 def test_restore_needs_room(virtual_gpu: VirtualGpu) -> None:
@@ -215,3 +202,23 @@ def test_many_threads_park_and_return_together(virtual_gpu: VirtualGpu) -> None:
         worker.go()
         assert worker.told() == 518 * MIB + 8 * MIB + 832 * 1024
     assert used(virtual_gpu) == 0
+
+
+def test_calls_are_counted_right_however_often_the_process_is_locked(virtual_gpu: VirtualGpu) -> None:
+    """A call that meets a lock or an unlock counts itself once or not at all."""
+    program = """
+        context = cuda.start()
+        def call_again_and_again():
+            cuda.call("cuCtxSetCurrent", context)
+            while True:
+                cuda.call("cuCtxGetFlags", ctypes.byref(ctypes.c_uint()))
+                cuda.call("cuCtxSynchronize")
+        for _ in range(4):
+            threading.Thread(target=call_again_and_again, daemon=True).start()
+        cuda.tell("ready")
+        cuda.heard()
+        os._exit(0)
+    """
+    with running(virtual_gpu, program) as worker:
+        worker.told()
+        assert verbs(virtual_gpu, worker.pid, *["Lock", "Unlock"] * 300) == [0] * 600

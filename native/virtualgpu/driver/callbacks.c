@@ -19,6 +19,7 @@ struct subscriber {
 };
 
 _Atomic(struct subscriber *) callback_subscriber;
+static _Atomic bool was_subscribed;
 static _Thread_local const struct call *outermost; /* of the reported calls that this thread is in */
 static _Thread_local bool in_resource_callback;
 
@@ -89,6 +90,10 @@ void callback_resource(enum resource_id id, struct context *context, struct stre
     in_resource_callback = false;
 }
 
+bool callback_was_subscribed(void) {
+    return was_subscribed;
+}
+
 bool callback_inside_call(void) {
     return in_resource_callback;
 }
@@ -106,6 +111,7 @@ static struct subscriber *subscribe(callback_function callback, void *userdata, 
         free(made);
         return NULL;
     }
+    was_subscribed = true;
     made->older = atomic_exchange(&newest, made);
     return made;
 }

@@ -1,29 +1,33 @@
-/* Checkpoint and restore of another process, by writing the state into its client files.
+/* Checkpoint and restore of another process: what is asked of the driver's thread there (driver_thread.c).
  *
- * RUNNING -lock-> LOCKED -checkpoint-> CHECKPOINTED -restore-> LOCKED -unlock-> RUNNING.
- * A checkpointed client holds nothing on the GPU; its bytes stay in its file, which is host
- * memory, as the real driver moves them into the target's own.
+ * That thread carries out all of it, so nothing comes back while it is stopped, and what was begun is finished
+ * though the process that asked has died: measured, driver 580.159. Only the wait for the calls that a lock finds inside
+ * is in the process that asked, so that others get an answer meanwhile.
  */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-/* All client files of the process, one for each GPU it uses. */
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+/* All client files of the process, one for each GPU it uses; orders go into the first that it made. */
 struct target {
+    struct order_target orders;
     struct store_client *clients[STORE_MAX_GPUS];
     int count;
 };
 
 static void target_release(struct target *target) {
     for (int i = 0; i < target->count; i++) store_client_unmap(target->clients[i]);
+    if (target->orders.pidfd >= 0) close(target->orders.pidfd);
 }
 
 static bool is_alive(int pid) {
@@ -35,57 +39,36 @@ static result target_admit(int pid, const struct target *target) {
     if (target->count == 0) return is_alive(pid) ? NOT_INITIALIZED : OPERATING_SYSTEM;
     for (int i = 0; i < target->count; i++)
         if (geteuid() != 0 && target->clients[i]->uid != geteuid()) return OPERATING_SYSTEM;
-    return OK;
+    /* A forked child keeps the files of a dead process, but not its threads. */
+    return is_alive(pid) ? OK : OPERATING_SYSTEM;
 }
 
+static void target_add(struct target *target, struct store_client *client) {
+    struct order_target *orders = &target->orders;
+    if (!client) return;
+    if (!orders->slot || client->serial < orders->slot->serial) orders->slot = client;
+    target->clients[target->count++] = client;
+}
+
+/* Checkpointing is the Linux kernel driver's; in WSL2 the kernel driver is Windows'. */
 static result target_find(int pid, struct target *target) {
     struct store_found found[STORE_MAX_GPUS];
+    *target = (struct target){.orders = {.pid = pid, .pidfd = -1}};
+    if (store_config()->wddm) return NOT_SUPPORTED;
+    target->orders.pidfd = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
     int count = store_clients_of((uint32_t)pid, found, STORE_MAX_GPUS);
     if (count < 0) return OPERATING_SYSTEM; /* another user may not even read the folder */
-    target->count = 0;
-    for (int i = 0; i < count; i++) {
-        struct store_client *client = store_client_map(found[i].gpu, found[i].serial);
-        if (client) target->clients[target->count++] = client;
-    }
+    for (int i = 0; i < count; i++) target_add(target, store_client_map(found[i].gpu, found[i].serial));
     return target_admit(pid, target);
 }
 
-static bool is_stopped(int pid) {
-    char path[32], line[512] = "";
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    size_t length = fread(line, 1, sizeof line - 1, file);
-    fclose(file);
-    const char *name_end = length ? strrchr(line, ')') : NULL;
-    return name_end && (name_end[2] == 'T' || name_end[2] == 't');
-}
-
-/* Checkpointing is the Linux kernel driver's; in WSL2 the kernel driver is Windows'. A thread of the
- * target answers, so nothing comes back while the target is stopped: measured, driver 580.159. */
-static result target_reach(int pid, struct target *target) {
-    if (store_config()->wddm) return NOT_SUPPORTED;
-    result failed = target_find(pid, target);
-    while (!failed && is_stopped(pid)) nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
-    return failed;
-}
-
 #define TARGET(pid) \
-    struct target target __attribute__((cleanup(target_release))) = {0}; \
-    result failed = target_reach(pid, &target); \
+    struct target target __attribute__((cleanup(target_release))); \
+    result failed = target_find(pid, &target); \
     if (failed) return failed
 
-static bool in_state(const struct target *target, uint32_t state) {
-    for (int i = 0; i < target->count; i++)
-        if (target->clients[i]->state != state) return false;
-    return true;
-}
-
-static void set_state(struct target *target, uint32_t state) {
-    for (int i = 0; i < target->count; i++) {
-        target->clients[i]->state = state;
-        syscall(SYS_futex, &target->clients[i]->state, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-    }
+static struct answer ask(const struct target *target, enum store_verb verb) {
+    return order_give(&target->orders, (struct order){.verb = verb});
 }
 
 /* ---- lock ---- */
@@ -109,12 +92,12 @@ static struct store_client *still_busy(struct target *target) {
     return NULL;
 }
 
-static result wait_until_quiet(struct target *target, int pid, unsigned timeout_ms) {
+static result wait_until_quiet(struct target *target, unsigned timeout_ms) {
     int64_t deadline = now_ms() + timeout_ms;
     for (struct store_client *busy; (busy = still_busy(target));) {
         int64_t left = timeout_ms ? deadline - now_ms() : 100;
         if (left <= 0) return NOT_READY;
-        if (!is_alive(pid)) return INVALID_VALUE;
+        if (order_target_ended(&target->orders)) return INVALID_VALUE;
         wait_for_calls(busy, left < 100 ? left : 100);
     }
     return OK;
@@ -123,10 +106,10 @@ static result wait_until_quiet(struct target *target, int pid, unsigned timeout_
 result cuCheckpointProcessLock(int pid, const struct lock_args *args) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
-    if (!in_state(&target, STORE_RUNNING)) return ILLEGAL_STATE;
-    set_state(&target, STORE_LOCKED);
-    failed = wait_until_quiet(&target, pid, args ? args->timeout_ms : 0);
-    if (failed) set_state(&target, STORE_RUNNING);
+    failed = ask(&target, STORE_LOCK).code;
+    if (failed) return failed;
+    failed = wait_until_quiet(&target, args ? args->timeout_ms : 0);
+    if (failed) ask(&target, STORE_UNLOCK);
     return failed;
 }
 
@@ -134,55 +117,27 @@ result cuCheckpointProcessUnlock(int pid, const void *args) {
     GATE_AS(-1, GATE_FREE);
     (void)args;
     TARGET(pid);
-    if (!in_state(&target, STORE_LOCKED)) return ILLEGAL_STATE;
-    set_state(&target, STORE_RUNNING);
-    return OK;
+    return ask(&target, STORE_UNLOCK).code;
 }
 
-/* ---- checkpoint and restore, inside admission: usage changes in one step ---- */
+/* ---- checkpoint and restore ---- */
 
-static result can_checkpoint(const struct target *target) {
-    for (int i = 0; i < target->count; i++) {
-        const struct store_client *client = target->clients[i];
-        if (client->managed || client->shared_slots) return NOT_SUPPORTED;
-        /* MIG is not supported, and shows as this in cuda-checkpoint's list of known issues. */
-        if (client->gpu_instance != STORE_NO_INSTANCE) return OUT_OF_MEMORY;
-    }
-    return OK;
-}
-
-static result change_state(struct target *target, uint32_t state) {
-    if (store_enter() != 0) return OPERATING_SYSTEM;
-    set_state(target, state);
-    store_leave();
-    return OK;
-}
-
-static result break_halfway(struct target *target, int code) {
-    change_state(target, STORE_FAILED);
-    return (result)code;
+static result ask_to_change(const struct target *target, enum store_verb verb, struct store_fault fault) {
+    const char *step = verb == STORE_CHECKPOINT ? "step.checkpoint" : "step.restore";
+    struct order order = {
+        .verb = verb,
+        .breaks = fault.kind == FAULT_HALFWAY,
+        .delay_s = store_step_delay_s(step),
+    };
+    result failed = order_give(&target->orders, order).code;
+    return failed || !order.breaks ? failed : (result)fault.code;
 }
 
 result cuCheckpointProcessCheckpoint(int pid, const void *args) {
     GATE_AS(-1, GATE_FREE);
     (void)args;
     TARGET(pid);
-    if (!in_state(&target, STORE_LOCKED)) return ILLEGAL_STATE;
-    failed = can_checkpoint(&target);
-    if (failed) return failed;
-    if (gate.fault.kind == FAULT_HALFWAY) return break_halfway(&target, gate.fault.code);
-    return change_state(&target, STORE_CHECKPOINTED);
-}
-
-static bool is_roomy(const struct target *target) {
-    struct store_usage usage[STORE_MAX_GPUS];
-    if (store_walk(usage, NULL, NULL) != 0) return false;
-    for (int i = 0; i < target->count; i++) {
-        const struct store_client *client = target->clients[i];
-        uint64_t wanted = size_sum(size_sum(client->context_bytes, client->overhead_bytes), client->private_bytes);
-        if (usage[client->gpu].free_bytes < wanted) return false;
-    }
-    return true;
+    return ask_to_change(&target, STORE_CHECKPOINT, gate.fault);
 }
 
 /* A GPU can only be restored to itself here: every pair must name it twice. */
@@ -192,35 +147,39 @@ static bool moves_elsewhere(const struct restore_args *args) {
     return false;
 }
 
-static result restore(struct target *target) {
-    if (store_enter() != 0) return OPERATING_SYSTEM;
-    result failed = is_roomy(target) ? OK : OUT_OF_MEMORY;
-    if (!failed) set_state(target, STORE_LOCKED);
-    store_leave();
-    return failed;
+static result refuse_to_move(const struct target *target) {
+    struct answer answer = ask(target, STORE_GET_STATE);
+    if (answer.code) return answer.code;
+    return answer.state == STORE_CHECKPOINTED ? NOT_SUPPORTED : ILLEGAL_STATE;
 }
 
 result cuCheckpointProcessRestore(int pid, const struct restore_args *args) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
-    if (!in_state(&target, STORE_CHECKPOINTED)) return ILLEGAL_STATE;
-    if (moves_elsewhere(args)) return NOT_SUPPORTED;
-    if (gate.fault.kind == FAULT_HALFWAY) return break_halfway(&target, gate.fault.code);
-    return restore(&target);
+    if (moves_elsewhere(args)) return refuse_to_move(&target);
+    return ask_to_change(&target, STORE_RESTORE, gate.fault);
 }
+
+/* ---- questions ---- */
 
 result cuCheckpointProcessGetState(int pid, int *state) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
+    struct answer answer = ask(&target, STORE_GET_STATE);
+    if (answer.code) return answer.code;
     if (!state) return INVALID_VALUE;
-    *state = gate.fault.kind == FAULT_VALUE ? gate.fault.code : (int)target.clients[0]->state;
+    *state = gate.fault.kind == FAULT_VALUE ? gate.fault.code : (int)answer.state;
     return OK;
 }
 
+/* Not measured: that thread carries a restore out here. A number of another namespace would name somebody else there. */
 result cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
+    struct answer answer = ask(&target, STORE_GET_STATE); /* once it answers, its number is known */
+    if (answer.code) return answer.code;
     if (!thread) return INVALID_VALUE;
-    *thread = pid; /* no thread of the target takes part in a restore: its main thread is named */
+    bool same_namespace = target.orders.slot->pid == (uint32_t)pid;
+    *thread = same_namespace ? (int)target.orders.slot->driver_thread : pid;
     return OK;
 }

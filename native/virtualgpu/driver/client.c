@@ -30,7 +30,7 @@ static int open_client(struct client *client, uint32_t gpu, const struct store_m
     return error;
 }
 
-static void close_clients(void) {
+static void close_all(void) {
     for (int device = 0; device < device_count(); device++) {
         if (!clients[device].open) continue;
         store_footprint_drop(&clients[device].footprint);
@@ -47,15 +47,26 @@ result clients_open(void) {
     error = store_walk(unused, NULL, NULL);
     for (int device = 0; device < device_count() && !error; device++)
         error = open_client(&clients[device], (uint32_t)device_gpu(device), device_mig(device));
-    if (error) close_clients();
+    if (error) close_all();
     store_leave();
     /* Calls that run now were counted before there was a client to write the count to. */
     gate_count_work(0);
     return result_from_errno(error);
 }
 
+void clients_close(void) {
+    if (store_enter() != 0) return;
+    close_all();
+    store_leave();
+}
+
 result client_free_nbytes(int device, uint64_t *nbytes) {
     return result_from_errno(store_free((uint32_t)device_gpu(device), device_instance(device), nbytes));
+}
+
+result client_glance_free_nbytes(int device, uint64_t *nbytes) {
+    uint32_t gpu = (uint32_t)device_gpu(device);
+    return result_from_errno(store_free_by(STORE_NO_ADMISSION, gpu, device_instance(device), nbytes));
 }
 
 static result check_room(int device, uint64_t wanted) {

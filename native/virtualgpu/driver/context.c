@@ -73,7 +73,9 @@ static result activate(struct context *context) {
     static uint64_t last_context;
     /* Once broken, a process gets no further context there, whatever it destroys or resets. */
     if (broken[context->device]) return (result)broken[context->device];
-    result failed = client_add_context(context->device, &context->footprint);
+    result failed = event_thread_start();
+    if (failed) return failed;
+    failed = client_add_context(context->device, &context->footprint);
     if (failed) return failed;
     context->legacy = stream_create(context, 0, 0);
     if (!context->legacy) {
@@ -203,7 +205,7 @@ result cuDevicePrimaryCtxReset_v2(int device) {
 }
 
 result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
-    GATE_ON(device);
+    GATE_AS(device, GATE_ANSWERS);
     LOCKED();
     result failed = ensure_primary(device);
     if (failed) return failed;
@@ -323,7 +325,7 @@ result cuCtxGetCurrent(struct context **context) {
 }
 
 result cuCtxGetDevice_v2(int *device, struct context *context) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS);
     LOCKED();
     struct context *asked = context;
     result failed = asked ? context_check(asked) : context_need(&asked);
@@ -336,25 +338,25 @@ result cuCtxGetDevice(int *device) {
     return cuCtxGetDevice_v2(device, NULL);
 }
 
-static result synchronize(struct context *context) {
+static result synchronize(struct context *context, struct gate *gate) {
     state_lock();
     result failed = context ? context_check(context) : context_need(&context);
     state_unlock();
     if (failed) return failed;
+    gate_before_wait(gate);
     contexts_wait_idle(context);
-    LOCKED();
-    pools_synchronized(context->device);
+    pools_synchronized_by(gate, context->device);
     return OK;
 }
 
 result cuCtxSynchronize(void) {
-    GATE();
-    return synchronize(NULL);
+    GATE_AS(-1, GATE_ANSWERS_OR_DIES);
+    return synchronize(NULL, &gate);
 }
 
 result cuCtxSynchronize_v2(struct context *context) {
-    GATE();
-    return synchronize(context);
+    GATE_AS(-1, GATE_ANSWERS_OR_DIES);
+    return synchronize(context, &gate);
 }
 
 /* ---- settings: stored and returned; nothing here depends on them ---- */

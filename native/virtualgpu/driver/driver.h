@@ -66,32 +66,77 @@ result call_end(struct call *call, result code); /* returns what the caller gets
 void callback_resource(enum resource_id id, struct context *context, struct stream *stream);
 /* Whether this thread is in a callback that was made inside a call, which has passed the gate. */
 bool callback_inside_call(void);
+/* Whether anybody has ever subscribed in this process. */
+bool callback_was_subscribed(void);
 
 /* ---- injection.c ---- */
 
 void injection_load(void); /* once in a process, for cuInit. Not locked */
+
+/* ---- orders.c: what a process asks of the driver's thread of another one ---- */
+
+struct order_target {
+    struct store_client *slot; /* of the process's first client */
+    int pid, pidfd;            /* of that process; -1 where the kernel has no pidfds */
+};
+
+struct order {
+    enum store_verb verb;
+    bool breaks;    /* it begins, and then the process is FAILED */
+    double delay_s; /* how long it takes in the middle; 0 up to hours, in milliseconds */
+};
+
+struct answer {
+    result code;
+    uint32_t state; /* the process's afterwards */
+};
+
+/* Waits for the answer: as long as the driver's thread is stopped or busy, or until the process has ended
+ * (OPERATING_SYSTEM). */
+struct answer order_give(const struct order_target *target, struct order order);
+bool order_target_ended(const struct order_target *target);
+/* The other side: the next order, and the answer to it. */
+struct order order_wait(struct store_client *slot);
+void order_answer(struct store_client *slot, struct answer answer);
+
+/* ---- driver_thread.c: the driver's own threads ---- */
+
+result driver_thread_start(void); /* for cuInit, when the clients are open. Locked */
+result event_thread_start(void);  /* before the first context; later it does nothing. Locked */
 
 /* ---- gate.c: every call passes it ---- */
 
 struct gate {
     result refused;
     struct store_fault fault;
-    int counted;
+    bool counted;           /* a lock waits for this call */
+    bool answering;         /* the process was locked when it began: it changes nothing and takes no admission */
+    bool keeps_from_unlock; /* as long as it is inside, an answering call does */
 };
 
-enum { GATE_COUNTED = 1, GATE_FREE = 0 };
+/* What a call does while a checkpoint has the process locked, and while it is checkpointed. Measured on an H200
+ * (580.159.04). All kinds but GATE_FREE are counted where they begin while the process runs. */
+enum gate_kind {
+    GATE_FREE,             /* nothing: the call is about other processes */
+    GATE_WAITS,            /* waits for the unlock */
+    GATE_ANSWERS,          /* answers as ever */
+    GATE_ANSWERS_OR_FAILS, /* answers while locked; while checkpointed it returns OPERATING_SYSTEM */
+    GATE_ANSWERS_OR_DIES,  /* answers while locked; while checkpointed the process dies of SIGSEGV */
+};
 
-/* Refuses before cuInit and in forked children, fails on request, and, for counted
- * calls, waits while a checkpoint has the process locked. */
-struct gate gate_enter(const char *function, int device, int counted);
+/* Refuses before cuInit and in forked children, fails on request, and waits while a checkpoint has the process
+ * locked, unless the kind of the call says otherwise. */
+struct gate gate_enter(const char *function, int device, enum gate_kind kind);
 void gate_leave(struct gate *gate);
+/* A call that from here on waits for work keeps nobody from unlocking the process. */
+void gate_before_wait(struct gate *gate);
 bool gate_initialised(void); /* by this process */
 
-#define GATE_AS(device, counted) \
-    struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter(__func__, device, counted); \
+#define GATE_AS(device, kind) \
+    struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter(__func__, device, kind); \
     if (gate.refused) return gate.refused
-#define GATE() GATE_AS(-1, GATE_COUNTED)
-#define GATE_ON(device) GATE_AS(device, GATE_COUNTED)
+#define GATE() GATE_AS(-1, GATE_WAITS)
+#define GATE_ON(device) GATE_AS(device, GATE_WAITS)
 
 /* Work that goes on after its call returned counts as a call until it is done. Locked. */
 void gate_count_work(int change);
@@ -157,9 +202,12 @@ struct client {
 
 struct client *client_of(int device);                                     /* NULL before cuInit. Locked */
 result clients_open(void);                                                /* on every visible GPU, for cuInit. Locked */
+void clients_close(void);                                                 /* where cuInit fails later. Locked */
 result client_add_context(int device, struct store_footprint *footprint); /* Locked */
 void client_drop_context(int device, struct store_footprint *footprint);  /* Locked */
 result client_free_nbytes(int device, uint64_t *nbytes);
+/* The same without admission: for a call that may be stopped in it for long. */
+result client_glance_free_nbytes(int device, uint64_t *nbytes);
 /* Counts managed memory that moved to the device: used there, but in no process list. Locked */
 result client_use_managed(int device, int64_t nbytes);
 /* Counts what streams cost: in the process list, as the context is. Locked */
@@ -326,6 +374,8 @@ result pool_free(struct range *range);
 void pool_trim(struct pool *pool, uint64_t keep_nbytes);
 /* At a synchronisation: releases free memory above each pool's threshold. Locked. */
 void pools_synchronized(int device);
+/* The same after a call that waited, where that may change anything. Not locked. */
+void pools_synchronized_by(const struct gate *gate, int device);
 
 struct chunk {
     struct chunk *next;

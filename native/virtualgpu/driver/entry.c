@@ -9,7 +9,7 @@
 #include "signature.h"
 
 static result not_supported(const char *function) {
-    struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter(function, -1, GATE_COUNTED);
+    struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter(function, -1, GATE_WAITS);
     return gate.refused ? gate.refused : NOT_SUPPORTED;
 }
 

@@ -149,7 +149,7 @@ result cuEventRecordWithFlags(struct event *event, void *handle, unsigned flags)
 }
 
 result cuEventQuery(struct event *event) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS_OR_DIES);
     struct mark mark;
     result failed = mark_of(event, &mark);
     if (failed) return failed;
@@ -157,20 +157,20 @@ result cuEventQuery(struct event *event) {
 }
 
 result cuEventSynchronize(struct event *event) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS_OR_DIES);
     struct mark mark;
     result failed = mark_of(event, &mark);
     if (failed) return failed;
     int device = event->handle.owner->device;
     event->waiters++;
+    gate_before_wait(&gate);
     run_wait(&mark);
-    LOCKED();
-    pools_synchronized(device);
+    pools_synchronized_by(&gate, device);
     return OK;
 }
 
 result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS);
     struct mark mark;
     struct stream *stream;
     result failed = flags > 1 ? INVALID_VALUE : mark_of(event, &mark);
@@ -186,7 +186,7 @@ result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) {
 }
 
 result cuEventElapsedTime_v2(float *milliseconds, struct event *start, struct event *end) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS_OR_DIES);
     struct mark first, second;
     result failed = mark_of(start, &first);
     if (!failed) failed = mark_of(end, &second);

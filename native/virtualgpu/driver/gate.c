@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -50,13 +51,17 @@ void gate_count_work(int change) {
     }
 }
 
-/* The first client that a checkpoint keeps from running, or NULL. */
-static struct store_client *held_client(void) {
+/* The state that a checkpoint keeps the process in, and the first client that has it; or RUNNING. Each state is read
+ * once, because it changes at any time. */
+static uint32_t held_state(struct store_client **held) {
     for (int device = 0; device < device_count(); device++) {
         struct client *client = client_of(device);
-        if (client && client->holding.header->state != STORE_RUNNING) return client->holding.header;
+        uint32_t state = client ? client->holding.header->state : STORE_RUNNING;
+        if (state == STORE_RUNNING) continue;
+        *held = client->holding.header;
+        return state;
     }
-    return NULL;
+    return STORE_RUNNING;
 }
 
 static void wait_for_change(struct store_client *held, uint32_t state) {
@@ -65,17 +70,55 @@ static void wait_for_change(struct store_client *held, uint32_t state) {
     syscall(SYS_futex, &held->state, FUTEX_WAIT, state, &patience, NULL, 0);
 }
 
-/* Counts this call, then reads the state; a process that locks writes the state, then reads the count. */
-static result pass(void) {
+/* Counts this call where the state is RUNNING, and returns the state. It counts, then reads the state; who locks writes
+ * the state, then reads the count. The first look keeps a thread that is stopped here from staying counted. */
+static uint32_t count_if_running(struct store_client **held) {
+    LOCKED();
+    uint32_t state = held_state(held);
+    if (state != STORE_RUNNING) return state;
+    gate_count_work(+1);
+    state = held_state(held);
+    if (state != STORE_RUNNING) gate_count_work(-1);
+    return state;
+}
+
+/* A true fault, as in the driver: a debugger and the program's own handler see one. */
+__attribute__((noreturn, no_sanitize("address", "undefined"))) static void die_of_segmentation_fault(void) {
+    volatile int *volatile nowhere = NULL;
+    for (;;) *nowhere = 0;
+}
+
+static struct store_client *first_client(void) {
+    return client_of(0)->holding.header;
+}
+
+static void begin_answering(struct gate *gate) {
+    gate->answering = gate->keeps_from_unlock = true;
+    atomic_fetch_add(&first_client()->answering, 1);
+}
+
+void gate_before_wait(struct gate *gate) {
+    if (!gate->keeps_from_unlock) return;
+    gate->keeps_from_unlock = false;
+    if (atomic_fetch_sub(&first_client()->answering, 1) == 1) wake(&first_client()->answering);
+}
+
+/* For a call that does not wait while the process is locked. */
+static result answer(struct gate *gate, enum gate_kind kind, uint32_t state) {
+    if (state == STORE_CHECKPOINTED && kind == GATE_ANSWERS_OR_FAILS) return OPERATING_SYSTEM;
+    if (state == STORE_CHECKPOINTED && kind == GATE_ANSWERS_OR_DIES) die_of_segmentation_fault();
+    begin_answering(gate);
+    return OK;
+}
+
+static result pass(struct gate *gate, enum gate_kind kind) {
     for (;;) {
-        state_lock();
-        gate_count_work(+1);
-        struct store_client *held = held_client();
-        uint32_t state = held ? held->state : STORE_RUNNING;
-        if (state != STORE_RUNNING) gate_count_work(-1);
-        state_unlock();
-        if (state == STORE_RUNNING) return OK;
+        struct store_client *held;
+        uint32_t state = count_if_running(&held);
+        gate->counted = state == STORE_RUNNING;
+        if (gate->counted) return OK;
         if (state == STORE_FAILED) return ILLEGAL_STATE;
+        if (kind != GATE_WAITS) return answer(gate, kind, state);
         wait_for_change(held, state);
     }
 }
@@ -98,15 +141,14 @@ bool gate_initialised(void) {
     return initialised_by == getpid();
 }
 
-struct gate gate_enter(const char *function, int device, int counted) {
+struct gate gate_enter(const char *function, int device, enum gate_kind kind) {
     char plain[96];
     struct gate gate = {0};
     if (!gate_initialised()) return (struct gate){.refused = NOT_INITIALIZED};
     /* A call from inside a call that was counted must not wait for it. */
-    if (callback_inside_call()) counted = GATE_FREE;
-    if (counted) gate.refused = pass();
+    if (callback_inside_call()) kind = GATE_FREE;
+    if (kind != GATE_FREE) gate.refused = pass(&gate, kind);
     if (gate.refused) return gate;
-    gate.counted = counted;
     plain_name(plain, sizeof plain, function);
     result refused = context_broken(plain);
     if (!refused) {
@@ -120,10 +162,11 @@ struct gate gate_enter(const char *function, int device, int counted) {
 }
 
 void gate_leave(struct gate *gate) {
+    gate_before_wait(gate);
     if (!gate->counted) return;
     LOCKED();
     gate_count_work(-1);
-    gate->counted = 0;
+    gate->counted = false;
 }
 
 /* ---- cuInit: from now on /proc shows the process on every GPU; nothing is charged to it yet ---- */
@@ -139,12 +182,29 @@ static result open_files(void) {
     return failed;
 }
 
+static void close_files(void) {
+    clients_close();
+    store_footprint_drop(&control_files);
+}
+
+/* The driver's thread never ends, so its code must stay. Not locked, since the loader has a lock of its own. */
+static result stay_loaded(void) {
+    Dl_info here;
+    bool found = dladdr((void *)stay_loaded, &here) != 0;
+    return found && dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) ? OK : OPERATING_SYSTEM;
+}
+
 static result initialise(bool *first) {
     LOCKED();
     if (initialised_by) return initialised_by == getpid() ? OK : NOT_INITIALIZED;
     result failed = watch_forks();
     if (!failed) failed = open_files();
     if (failed) return failed;
+    failed = driver_thread_start();
+    if (failed) {
+        close_files();
+        return failed;
+    }
     initialised_by = getpid();
     *first = true;
     return OK;
@@ -156,7 +216,8 @@ result cuInit(unsigned flags) {
     if (!store_config() || device_count() == 0) return NO_DEVICE;
     struct store_fault fault = store_fault("cuInit", -1);
     if (fault.kind == FAULT_ERROR) return (result)fault.code;
-    result failed = initialise(&first);
+    result failed = gate_initialised() ? OK : stay_loaded();
+    if (!failed) failed = initialise(&first);
     if (failed) return failed;
     injection_load(); /* also where another thread was first: it may not be ready yet */
     if (first) callback_resource(INIT_FINISHED, NULL, NULL);

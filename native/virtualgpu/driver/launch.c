@@ -36,7 +36,7 @@ static result count_launch(void *stream) {
 
 API result vramCountLaunch(void *stream);
 API result vramCountLaunch(void *stream) {
-    struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter("cuLaunchKernel", -1, GATE_COUNTED);
+    struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter("cuLaunchKernel", -1, GATE_WAITS);
     /* A kernel breaks its context after the launch has returned: later calls tell. */
     if (gate.refused && gate.fault.kind != FAULT_STICKY) return gate.refused;
     return count_launch(stream);

@@ -153,13 +153,17 @@ result cuMemFree_v2(deviceptr address) {
     return range ? free_by_kind(range) : INVALID_VALUE;
 }
 
+static result free_nbytes_of(int device, bool answering, uint64_t *nbytes) {
+    return answering ? client_glance_free_nbytes(device, nbytes) : client_free_nbytes(device, nbytes);
+}
+
 result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS_OR_FAILS);
     LOCKED();
     struct context *context;
     uint64_t nbytes = 0;
     result failed = context_need(&context);
-    if (!failed) failed = client_free_nbytes(context->device, &nbytes);
+    if (!failed) failed = free_nbytes_of(context->device, gate.answering, &nbytes);
     if (failed) return failed;
     if (free_nbytes) *free_nbytes = nbytes;
     if (total) *total = device_usable_bytes(context->device);
@@ -167,7 +171,7 @@ result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
 }
 
 result cuMemGetAddressRange_v2(deviceptr *base, size_t *nbytes, deviceptr address) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS);
     LOCKED();
     struct range *range = range_at(address);
     if (!range) return NOT_FOUND;

@@ -131,6 +131,12 @@ void pools_synchronized(int device) {
         if (pool->device == device && !pool->imported) pool_trim(pool, pool->threshold);
 }
 
+void pools_synchronized_by(const struct gate *gate, int device) {
+    if (gate->answering) return;
+    LOCKED();
+    pools_synchronized(device);
+}
+
 /* ---- allocations ---- */
 
 static bool take(struct pool *pool, uint64_t nbytes, struct chunk **chunk, uint64_t *offset) {

@@ -202,7 +202,7 @@ static bool known(int attribute) {
 }
 
 result cuPointerGetAttribute(void *data, int attribute, deviceptr address) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS);
     LOCKED();
     struct range *range = range_at(address);
     if (!data || !known(attribute) || !range) return INVALID_VALUE;

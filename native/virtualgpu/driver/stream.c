@@ -323,7 +323,7 @@ result cuStreamDestroy_v2(struct stream *stream) {
 }
 
 result cuStreamQuery(void *handle) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS_OR_DIES);
     struct stream *stream;
     result failed = resolve_locked(handle, &stream);
     if (failed) return failed;
@@ -331,14 +331,14 @@ result cuStreamQuery(void *handle) {
 }
 
 result cuStreamSynchronize(void *handle) {
-    GATE();
+    GATE_AS(-1, GATE_ANSWERS_OR_DIES);
     struct stream *stream;
     result failed = resolve_locked(handle, &stream);
     if (failed) return failed;
     int device = stream->handle.owner->device;
+    gate_before_wait(&gate);
     stream_wait(stream);
-    LOCKED();
-    pools_synchronized(device);
+    pools_synchronized_by(&gate, device);
     return OK;
 }
 

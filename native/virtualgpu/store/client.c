@@ -18,7 +18,7 @@
 #define FILE_END (8ull << 40)
 
 static struct store_client *map_header(int fd) {
-    void *header = mmap(NULL, sizeof(struct store_client), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *header = mmap(NULL, STORE_CLIENT_NBYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     return header == MAP_FAILED ? NULL : header;
 }
 
@@ -53,7 +53,7 @@ static struct store_client *map_named(const char *name) {
 static int open_and_map(struct store_holding *holding) {
     holding->lock_fd = dev_create_locked(holding->name);
     if (holding->lock_fd < 0) return holding->lock_fd;
-    if (ftruncate(holding->lock_fd, sizeof(struct store_client)) != 0) return -errno;
+    if (ftruncate(holding->lock_fd, STORE_CLIENT_NBYTES) != 0) return -errno;
     holding->data_fd =
         store_step_fails("step.client_data") ? -EIO : memory_open(holding->name, O_RDWR | O_CREAT | O_EXCL);
     if (holding->data_fd < 0) return holding->data_fd;
@@ -62,7 +62,7 @@ static int open_and_map(struct store_holding *holding) {
 }
 
 void store_client_close(struct store_holding *holding) {
-    if (holding->header) munmap(holding->header, sizeof *holding->header);
+    if (holding->header) munmap(holding->header, STORE_CLIENT_NBYTES);
     if (holding->data_fd >= 0) memory_remove(holding->name);
     if (holding->data_fd >= 0) close(holding->data_fd);
     if (holding->lock_fd >= 0) dev_remove(holding->name);
@@ -92,7 +92,7 @@ struct store_client *store_client_map(uint32_t gpu, uint32_t serial) {
 }
 
 void store_client_unmap(struct store_client *client) {
-    if (client) munmap(client, sizeof *client);
+    if (client) munmap(client, STORE_CLIENT_NBYTES);
 }
 
 /* ---- device bytes: sparse ranges of a data file, which cost the host nothing until touched ---- */

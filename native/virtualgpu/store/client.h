@@ -35,7 +35,7 @@ void extents_clear(struct extents *extents);
 /* This process's presence on one GPU. */
 struct store_holding {
     int lock_fd; /* keeps the memory; never mapped, because a mapping would hold it too */
-    int data_fd; /* device bytes, a file of the same name in memory/; carries no lock */
+    int data_fd; /* device bytes, a file of the same name in memory/; only orders lock it (driver/orders.c) */
     struct store_client *header;
     char name[32];          /* in dev/ and in memory/ */
     struct extents offsets; /* free byte ranges of the data file */

@@ -16,6 +16,8 @@
  * code the call returns is its own decision. The steps: client_lock, client_data, client_header, device_open,
  * device_map, event_file, export_header, extents, handle, managed_map, map, memory, protect, range, reserve,
  * slot, thread.
+ * "step.checkpoint slow=3" and "step.restore slow=3" keep the driver's thread of the target busy for three seconds
+ * in the middle of its work, whatever becomes of the process that asked. Lines and counts are those of that process.
  * The first line that fires decides. "#" begins a comment line.
  *
  * VRAM_VIRTUAL_FAULTS in a process's environment holds lines for that process alone, which come before the file's.
@@ -167,6 +169,10 @@ bool store_step_fails(const char *step) {
     return fails;
 }
 
+double store_step_delay_s(const char *step) {
+    return choose(step, -1).slow_s;
+}
+
 static bool file_has_lines(void) {
     char path[PATH_MAX];
     struct stat now;
@@ -181,7 +187,7 @@ static double now_s(void) {
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-static void wait_s(double seconds) {
+void store_delay(double seconds) {
     bool can_be_cleared = file_has_lines();
     double end_s = now_s() + (seconds < LONGEST_S ? seconds : LONGEST_S);
     for (double left_s; (left_s = end_s - now_s()) > 0;) {
@@ -194,6 +200,6 @@ static void wait_s(double seconds) {
 struct store_fault store_fault(const char *function, int gpu) {
     struct rule rule = choose(function, gpu);
     while (rule.hang) pause();
-    if (rule.slow_s > 0) wait_s(rule.slow_s);
+    if (rule.slow_s > 0) store_delay(rule.slow_s);
     return rule.fault;
 }

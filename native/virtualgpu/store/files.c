@@ -119,11 +119,20 @@ static void after_fork(void) {
     if (depth == 0) pthread_mutex_unlock(&threads);
 }
 
-static void watch_forks(void) {
-    pthread_atfork(before_fork, after_fork, after_fork);
+static _Atomic int lock_fd_alone = -1; /* of the driver's thread */
+
+static void after_fork_in_child(void) {
+    after_fork();
+    /* That thread is not here. Were its process killed now, the child's copy would keep the lock for ever. */
+    if (lock_fd_alone >= 0) close(lock_fd_alone);
+    lock_fd_alone = -1;
 }
 
-static int open_lock_file(void) {
+static void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
+int open_lock_file(void) {
     char path[PATH_MAX];
     if (!store_folder()) return -ENODEV;
     snprintf(path, sizeof path, "%s/admission.lock", store_folder());
@@ -138,6 +147,12 @@ static int wait_for_lock(int fd) {
     while (fcntl(fd, F_OFD_SETLKW, &whole) != 0)
         if (errno != EINTR) return -errno;
     return 0;
+}
+
+static void release_lock(int fd) {
+    struct flock whole = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+    /* Closing is not enough: a child made without fork handlers may have a copy. */
+    fcntl(fd, F_OFD_SETLK, &whole);
 }
 
 static int take_folder_lock(void) {
@@ -163,13 +178,33 @@ int store_enter(void) {
 }
 
 void store_leave(void) {
-    struct flock whole = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     if (--depth > 0) return;
-    /* Closing is not enough: a child made without fork handlers may have a copy. */
-    fcntl(lock_fd, F_OFD_SETLK, &whole);
+    release_lock(lock_fd);
     close(lock_fd);
     lock_fd = -1;
     pthread_mutex_unlock(&threads);
+}
+
+int admission_fd(void) {
+    return lock_fd;
+}
+
+/* A description of its own excludes the other threads of the process as well as other processes. */
+int store_enter_alone(void) {
+    int fd = open_lock_file();
+    if (fd < 0) return fd;
+    lock_fd_alone = fd;
+    int error = wait_for_lock(fd);
+    if (!error) return fd;
+    lock_fd_alone = -1;
+    close(fd);
+    return error;
+}
+
+void store_leave_alone(int admission) {
+    release_lock(admission);
+    lock_fd_alone = -1;
+    close(admission);
 }
 
 uint64_t store_next_number(void) {
@@ -184,11 +219,19 @@ static off_t reserve_place(uint32_t gpu) {
     return (off_t)((1 + gpu) * sizeof(uint64_t));
 }
 
-uint64_t store_managed_reserve(uint32_t gpu) {
+uint64_t reserve_read(int lock_file, uint32_t gpu) {
     uint64_t nbytes = 0;
-    return pread(lock_fd, &nbytes, sizeof nbytes, reserve_place(gpu)) == sizeof nbytes ? nbytes : 0;
+    return pread(lock_file, &nbytes, sizeof nbytes, reserve_place(gpu)) == sizeof nbytes ? nbytes : 0;
+}
+
+void reserve_write(int lock_file, uint32_t gpu, uint64_t nbytes) {
+    (void)!pwrite(lock_file, &nbytes, sizeof nbytes, reserve_place(gpu));
+}
+
+uint64_t store_managed_reserve(uint32_t gpu) {
+    return reserve_read(lock_fd, gpu);
 }
 
 void store_set_managed_reserve(uint32_t gpu, uint64_t nbytes) {
-    (void)!pwrite(lock_fd, &nbytes, sizeof nbytes, reserve_place(gpu));
+    reserve_write(lock_fd, gpu, nbytes);
 }

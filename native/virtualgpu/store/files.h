@@ -26,6 +26,14 @@ void memory_remove(const char *name);
 /* Whether anybody's open file description still holds the file's lock. */
 bool dev_locked(int fd);
 
+/* The lock file of admission, opened; not locked yet. A descriptor or -errno. */
+int open_lock_file(void);
+/* The descriptor of store_enter. Inside admission. */
+int admission_fd(void);
+/* The reserve for managed memory, by a descriptor of the lock file. */
+uint64_t reserve_read(int lock_file, uint32_t gpu);
+void reserve_write(int lock_file, uint32_t gpu, uint64_t nbytes);
+
 uint64_t process_started_at(void);
 uint64_t process_pid_namespace(void);
 /* The pid by which this namespace knows the process, or 0. */

@@ -94,12 +94,11 @@ struct search {
 
 static void check_entry(struct search *search, int dev, const char *name) {
     struct store_client client;
-    size_t fixed = offsetof(struct store_client, shared);
     uint32_t gpu, serial;
     if (dev_kind(name, &gpu, &serial) != DEV_CLIENT || search->count == search->room) return;
     int fd = openat(dev, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
-    bool live = dev_locked(fd) && pread(fd, &client, fixed, 0) == (ssize_t)fixed;
+    bool live = dev_locked(fd) && pread(fd, &client, sizeof client, 0) == sizeof client;
     close(fd);
     if (live && process_visible_pid(client.pid, client.pid_namespace, client.started_at) == search->pid)
         search->found[search->count++] = (struct store_found){gpu, serial};

@@ -79,6 +79,9 @@ const struct store_mig *store_instance(const struct store_gpu *gpu, uint32_t gpu
 
 enum store_state { STORE_RUNNING = 0, STORE_LOCKED = 1, STORE_CHECKPOINTED = 2, STORE_FAILED = 3 };
 
+/* What another process asks of the driver's thread in the process that made a client file. */
+enum store_verb { STORE_GET_STATE, STORE_LOCK, STORE_CHECKPOINT, STORE_RESTORE, STORE_UNLOCK };
+
 /* An allocation that more than one file may keep alive. */
 struct store_shared {
     uint64_t object; /* unique in the folder, never reused; 0 marks an empty slot */
@@ -99,7 +102,7 @@ struct store_client {
     uint32_t unused;
     uint64_t started_at; /* clock ticks since boot, field 22 of /proc/self/stat */
     uint64_t pid_namespace;
-    _Atomic uint32_t state;        /* enum store_state; written by checkpointing processes */
+    _Atomic uint32_t state;        /* enum store_state; written by the driver's thread of the process alone */
     _Atomic uint32_t calls_inside; /* driver calls now running; a checkpoint lock waits for 0 */
     _Atomic uint32_t contexts;     /* live contexts; 0 means: not listed, nothing charged */
     _Atomic uint32_t managed;      /* live managed allocations: they refuse a checkpoint */
@@ -109,8 +112,17 @@ struct store_client {
     _Atomic uint64_t managed_bytes; /* managed memory that lies on the device: used, in no list */
     _Atomic uint64_t bar1_bytes;    /* of the window into device memory, beyond the memory it uses */
     _Atomic uint32_t shared_slots;  /* one past the highest slot in use */
-    struct store_shared shared[STORE_MAX_SHARED];
+    _Atomic uint32_t answering;     /* calls that answer while the process is locked, now running */
+    /* Orders to the driver's thread, in the process's first client file only. driver/orders.c has the protocol. */
+    _Atomic uint64_t order;         /* the latest: its number in the low half, a futex; what to do above */
+    _Atomic uint32_t answered;      /* the number of the last order that was carried out; a futex */
+    _Atomic uint32_t answer;        /* to that one: a code of the driver's below, the state above */
+    _Atomic uint32_t driver_thread; /* its thread id, in its own namespace; 0 until it runs */
+    uint32_t unused_too;
+    struct store_shared shared[]; /* STORE_MAX_SHARED of them */
 };
+
+#define STORE_CLIENT_NBYTES (sizeof(struct store_client) + STORE_MAX_SHARED * sizeof(struct store_shared))
 
 /* ---- exported files: dev/nvidiactl.<serial> and dev/dmabuf.<serial> ----
  * Their descriptor is what cuMemExportToShareableHandle and cuMemGetHandleForAddressRange
@@ -158,6 +170,11 @@ int store_walk_gpu(uint32_t gpu, struct store_usage usage[STORE_MAX_GPUS], struc
  * others. Returns 0 or -errno. */
 int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);
 
+/* The same by *admission*, a descriptor of store_enter_alone, or by STORE_NO_ADMISSION: then nobody is kept
+ * waiting, and while others allocate the figure may be between two true ones. */
+enum { STORE_NO_ADMISSION = -1 };
+int store_free_by(int admission, uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);
+
 /* ---- footprint: what /proc shows of a process that uses the driver ---- */
 
 enum { STORE_FOOTPRINT_MOST = 32 };
@@ -184,6 +201,11 @@ int store_map_managed(void *address, uint64_t nbytes);
 int store_enter(void);  /* waits for the folder's lock; 0 or -errno */
 void store_leave(void); /* the kernel does this for a killed process */
 
+/* Admission of the driver's thread, which works while the program's threads are stopped, perhaps inside a fork: it
+ * takes no lock of the process. A descriptor, or -errno. One thread of a process at a time. */
+int store_enter_alone(void);
+void store_leave_alone(int admission);
+
 /* ---- faults: <folder>/faults, re-read when it changes; see faults.c for the grammar ---- */
 
 enum store_fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_STICKY, FAULT_SENTINEL, FAULT_HALFWAY, FAULT_VALUE };
@@ -199,5 +221,11 @@ struct store_fault store_fault(const char *function, int gpu);
 /* Whether the internal step *step* ("step.range", "step.map") shall fail now: so that every step of a
  * creation can be made the one that fails. Looks at the lines that the last store_fault has read. */
 bool store_step_fails(const char *step);
+
+/* How long the step shall take more than it does. The process that asks for a checkpoint reads this and passes it
+ * on to the driver's thread of the other one, which must take no lock. */
+double store_step_delay_s(const char *step);
+/* Waits as `slow` does: it ends sooner when the faults file is emptied. Takes no lock. */
+void store_delay(double seconds);
 
 #endif

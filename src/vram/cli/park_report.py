@@ -72,7 +72,9 @@ class ParkRun:
             if pid not in report.listed or parking.journal.find(pid):
                 self._require_not_parked(host, parking, pid)
             taken = sum(share.nbytes for _, shares in found for share in shares)
-            found.append(identify_parkable(host, report, pid, taken_before=taken, anyway=anyway))
+            found.append(
+                identify_parkable(host, report, pid, taken_before=taken, together=len(pids), anyway=anyway)
+            )
         return found
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
@@ -81,16 +83,17 @@ class ParkRun:
             parking.require_not_parked(pid)
 
     @contextmanager
-    def attempt(self, words: str, pid: int, nbytes: int) -> Iterator[None]:
-        """Move one process; where that fails, the error is recorded and the next one follows."""
+    def attempt(self, words: str, pids: Sequence[int], nbytes: int) -> Iterator[None]:
+        """Move processes, all or none; where that fails, the error is recorded and what follows is tried."""
         self.progress.begin(words, nbytes)
         try:
             yield
         except VramError as error:
             self.progress.end()
-            self._refused.append(
+            self._refused += [
                 RefusedLine(pid=pid, message=str(error), hint=error.hint, exit_code=int(error.exit_code))
-            )
+                for pid in pids
+            ]
             if not self._silent:
                 say(f"{error}" + (f" ({error.hint})" if error.hint else ""))
         finally:

@@ -247,8 +247,9 @@ class Comparison:
             assert holder is not None
             state = holder.state or "?"
             last, was_stopped = self._states.get(who, ("?", False))
-            # Under strace a process is in state t for moments only.
+            # Under strace a process is in state t for moments only; vram stops what it parks.
             is_stopped = state == "T" or (state == "t" and (last == "t" or self._is_first))
+            is_stopped = is_stopped and who not in self._parked
             if is_stopped != was_stopped:
                 whole = _everywhere(theirs)
                 yield self._of_item("stopped" if is_stopped else "continued", whole, None)

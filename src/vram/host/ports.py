@@ -223,36 +223,40 @@ class ClaimFile(Protocol):
     def fileno(self) -> int: ...
 
 
+class ParkTarget(Struct, frozen=True):
+    """A process that is to be moved, the claim on it, and what it has on its GPUs."""
+
+    handle: PidHandle
+    claim: ClaimFile
+    shares: tuple[GpuShare, ...]
+
+
 class CheckpointWorker(Protocol):
     """A process of ours that makes the driver's checkpoint calls, and outlives us if it must.
 
-    What it has parked it brings back when we hang up or die, unless ``keep_parked`` was called; after
-    ``until``, not before that process has ended. *watch* is called with each GPU's used bytes while
-    the driver works.
+    It parks all *targets* or none. What it has parked it brings back when we hang up or die, unless
+    ``keep_parked`` was called; after ``until``, not before that process has ended. *watch* is called with
+    each GPU's used bytes while the driver works.
     """
 
     def state(self, pid: int, deadline_s: float) -> CheckpointAnswer: ...
     def park(
         self,
-        handle: PidHandle,
-        claim: ClaimFile,
-        shares: Sequence[GpuShare],
+        targets: Sequence[ParkTarget],
         *,
         lock_timeout_s: float,
         deadline_s: float,
         watch: Watch | None = None,
-    ) -> CheckpointAnswer: ...
+    ) -> tuple[CheckpointAnswer, ...]: ...
     def unpark(
         self,
-        handle: PidHandle,
-        claim: ClaimFile,
-        shares: Sequence[GpuShare],
+        target: ParkTarget,
         *,
         room_patience_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer: ...
-    def keep_parked(self, pid: int) -> CheckpointAnswer: ...
+    def keep_parked(self, pids: Sequence[int]) -> CheckpointAnswer: ...
     def until(self, handle: PidHandle) -> CheckpointAnswer: ...
     def hang_up(self, wait_s: float) -> bool: ...
 
@@ -292,6 +296,7 @@ class LimitReader(Protocol):
     def parked_memory(self, pid: int) -> ParkedMemory: ...
     def cuda_processes(self, deadline_s: float) -> CudaProcesses: ...
     def uses_cuda(self, pid: int) -> bool: ...
+    def profiler(self, pid: int) -> str | None: ...
     def boot_id(self) -> str: ...
 
 

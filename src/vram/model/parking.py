@@ -9,6 +9,8 @@ from msgspec import Struct
 from vram.model.plan import Target
 
 PARKED_SCHEMA = 1
+RECORDER = "libvramtracer.so"
+"""The library by which vram records a process."""
 
 CheckpointState = Literal["running", "locked", "parked", "failed"]
 """What the driver reports of a process. "failed" is permanent: its next CUDA call fails."""
@@ -77,10 +79,17 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
     memory_total: int | None = None
     nccl_peers: str | None = None
     """How we know that it is one of several ranks of an NCCL job."""
+    nccl_ranks: int | None = None
+    """How many they are, where its environment says so."""
     cpu_s: float | None = None
     """Processor time that it has used up to now."""
     runnable: bool = False
     """Whether one of its threads runs, or would if a processor were free."""
+
+
+CheckpointStatus = Literal[
+    "ok", "refused", "short", "unknown", "ended", "not-held", "timeout", "died", "unavailable"
+]
 
 
 class CheckpointAnswer(Struct, frozen=True, kw_only=True):
@@ -88,12 +97,14 @@ class CheckpointAnswer(Struct, frozen=True, kw_only=True):
 
     "refused": the driver answered *code* to *call*. "short": it would not fit on the GPU.
     "unknown": the driver reports a state of the process that this version does not know. "ended":
-    the process is gone. "stopped": it is stopped, and the driver was not asked. "timeout": no answer
-    yet. "died": the process that makes the calls was killed. "unavailable": no driver could be asked.
-    ``took_s`` is spent in the driver's calls alone.
+    the process is gone. "not-held": only the driver's threads of it cannot be made to run, for the reason
+    in *message*, so it was not touched. "timeout": no answer yet. "died": the process that makes the calls
+    was killed. "unavailable": no driver could be asked. ``took_s`` is spent in the driver's calls alone.
     """
 
-    status: Literal["ok", "refused", "short", "unknown", "ended", "stopped", "timeout", "died", "unavailable"]
+    status: Literal[
+        "ok", "refused", "short", "unknown", "ended", "not-held", "timeout", "died", "unavailable"
+    ]
     state: CheckpointState | None = None
     call: str | None = None
     code: int | None = None

@@ -4,11 +4,11 @@ These driver calls can take a minute, or never return, and between two of them t
 So they are made here, in a process with a session of its own that answers on descriptor 3, a socket of
 one message per packet:
 
-    {"do": "state", "pid"}                        the driver's state of a process
-    {"do": "park", "pid", "room", ...} + pidfd, claim      lock, checkpoint; on failure unlock
-    {"do": "unpark", "pid", "room"} + pidfd, claim         restore, unlock
-    {"do": "keep", "pid"}                         keep it parked, also after this worker has ended
-    {"do": "until"} + pidfd                       bring nothing back before this process has ended
+    {"do": "state", "pid"}                             the driver's state of a process
+    {"do": "park", "processes": [{"pid", "room"}], ...}    + a pidfd and a claim of each: all of them, or none
+    {"do": "unpark", "pid", "room", ...} + pidfd, claim    bring one back
+    {"do": "keep", "pids"}                             keep them parked, also after this worker has ended
+    {"do": "until"} + pidfd                            bring nothing back before this process has ended
 
 A park is temporary until it is to be kept: when the socket is closed, on purpose or by a death, every
 such process is brought back. Each comes with a claim, a locked file; the lock lasts as long as this
@@ -18,13 +18,10 @@ With nothing to bring back, this process ends as soon as the socket is closed or
 even from within a driver call that never returns. Otherwise only SIGKILL ends it.
 
 No context is ever made here, so almost no GPU memory is taken.
-
-RUNNING -lock-> LOCKED -checkpoint-> CHECKPOINTED -restore-> LOCKED -unlock-> RUNNING
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -36,8 +33,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
+from vram.payloads.checkpoint_driver import (
+    CHECKPOINTED,
+    CheckpointDriver,
+    Move,
+    Unavailable,
+    ask_state,
+    park_together,
+)
+from vram.payloads.driver_threads import CannotHold
 from vram.payloads.gauge import Gauge
-from vram.payloads.libcuda import load
 
 SOCKET_FD = 3
 LONGEST = 1 << 16
@@ -47,99 +52,8 @@ ROOM_PATIENCE_S = 60.0
 ROOM_EVERY_S = 0.2
 REPORTER_S = 1.0
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-RUNNING, LOCKED, CHECKPOINTED, FAILED = STATES = range(4)
-
-
-class Unavailable(Exception):
-    """There is no driver that could be asked; ``code`` is its answer where it gave one."""
-
-    def __init__(self, message: str, code: int | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class CheckpointLockArgs(ctypes.Structure):
-    _fields_ = (
-        ("timeout_ms", ctypes.c_uint),
-        ("reserved", ctypes.c_uint),
-        ("more", ctypes.c_uint64 * 7),
-    )
-
-
-class CheckpointDriver:
-    """libcuda, initialised: measured 3.25 MiB of GPU memory while this process lives."""
-
-    def __init__(self) -> None:
-        try:
-            self._cuda = load()
-        except OSError:
-            raise Unavailable("the CUDA driver library (libcuda.so.1) is not installed") from None
-        if not hasattr(self._cuda, "cuCheckpointProcessLock"):
-            raise Unavailable("this driver cannot checkpoint processes: it needs version 570")
-        code = self._cuda.cuInit(0)
-        if code:
-            raise Unavailable(f"cuInit failed with CUDA error {code}", code)
-
-    def state(self, pid: int) -> tuple[int, int | None]:
-        """Return the driver's answer, and the state where it gave one, which may be none of STATES."""
-        state = ctypes.c_int(-1)
-        code = int(self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state)))
-        return code, None if code else state.value
-
-    def lock(self, pid: int, timeout_ms: int) -> int:
-        # Without a timeout the driver would wait for good for a kernel that never ends.
-        arguments = CheckpointLockArgs(timeout_ms=max(1, timeout_ms))
-        return int(self._cuda.cuCheckpointProcessLock(pid, ctypes.byref(arguments)))
-
-    def checkpoint(self, pid: int) -> int:
-        return int(self._cuda.cuCheckpointProcessCheckpoint(pid, None))
-
-    def restore(self, pid: int) -> int:
-        return int(self._cuda.cuCheckpointProcessRestore(pid, None))
-
-    def unlock(self, pid: int) -> int:
-        return int(self._cuda.cuCheckpointProcessUnlock(pid, None))
-
-
-class Transition:
-    """One park or unpark of a process: what the driver answered, and how long its calls took."""
-
-    def __init__(self, driver: CheckpointDriver, pid: int) -> None:
-        self._driver = driver
-        self._pid = pid
-        self.call = ""
-        self.code = 0
-        self.took_s = 0.0
-
-    def park(self, lock_timeout_ms: int) -> bool:
-        """Move the process's GPU memory into its host memory; after any failure it is unlocked."""
-        if not self._make("lock", lock_timeout_ms):
-            return False
-        if self._make("checkpoint"):
-            return True
-        self._driver.unlock(self._pid)
-        return False
-
-    def unpark(self) -> bool:
-        """Bring the memory back and let the process run on; also one that is only locked.
-
-        Where the driver does not report the state of the process, nothing is done to it.
-        """
-        self.call = "cuCheckpointProcessGetState"
-        self.code, state = self._driver.state(self._pid)
-        if state not in STATES:
-            return False
-        if state == CHECKPOINTED and not self._make("restore"):
-            return False
-        return state == RUNNING or self._make("unlock")
-
-    def _make(self, verb: str, *arguments: int) -> bool:
-        began = time.monotonic()
-        self.call = f"cuCheckpointProcess{verb.title()}"
-        self.code = getattr(self._driver, verb)(self._pid, *arguments)
-        self.took_s += time.monotonic() - began
-        return self.code == 0
+# The kernel passes so many descriptors with one message at most; each process has two.
+MOST_DESCRIPTORS = 253
 
 
 class OwedProcess(NamedTuple):
@@ -226,7 +140,7 @@ class CheckpointServer:
         """Carry out orders until the socket is closed."""
         while True:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(self._socket, LONGEST, 2)
+                packet, descriptors, _, _ = socket.recv_fds(self._socket, LONGEST, MOST_DESCRIPTORS)
             except OSError:
                 return
             if not packet:
@@ -241,31 +155,43 @@ class CheckpointServer:
         self._order = order["order"]
         match order["do"]:
             case "state":
-                code, state = self._driver.state(order["pid"])
-                self._reply(code=code, state=state, call="cuCheckpointProcessGetState")
+                self._tell_state(order["pid"])
             case "park":
-                self._park(order, OwedProcess(order["room"], *descriptors))
+                self._park(order, descriptors)
             case "unpark":
                 self._unpark(order, OwedProcess(order["room"], *descriptors))
             case "keep":
-                self._forget(order["pid"])
+                for pid in order["pids"]:
+                    self._forget(pid)
                 self._reply()
             case "until":
                 (self._until,) = descriptors
                 self._reply()
 
-    def _park(self, order: dict[str, Any], owed: OwedProcess) -> None:
-        pid = order["pid"]
-        if owed.has_ended():
-            owed.close()
-            return self._reply(ended=True)
-        transition = Transition(self._driver, pid)
-        self._obligations.add()
-        with self._reporting(order):
-            self._owed_processes[pid] = owed
-            if not transition.park(order["lock_ms"]):
-                self._forget(pid)
-        return self._answer(transition, pid)
+    def _tell_state(self, pid: int) -> None:
+        try:
+            code, state = ask_state(self._driver, pid)
+        except CannotHold as error:
+            return self._reply(not_held=str(error))
+        return self._reply(code=code, state=state, call="cuCheckpointProcessGetState")
+
+    def _park(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        pairs = zip(order["processes"], descriptors[::2], descriptors[1::2])
+        owed = {each["pid"]: OwedProcess(each["room"], pidfd, claim) for each, pidfd, claim in pairs}
+        gone = [pid for pid, each in owed.items() if each.has_ended()]
+        if gone:
+            for each in owed.values():
+                each.close()
+            return self._reply(ended=True, pid=gone[0])
+        moves = [Move(self._driver, pid, each.pidfd) for pid, each in owed.items()]
+        for pid, each in owed.items():
+            self._owed_processes[pid] = each
+            self._obligations.add()
+        with self._reporting(order, [uuid for each in owed.values() for uuid, _ in each.room]):
+            if not park_together(moves, order["lock_ms"]):
+                for pid in owed:
+                    self._forget(pid)
+        return self._answer(moves)
 
     def _forget(self, pid: int) -> None:
         self._owed_processes.pop(pid).close()
@@ -276,25 +202,34 @@ class CheckpointServer:
         try:
             short = self._wait_for_room(pid, owed, order["patience_s"], asked=True)
             if owed.has_ended():
-                return self._reply(ended=True)
+                return self._reply(ended=True, pid=pid)
             if short:
                 return self._reply(short=short)
-            transition = Transition(self._driver, pid)
-            with self._obligations.counted(), self._reporting(order):
-                if transition.unpark() and pid in self._owed_processes:
+            move = Move(self._driver, pid, owed.pidfd)
+            with self._obligations.counted(), self._reporting(order, [uuid for uuid, _ in order["room"]]):
+                if move.unpark() and pid in self._owed_processes:
                     self._forget(pid)
-            return self._answer(transition, pid)
+            return self._answer([move])
         finally:
             owed.close()
 
-    def _answer(self, transition: Transition, pid: int) -> None:
-        state = self._driver.state(pid)[1]
-        self._reply(code=transition.code, call=transition.call, took_s=transition.took_s, state=state)
+    def _answer(self, moves: list[Move]) -> None:
+        moved = [
+            {
+                "pid": each.pid,
+                "code": each.code,
+                "call": each.call,
+                "not_held": each.not_held,
+                "took_s": each.took_s,
+                "state": each.state(),
+            }
+            for each in moves
+        ]
+        self._reply(moved=moved)
 
     @contextmanager
-    def _reporting(self, order: dict[str, Any]) -> Iterator[None]:
-        """Send the device's own figures while the driver works, where they are asked for."""
-        uuids = [uuid for uuid, _ in order["room"]]
+    def _reporting(self, order: dict[str, Any], uuids: list[str]) -> Iterator[None]:
+        """Send the devices' own figures while the driver works, where they are asked for."""
         done = threading.Event()
         thread = threading.Thread(target=self._report, args=(uuids, done), daemon=True)
         if order.get("watch"):
@@ -317,11 +252,11 @@ class CheckpointServer:
             ended(self._until, None)
         for pid, owed in self._owed_processes.items():
             if not self._wait_for_room(pid, owed, ROOM_PATIENCE_S, asked=False) and not owed.has_ended():
-                Transition(self._driver, pid).unpark()
+                Move(self._driver, pid, owed.pidfd).unpark()
 
     def _shortage(self, pid: int, owed: OwedProcess) -> dict[str, int]:
         """What a restore would miss; one who is only locked has all its memory still."""
-        parked = self._driver.state(pid)[1] == CHECKPOINTED
+        parked = Move(self._driver, pid, owed.pidfd).state() == CHECKPOINTED
         return self._gauge.shortage(owed.room) if parked else {}
 
     def _wait_for_room(

@@ -1,14 +1,12 @@
 """Stop another process's threads with ptrace, and read and write its memory.
 
-PTRACE_SEIZE sends no signal. A seized thread belongs to the thread of ours that seized it, and the kernel
-resumes it when that thread ends, however it ends. So each stop has a thread of its own, and no process stays
-stopped when we are killed.
+The kernel resumes a seized thread when the thread of ours that seized it ends. So each stop has a thread of
+its own, and no process stays stopped when we are killed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import os
 import struct
@@ -20,12 +18,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from vram.payloads import ptrace
 from vram.payloads.procfs import read_stat, started_at
 
-_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _GETREGS, _SETREGS, _GETFPREGS, _GETSIGMASK = 12, 13, 14, 0x420A
-_WALL = 0x40000000
-_WAIT_FLAGS = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
+_WAIT_FLAGS = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | ptrace.WALL
 _EVENT_STOP = 128 << 8
 _SIGTRAP = 5
 # Threads that hang in the kernel do not stop; the others shall not wait for them any longer.
@@ -177,10 +174,6 @@ class StoppedThreads:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._library = ctypes.PyDLL(None, use_errno=True)
-        self._ptrace = self._library.ptrace
-        self._ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-        self._ptrace.restype = ctypes.c_long
         self._buffer = ctypes.create_string_buffer(512)
         self._threads: dict[int, StoppedThread] = {}
         self._stopped: set[int] = set()
@@ -196,26 +189,26 @@ class StoppedThreads:
             self.began = self.began or time.monotonic()
             for tid in fresh:
                 with suppress(ProcessLookupError):
-                    self._call(_INTERRUPT, tid)
+                    ptrace.request(ptrace.INTERRUPT, tid)
             self._wait_for(fresh)
             if time.monotonic() > until:
                 break
         raise UnsafeToAttach("it starts threads faster than they can be stopped", passing=True)
 
     def registers(self, tid: int) -> dict[str, int]:
-        self._call(_GETREGS, tid, 0, self._buffer)
+        ptrace.request(_GETREGS, tid, 0, self._buffer)
         return dict(zip(_REGISTERS, _FORMAT.unpack_from(self._buffer), strict=True))
 
     def set_registers(self, tid: int, values: dict[str, int]) -> None:
         _FORMAT.pack_into(self._buffer, 0, *(values[name] & (1 << 64) - 1 for name in _REGISTERS))
-        self._call(_SETREGS, tid, 0, self._buffer)
+        ptrace.request(_SETREGS, tid, 0, self._buffer)
 
     def floating_point(self, tid: int) -> bytes:
-        self._call(_GETFPREGS, tid, 0, self._buffer)
+        ptrace.request(_GETFPREGS, tid, 0, self._buffer)
         return self._buffer.raw
 
     def signal_mask(self, tid: int) -> int:
-        self._call(_GETSIGMASK, tid, 8, self._buffer)
+        ptrace.request(_GETSIGMASK, tid, 8, self._buffer)
         return int.from_bytes(self._buffer.raw[:8], "little")
 
     def ids(self) -> list[int]:
@@ -227,7 +220,7 @@ class StoppedThreads:
     def release(self) -> None:
         for tid in self._stopped:
             with suppress(OSError):
-                self._call(_DETACH, tid, 0, self._threads[tid].signal)
+                ptrace.request(ptrace.DETACH, tid, 0, self._threads[tid].signal)
 
     def _tids(self) -> list[int]:
         try:
@@ -238,7 +231,7 @@ class StoppedThreads:
     def _seize(self, tid: int) -> bool:
         """Whether it was seized; False where that thread has ended."""
         try:
-            self._call(_SEIZE, tid)
+            ptrace.request(ptrace.SEIZE, tid)
         except ProcessLookupError:
             if tid == self._pid:
                 raise TargetEnded("it has exited") from None
@@ -295,16 +288,6 @@ class StoppedThreads:
         else:
             self._threads[tid].signal = status.si_status & 0x7F
         return True
-
-    def _call(self, request: int, tid: int, address: int = 0, data: object = 0) -> None:
-        pointer = data if isinstance(data, int) else ctypes.addressof(data)  # type: ignore[arg-type]
-        if self._ptrace(request, tid, address, pointer) < 0:
-            number = ctypes.get_errno()
-            if number == errno.ESRCH:
-                raise ProcessLookupError(number, "no such thread")
-            if number == errno.EPERM:
-                raise PermissionError(number, "no permission to trace it")
-            raise OSError(number, os.strerror(number))
 
 
 def while_stopped(pid: int, action: Callable[[StoppedThreads], Result]) -> tuple[Result, float]:

@@ -222,14 +222,15 @@ def _impossible(
 
 
 def park_all(parking: Parking, plan: BorrowPlan, on_begin: OnBegin, on_moved: OnMoved) -> list[Parked]:
-    """Park every process that was chosen: leaving *parking* brings them back."""
-    parked = []
+    """Park every process that was chosen, or none: leaving *parking* brings them back."""
+    if not plan.chosen:
+        return []
     for each in plan.chosen:
         on_begin(each.target.process.pid, sum(share.nbytes for share in each.shares))
-        moved = parking.park(each.target, each.shares, purpose="borrow")
-        on_moved(moved)
-        parked.append(moved.entry)
-    return parked
+    moved = parking.park_together([(each.target, each.shares) for each in plan.chosen], purpose="borrow")
+    for done in moved:
+        on_moved(done)
+    return [done.entry for done in moved]
 
 
 def unpark_all(

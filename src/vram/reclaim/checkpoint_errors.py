@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from vram.errors import (
@@ -14,10 +15,13 @@ from vram.errors import (
     TimedOut,
     VramError,
 )
-from vram.model.parking import CheckpointAnswer, Parked, Unrecorded
+from vram.model.parking import RECORDER, CheckpointAnswer, Parked, Unrecorded
+from vram.payloads.driver_threads import NO_PERMISSION
+from vram.reach.python_process import why_not_traced
 from vram.units import size
 
 NO_MEMORY = 2
+_NOT_SUPPORTED = 801
 # INVALID_VALUE by the documentation, NOT_INITIALIZED on an H200: the process does not use CUDA.
 NOT_KNOWN_TO_DRIVER = (1, 3)
 
@@ -26,8 +30,16 @@ _LISTED = "`vram parked` lists those that are"
 Verb = Literal["park", "unpark"]
 
 
-def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
-    """The error that says why *verb* failed, and the state of the process now."""
+def explain(
+    answer: CheckpointAnswer,
+    entry: Parked,
+    verb: Verb,
+    profiler: Callable[[int], str | None] = lambda pid: None,
+) -> VramError:
+    """The error that says why *verb* failed, and the state of the process now.
+
+    *profiler* names the profiler that was loaded into a process, where one was.
+    """
     pid = entry.target.process.pid
     match answer.status:
         case "ended":
@@ -46,8 +58,8 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
             return DeviceError(f"{answer.message}; pid {pid} is running again", hint="try again")
         case "unknown":
             return _unknown_state(answer, pid)
-        case "stopped":
-            return _stopped(pid)
+        case "not-held":
+            return _not_held(answer, pid, "it was not touched" if verb == "park" else "it stays parked")
     if answer.status == "ok":
         return CannotPark(
             f"pid {pid} is already {answer.state}, not by vram; it was not touched",
@@ -59,7 +71,11 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
             ' "failed": its next use of the GPU will fail',
             hint="save what you can and restart it; NVIDIA guarantees nothing in this state",
         )
-    return _refused(answer, pid) if verb == "park" else _still_parked(answer, pid)
+    if verb == "unpark":
+        return _still_parked(answer, pid)
+    if answer.code == _NOT_SUPPORTED and answer.call == "cuCheckpointProcessLock":
+        return _profiled(pid, profiler(pid))
+    return _refused(answer, pid)
 
 
 def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
@@ -68,8 +84,8 @@ def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
         return CannotPark(f"pid {pid} is not parked: the driver reports it as running", hint=_LISTED)
     if answer.status == "unknown":
         return _unknown_state(answer, pid)
-    if answer.status == "stopped":
-        return _stopped(pid)
+    if answer.status == "not-held":
+        return _not_held(answer, pid, "it was not touched")
     if answer.status == "refused" and answer.code in NOT_KNOWN_TO_DRIVER:
         return NotOnGpu(f"pid {pid} is not parked: the driver does not know it", hint=_LISTED)
     if answer.status == "refused" and answer.code == 304:
@@ -80,11 +96,13 @@ def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
     return DeviceError(f"cannot read the state of pid {pid}: {message}", hint="see `vram why`")
 
 
-def _stopped(pid: int) -> VramError:
-    return CannotPark(
-        f"pid {pid} is stopped, and the driver waits until it continues; it was not touched",
-        hint=f"resume it with `kill -CONT {pid}`",
-    )
+def _not_held(answer: CheckpointAnswer, pid: int, left: str) -> VramError:
+    message = f"pid {pid} cannot be kept stopped while the driver works: {answer.message}; {left}"
+    if answer.message == NO_PERMISSION:
+        return NotPermitted(message, hint=why_not_traced())
+    if answer.message and answer.message.startswith("it is traced"):
+        return CannotPark(message, hint="detach that debugger first")
+    return CannotPark(message, hint="see `vram why`")
 
 
 def _unknown_state(answer: CheckpointAnswer, pid: int) -> VramError:
@@ -131,13 +149,29 @@ def _refused(answer: CheckpointAnswer, pid: int) -> VramError:
                 f"pid {pid} was busy on the GPU all the time and could not be locked; {unharmed}",
                 hint="wait until its GPU work is done, or raise --lock-timeout",
             )
-        case 801:  # NOT_SUPPORTED
+        case 801:
             return CannotPark(
                 f"the driver cannot park pid {pid}: it has managed memory, or shares memory with other"
                 f" processes; {unharmed}",
                 hint="ask its owner to save the work and end it",
             )
     return DeviceError(f"{answer.call} failed with CUDA error {answer.code} for pid {pid}; {unharmed}")
+
+
+def _profiled(pid: int, profiler: str | None) -> VramError:
+    """CUPTI leaves a mark in a process for good: also after it was detached (H200, driver 580.159.04)."""
+    if profiler == RECORDER:
+        return CannotPark(
+            f"pid {pid} is or was recorded by vram, and the driver parks no process in which CUPTI was used;"
+            " it was not touched",
+            hint="restart it without `vram run` to park it; `vram detach` does not change that",
+        )
+    who = f" ({profiler})" if profiler else ""
+    return CannotPark(
+        f"a profiler uses or used CUPTI in pid {pid}{who}, and the driver does not park such a process; it"
+        " was not touched",
+        hint="restart it without the profiler to park it",
+    )
 
 
 def _still_parked(answer: CheckpointAnswer, pid: int) -> VramError:

@@ -3,6 +3,9 @@
 The state of a process is always asked from the driver; the journal only says whom to ask about, and a
 process that is not in it is found by asking the driver too.
 
+A parked process is stopped, because a program that runs while its memory is away may die of an ordinary call.
+Several are parked as one: all of them, or none.
+
 There is one way of cleaning up. Whether a move is interrupted by Ctrl-C, an error or our death,
 the socket to the checkpoint worker is closed, and the worker brings back what was not to be kept parked.
 What it cannot finish, because it was killed too, is found in the journal by the next vram.
@@ -12,14 +15,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
-from vram.host.ports import CheckpointWorker, Host, Watch
+from vram.host.ports import CheckpointWorker, Host, ParkTarget, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare, Parked, Purpose, Unrecorded
 from vram.model.plan import Target
 from vram.reclaim import audit, identity
@@ -30,6 +33,8 @@ from vram.reclaim.preflight import read_driver, room_at_most
 from vram.units import MIB
 
 LOCK_TIMEOUT_S = 10.0
+# One message to the worker carries 253 descriptors at most: two for each process.
+MOST_TOGETHER = 126
 PROMPT_S = 10.0
 # For reading every process of the user's, and for asking the driver about those that use CUDA.
 SEARCH_S = 5.0
@@ -51,6 +56,17 @@ class Moved(NamedTuple):
     entry: Parked
     took_s: float
     driver_s: float
+
+
+class _Member(NamedTuple):
+    """One of the processes that are parked together."""
+
+    entry: Parked
+    process: identity.VerifiedProcess
+    claim: ProcessClaim
+
+    def order(self) -> ParkTarget:
+        return ParkTarget(self.process.handle, self.claim, _with_margin(self.entry.shares))
 
 
 class Recovered(NamedTuple):
@@ -108,22 +124,49 @@ class Parking:
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         deadline_s: float | None = None,
     ) -> Moved:
-        """Move a process's GPU memory into its host memory; for a borrow, until this object is closed.
+        """As :meth:`park_together`, for one process."""
+        (moved,) = self.park_together(
+            [(target, shares)], purpose=purpose, lock_timeout_s=lock_timeout_s, deadline_s=deadline_s
+        )
+        return moved
 
-        Raises why it stays on the GPU; the process continues to run then, unless the message says more.
+    def park_together(
+        self,
+        wanted: Sequence[tuple[Target, Sequence[GpuShare]]],
+        *,
+        purpose: Purpose = "park",
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        deadline_s: float | None = None,
+    ) -> list[Moved]:
+        """Move the GPU memory of all these processes into their host memory, and stop them.
+
+        For a borrow, until this object is closed. Raises why one of them stays on the GPU; then all continue
+        to run, unless the message says more.
         """
-        entry = self._entry(target, shares, purpose)
+        if len(wanted) > MOST_TOGETHER:
+            raise CannotPark(f"at most {MOST_TOGETHER} processes can be parked at once", hint="park fewer")
         began = self._host.clock.monotonic()
-        with identity.open_verified(self._host, target) as process:
-            claim = self._claim_running(entry)
-            with self._audited("park", entry, claim) as outcome:
-                answer = self._move_to_host(process, claim, entry, lock_timeout_s, deadline_s)
-                outcome.update(_log_fields(answer))
-                if answer.status != "ok":
-                    self._after_failure(entry, claim, answer)
-                    raise explain(answer, entry, "park")
-            self._parked(entry, claim)
-        return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
+        with ExitStack() as opened:
+            members = [self._member(opened, target, shares, purpose) for target, shares in wanted]
+            with self._all_audited(members) as outcomes:
+                answers = self._move_to_host(members, lock_timeout_s, deadline_s)
+                for outcome, answer in zip(outcomes, answers, strict=True):
+                    outcome.update(_log_fields(answer))
+                self._require_parked(members, answers)
+            self._parked(members)
+        took_s = self._host.clock.monotonic() - began
+        return [
+            Moved(each.entry, took_s, answer.took_s) for each, answer in zip(members, answers, strict=True)
+        ]
+
+    def _member(
+        self, opened: ExitStack, target: Target, shares: Sequence[GpuShare], purpose: Purpose
+    ) -> _Member:
+        entry = self._entry(target, shares, purpose)
+        process = opened.enter_context(identity.open_verified(self._host, target))
+        claim = self._claim_running(entry)
+        opened.callback(lambda: None if entry.target.process.pid in self._loans else claim.close())
+        return _Member(entry, process, claim)
 
     def _claim_running(self, entry: Parked) -> ProcessClaim:
         """Take the claim, and ask the driver first: somebody else may have locked or parked the process."""
@@ -139,22 +182,10 @@ class Parking:
         return claim
 
     def _ask_state(self, pid: int) -> CheckpointAnswer:
-        answer = self._state(pid, PROMPT_S)
+        answer = self.worker.state(pid, PROMPT_S)
         if answer.status == "timeout":
             raise TimedOut(f"pid {pid} was not touched: {answer.message}", hint="see `vram why`")
         return answer
-
-    def _state(self, pid: int, deadline_s: float) -> CheckpointAnswer:
-        return self._stopped(pid) or self.worker.state(pid, deadline_s)
-
-    def _stopped(self, pid: int) -> CheckpointAnswer | None:
-        """The driver's calls about a stopped process hang until it continues (H200, driver 580.159.04)."""
-        seen = self._host.proc.facts(pid)
-        if seen is None or seen[1].state not in ("T", "t"):
-            return None
-        return CheckpointAnswer(
-            status="stopped", message="it is stopped, and the driver does not report on it"
-        )
 
     def require_not_parked(self, pid: int) -> None:
         """Raise where the driver says that *pid* is parked already; a journal entry does not count."""
@@ -167,49 +198,57 @@ class Parking:
                 self.journal.remove(entry)
 
     def _move_to_host(
-        self,
-        process: identity.VerifiedProcess,
-        claim: ProcessClaim,
-        entry: Parked,
-        lock_timeout_s: float,
-        deadline_s: float | None,
-    ) -> CheckpointAnswer:
+        self, members: Sequence[_Member], lock_timeout_s: float, deadline_s: float | None
+    ) -> tuple[CheckpointAnswer, ...]:
+        nbytes = sum(each.entry.nbytes for each in members)
         try:
-            self.journal.write(entry)
-            process.recheck()
+            for each in members:
+                self.journal.write(each.entry)
+            for each in members:
+                each.process.recheck()
             return self.worker.park(
-                process.handle,
-                claim,
-                _with_margin(entry.shares),
+                [each.order() for each in members],
                 lock_timeout_s=lock_timeout_s,
-                deadline_s=(deadline_s or patience_s(entry.nbytes)) + lock_timeout_s,
+                deadline_s=(deadline_s or patience_s(nbytes)) + lock_timeout_s,
                 watch=self._watch,
             )
         except BaseException:  # above all Ctrl-C
-            self._undo(entry, claim)
+            self._undo(members)
             raise
 
-    def _after_failure(self, entry: Parked, claim: ProcessClaim, answer: CheckpointAnswer) -> None:
-        """Nothing was moved; where that is not certain, a new worker brings the process back."""
-        if answer.state == "running" or answer.status in ("ended", "unavailable"):
-            self.journal.remove(entry)
-        elif answer.status == "timeout":
+    def _require_parked(self, members: Sequence[_Member], answers: Sequence[CheckpointAnswer]) -> None:
+        """Raise why they are not parked; one of which it is not certain that it runs is brought back."""
+        pairs = list(zip(members, answers, strict=True))
+        refused = next(((each, answer) for each, answer in pairs if answer.status != "ok"), None)
+        if refused is None:
+            return
+        if refused[1].status == "timeout":
             self._hang_up(0.0)  # the worker waits for the driver and then undoes it, without us
         else:
-            self._undo(entry, claim)
+            unsure = [each for each, answer in pairs if not _runs(answer)]
+            for each, answer in pairs:
+                if _runs(answer):
+                    self.journal.remove(each.entry)
+            if unsure:
+                self._undo(unsure)
+        error = explain(refused[1], refused[0].entry, "park", self._host.limits.profiler)
+        if len(members) == 1:
+            raise error
+        raise type(error)(f"{error}; none of the {len(members)} processes was parked", hint=error.hint)
 
-    def _undo(self, entry: Parked, claim: ProcessClaim) -> None:
-        """Close the socket: the worker brings the process back. A second Ctrl-C ends only the wait."""
-        self._hang_up(patience_s(entry.nbytes))
-        with suppress(VramError):
-            self._undo_leftover(replace(entry, purpose="borrow"), claim)
+    def _undo(self, members: Sequence[_Member]) -> None:
+        """Close the socket: the worker brings them back. A second Ctrl-C ends only the wait."""
+        self._hang_up(patience_s(sum(each.entry.nbytes for each in members)))
+        for each in members:
+            with suppress(VramError):
+                self._undo_leftover(replace(each.entry, purpose="borrow"), each.claim)
 
-    def _parked(self, entry: Parked, claim: ProcessClaim) -> None:
-        if entry.purpose == "borrow":
-            self._loans[entry.target.process.pid] = (entry, claim)
+    def _parked(self, members: Sequence[_Member]) -> None:
+        pids = [each.entry.target.process.pid for each in members]
+        if members[0].entry.purpose == "borrow":
+            self._loans |= {pid: (each.entry, each.claim) for pid, each in zip(pids, members, strict=True)}
         else:
-            self.worker.keep_parked(entry.target.process.pid)
-            claim.close()
+            self.worker.keep_parked(pids)
 
     def unpark(
         self, entry: Parked, *, room_patience_s: float = 0.0, deadline_s: float | None = None
@@ -289,8 +328,8 @@ class Parking:
             left_s = deadline - self._host.clock.monotonic()
             if left_s <= 0:
                 return Unjournaled(tuple(found), False, tuple(silent), unknown_state)
-            answer = self._state(pid, min(SILENCE_S, left_s))
-            if answer.status in ("timeout", "died", "unavailable", "stopped"):
+            answer = self.worker.state(pid, min(SILENCE_S, left_s))
+            if answer.status in ("timeout", "died", "unavailable", "not-held"):
                 silent.append(pid)
             if answer.status == "timeout":
                 self._hang_up(0.0)  # a new worker asks about the others
@@ -313,10 +352,8 @@ class Parking:
         with self._open_parked(entry) as process, self._audited(action, entry, claim) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
-                answer = self._stopped(entry.target.process.pid) or self.worker.unpark(
-                    process.handle,
-                    claim,
-                    _with_margin(entry.shares),
+                answer = self.worker.unpark(
+                    ParkTarget(process.handle, claim, _with_margin(entry.shares)),
                     room_patience_s=room_patience_s,
                     deadline_s=deadline_s,
                     watch=self._watch,
@@ -345,7 +382,7 @@ class Parking:
         return found
 
     def _undo_leftover(self, entry: Parked, claim: ProcessClaim) -> Recovered:
-        answer = self._state(entry.target.process.pid, PROMPT_S)
+        answer = self.worker.state(entry.target.process.pid, PROMPT_S)
         if answer.state == "running" or (answer.status == "refused" and answer.code in NOT_KNOWN_TO_DRIVER):
             self.journal.remove(entry)
             return Recovered(entry, "running")
@@ -391,6 +428,11 @@ class Parking:
         return identity.open_verified(self._host, now)
 
     @contextmanager
+    def _all_audited(self, members: Sequence[_Member]) -> Iterator[list[dict[str, Any]]]:
+        with ExitStack() as logs:
+            yield [logs.enter_context(self._audited("park", each.entry, each.claim)) for each in members]
+
+    @contextmanager
     def _audited(self, action: str, entry: Parked, claim: ProcessClaim) -> Iterator[dict[str, Any]]:
         """Log what is intended and its outcome; an error also releases the claim."""
         record = {"action": action, "target": entry.target, "nbytes": entry.nbytes, "purpose": entry.purpose}
@@ -432,8 +474,12 @@ def patience_s(nbytes: int) -> float:
     return 30.0 + nbytes / _SLOWEST_BYTES_PER_S
 
 
-def _with_margin(shares: Sequence[GpuShare]) -> list[GpuShare]:
-    return [replace(share, nbytes=share.nbytes + ROOM_MARGIN) for share in shares]
+def _with_margin(shares: Sequence[GpuShare]) -> tuple[GpuShare, ...]:
+    return tuple(replace(share, nbytes=share.nbytes + ROOM_MARGIN) for share in shares)
+
+
+def _runs(answer: CheckpointAnswer) -> bool:
+    return answer.state == "running" or answer.status in ("ended", "unavailable")
 
 
 def _log_fields(answer: CheckpointAnswer) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _excludes(chosen: Option, other: Option) -> bool:
 
 LOSES: dict[StepKind, str] = {
     "trim": "nothing; later allocations are slower at first",
-    "park": "no work; it is paused until `vram unpark`, and its memory is in host RAM",
+    "park": "no work; it is stopped until `vram unpark` (its parent sees that), its memory is in host RAM",
     "kill": "all unsaved work",
     "reset": "nothing, once nobody uses the GPU",
 }

@@ -7,6 +7,7 @@ by the checkpoint worker, right before the driver is asked.
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -142,16 +143,30 @@ def _listed(
 
 
 def identify_parkable(
-    host: Host, report: DriverReport, pid: int, *, taken_before: int = 0, anyway: bool = False
+    host: Host,
+    report: DriverReport,
+    pid: int,
+    *,
+    taken_before: int = 0,
+    together: int = 1,
+    anyway: bool = False,
 ) -> tuple[Target, tuple[GpuShare, ...]]:
     """Say who has *pid* and what it has on each GPU, or raise why it must not be parked."""
     require_checkpoints(host)
     target = identity.identify(host, pid)
-    return target, require_parkable(host, report, target, taken_before=taken_before, anyway=anyway)
+    return target, require_parkable(
+        host, report, target, taken_before=taken_before, together=together, anyway=anyway
+    )
 
 
 def require_parkable(
-    host: Host, report: DriverReport, target: Target, *, taken_before: int = 0, anyway: bool = False
+    host: Host,
+    report: DriverReport,
+    target: Target,
+    *,
+    taken_before: int = 0,
+    together: int = 1,
+    anyway: bool = False,
 ) -> tuple[GpuShare, ...]:
     """Return what *target* has on each GPU, or raise why it must not be parked; see :func:`parkable_shares`.
 
@@ -175,6 +190,7 @@ def require_parkable(
         host.limits.read(pid),
         managed_bytes=next((each.managed_bytes for each in holdings if each.process.pid == pid), None),
         taken_before=taken_before,
+        together=together,
         anyway=anyway,
     )
 
@@ -192,12 +208,14 @@ def parkable_shares(
     *,
     managed_bytes: int | None = None,
     taken_before: int = 0,
+    together: int = 1,
     anyway: bool = False,
 ) -> tuple[GpuShare, ...]:
     """Return what the process has on each GPU, or raise the reason why it must stay there.
 
-    *taken_before* is host memory that will be taken before its turn comes. *anyway* leaves
-    the decision to the driver where NCCL peers or managed memory speak against it.
+    *taken_before* is host memory that will be taken before its turn comes. So many processes are parked
+    *together*: all ranks of an NCCL job may be. *anyway* leaves the decision to the driver where NCCL peers
+    or managed memory speak against it.
     """
     pid = target.process.pid
     lines = report.listed.get(pid, ())
@@ -207,7 +225,7 @@ def parkable_shares(
     _gpus_can(report, lines)
     _process_can(pid, facts, lines)
     if not anyway:
-        _nothing_warns(pid, limits, managed_bytes)
+        _nothing_warns(pid, limits, managed_bytes, together)
     _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), limits, taken_before)
     return report.shares(pid)
 
@@ -224,12 +242,13 @@ def _not_listed(report: DriverReport, pid: int) -> NotOnGpu | DeviceError:
     )
 
 
-def _nothing_warns(pid: int, limits: ProcessLimits, managed_bytes: int | None) -> None:
-    if limits.nccl_peers:
+def _nothing_warns(pid: int, limits: ProcessLimits, managed_bytes: int | None, together: int) -> None:
+    if limits.nccl_peers and together < (limits.nccl_ranks or math.inf):
         raise CannotPark(
             f"pid {pid} is one of several NCCL ranks ({limits.nccl_peers}): while one is paused, the"
             " others may hang",
-            hint="pause the whole job with its own tools; --anyway parks this process nevertheless",
+            hint="park all ranks of the job at once, for example by its launcher: `vram park --tree PID`;"
+            " --anyway parks this process nevertheless",
         )
     if managed_bytes:
         raise CannotPark(

@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
             entries = parking.entries_of(pids, anyway=args.anyway) if pids else _everybody(parking)
         for entry in entries:
             pid = entry.target.process.pid
-            with parks.attempt(f"resuming pid {pid}", pid, entry.nbytes):
+            with parks.attempt(f"resuming pid {pid}", [pid], entry.nbytes):
                 parks.done(parking.unpark(entry, room_patience_s=args.wait))
     if args.json:
         emit(parks.json())

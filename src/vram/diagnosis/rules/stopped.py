@@ -48,8 +48,10 @@ CODE = "VR201"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
+    # One that vram is parking just now must not be continued by anybody else.
+    parked = {(each.pid, each.started_at) for each in ledger.parked}
     for held in gather(ledger.gpus, _held_by_stopped):
-        if held.holder is not None:
+        if held.holder is not None and (held.holder.pid, held.holder.started_at) not in parked:
             yield _finding(ledger, held, held.holder)
 
 

@@ -142,11 +142,14 @@ _SCOPES = {
     2: "only root may attach (ptrace_scope is 2)",
     3: "nobody may attach until the next boot (ptrace_scope is 3)",
 }
-_MEANS = "vram trim cannot use remote-exec or ptrace; agents and Jupyter kernels are not affected."
+_MEANS = (
+    "vram park and borrow refuse; vram trim cannot use remote-exec or ptrace. Agents and Jupyter kernels are"
+    " not affected."
+)
 _AGENT = "Have programs call vram.agent(), or start them with VRAM_AGENT=1"
 
 
-@check(CHECKS, "permissions.ptrace", ("trim",), optional=True)
+@check(CHECKS, "permissions.ptrace", ("trim", "park", "borrow"), optional=True)
 def check_ptrace(facts: DoctorFacts) -> CheckAnswer:
     """permissions.ptrace  May vram attach to other processes of the same user?
 
@@ -158,11 +161,12 @@ def check_ptrace(facts: DoctorFacts) -> CheckAnswer:
     What it means
     -------------
     `vram trim` needs permission to attach in order to enter a Python process by remote-exec or ptrace. An
-    agent (`vram.agent()`) and Jupyter do not need it.
+    agent (`vram.agent()`) and Jupyter do not need it. `vram park` and `vram borrow` need it to keep a process
+    stopped while the driver's own threads in it work.
 
     What to do
     ----------
-    - Scope 1 or 2: run `vram trim` with sudo, or have the program call `vram.agent()`.
+    - Scope 1 or 2: run `vram trim` and `vram park` with sudo, or have the program call `vram.agent()`.
     - Scope 3: nobody may attach until the next boot.
     - In a container: add CAP_SYS_PTRACE.
     """

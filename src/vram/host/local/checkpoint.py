@@ -7,7 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from vram.errors import DeviceError
 from vram.host.local.checkpoint_start import Started, start_worker
 from vram.host.local.child import Child
 from vram.host.local.signals import LocalPidHandle
-from vram.host.ports import ClaimFile, PidHandle, Watch
+from vram.host.ports import ParkTarget, PidHandle, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare
 from vram.payloads.procfs import read_stat
 
@@ -27,9 +27,22 @@ _STATES: tuple[CheckpointState, ...] = ("running", "locked", "parked", "failed")
 _START_S = 30.0
 _PROMPT_S = 10.0
 _DIED = CheckpointAnswer(status="died", message="the process that talks to the driver was killed")
+_ENDED = CheckpointAnswer(status="ended", message="the process has exited")
+_UNTOUCHED = CheckpointAnswer(status="ok", state="running")
 
 
-class _Packet(Struct):
+class _Answer(Struct):
+    """What the driver said of one process, or why it was not asked."""
+
+    pid: int = 0
+    code: int | None = None
+    call: str | None = None
+    state: int | None = None
+    not_held: str | None = None
+    took_s: float = 0.0
+
+
+class _Packet(_Answer):
     """One message of the worker. It passes on what the driver said, so nothing is taken for granted."""
 
     order: int = 0
@@ -37,10 +50,7 @@ class _Packet(Struct):
     unavailable: str | None = None
     ended: bool = False
     short: dict[str, int] | None = None
-    code: int | None = None
-    call: str | None = None
-    state: int | None = None
-    took_s: float = 0.0
+    moved: list[_Answer] | None = None
 
 
 class LocalCheckpoint:
@@ -71,46 +81,54 @@ class LocalCheckpointWorker:
         self._hung_up = False
 
     def state(self, pid: int, deadline_s: float = _PROMPT_S) -> CheckpointAnswer:
-        return self._ask({"do": "state", "pid": pid}, (), deadline_s)
+        return _of_one(self._ask({"do": "state", "pid": pid}, (), deadline_s))
 
     def park(
         self,
-        handle: PidHandle,
-        claim: ClaimFile,
-        shares: Sequence[GpuShare],
+        targets: Sequence[ParkTarget],
         *,
         lock_timeout_s: float,
         deadline_s: float,
         watch: Watch | None = None,
-    ) -> CheckpointAnswer:
+    ) -> tuple[CheckpointAnswer, ...]:
         order = {
             "do": "park",
-            "pid": handle.pid,
-            "room": _room(shares),
+            "processes": [{"pid": each.handle.pid, "room": _room(each.shares)} for each in targets],
             "lock_ms": int(lock_timeout_s * 1000),
         }
-        return self._ask(order, (_pidfd(handle), claim.fileno()), deadline_s, watch)
+        descriptors = [number for each in targets for number in (_pidfd(each.handle), each.claim.fileno())]
+        answered = self._ask(order, descriptors, deadline_s, watch)
+        if isinstance(answered, CheckpointAnswer):
+            return (answered,) * len(targets)
+        by_pid = {each.pid: _answer(each) for each in answered.moved or ()}
+        if answered.ended:
+            return tuple(_ENDED if each.handle.pid == answered.pid else _UNTOUCHED for each in targets)
+        return tuple(by_pid.get(each.handle.pid, _DIED) for each in targets)
 
     def unpark(
         self,
-        handle: PidHandle,
-        claim: ClaimFile,
-        shares: Sequence[GpuShare],
+        target: ParkTarget,
         *,
         room_patience_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer:
-        order = {"do": "unpark", "pid": handle.pid, "room": _room(shares), "patience_s": room_patience_s}
-        return self._ask(order, (_pidfd(handle), claim.fileno()), deadline_s, watch)
+        order = {
+            "do": "unpark",
+            "pid": target.handle.pid,
+            "room": _room(target.shares),
+            "patience_s": room_patience_s,
+        }
+        descriptors = (_pidfd(target.handle), target.claim.fileno())
+        return _of_one(self._ask(order, descriptors, deadline_s, watch))
 
-    def keep_parked(self, pid: int) -> CheckpointAnswer:
+    def keep_parked(self, pids: Sequence[int]) -> CheckpointAnswer:
         """Let what is parked stay parked when we are gone."""
-        return self._ask({"do": "keep", "pid": pid}, (), _PROMPT_S)
+        return _of_one(self._ask({"do": "keep", "pids": list(pids)}, (), _PROMPT_S))
 
     def until(self, handle: PidHandle) -> CheckpointAnswer:
         """Should we die, let nothing be brought back before this process has ended."""
-        return self._ask({"do": "until"}, (_pidfd(handle),), _PROMPT_S)
+        return _of_one(self._ask({"do": "until"}, (_pidfd(handle),), _PROMPT_S))
 
     def hang_up(self, wait_s: float) -> bool:
         """Close the socket; whether the worker has brought back everything and ended within *wait_s*."""
@@ -122,12 +140,14 @@ class LocalCheckpointWorker:
     def _ask(
         self,
         order: dict[str, Any],
-        descriptors: tuple[int, ...],
+        descriptors: Sequence[int],
         deadline_s: float,
         watch: Watch | None = None,
-    ) -> CheckpointAnswer:
+    ) -> _Packet | CheckpointAnswer:
+        """The worker's reply, or why there is none."""
         if self._ready is None:
-            self._ready = self._receive(time.monotonic() + _START_S, None, "cuInit has not returned")
+            ready = self._receive(time.monotonic() + _START_S, None, "cuInit has not returned")
+            self._ready = _of_one(ready)
         if self._ready.status != "ok":
             return self._ready
         try:
@@ -138,7 +158,7 @@ class LocalCheckpointWorker:
             return _DIED
         return self._receive(time.monotonic() + deadline_s, watch, "the driver has not answered")
 
-    def _receive(self, deadline: float, watch: Watch | None, silence: str) -> CheckpointAnswer:
+    def _receive(self, deadline: float, watch: Watch | None, silence: str) -> _Packet | CheckpointAnswer:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -156,7 +176,7 @@ class LocalCheckpointWorker:
             if reply.order != self._order:
                 continue  # the answer to an order that was given up
             if reply.used is None:
-                return _answer(reply)
+                return reply
             if watch is not None:
                 watch(reply.used)
         return CheckpointAnswer(status="timeout", message=f"{silence} in time{self._stuck()}")
@@ -168,23 +188,32 @@ class LocalCheckpointWorker:
         return stuck if stat and stat.state == "D" else ""
 
 
-def _answer(reply: _Packet) -> CheckpointAnswer:
+def _of_one(reply: _Packet | CheckpointAnswer) -> CheckpointAnswer:
+    """What a reply says of the one process that was asked for."""
+    if isinstance(reply, CheckpointAnswer):
+        return reply
     if reply.unavailable is not None:
         return CheckpointAnswer(status="unavailable", message=reply.unavailable, code=reply.code)
     if reply.ended:
-        return CheckpointAnswer(status="ended", message="the process has exited")
+        return _ENDED
     if reply.short is not None:
         return CheckpointAnswer(status="short", state="parked", short=reply.short)
+    return _answer(reply.moved[0] if reply.moved else reply)
+
+
+def _answer(reply: _Answer) -> CheckpointAnswer:
     if reply.state is not None and reply.state not in range(len(_STATES)):
         message = f"the driver reports a state unknown to this version ({reply.state})"
         return CheckpointAnswer(
             status="unknown", message=message, code=reply.code, call=reply.call, took_s=reply.took_s
         )
+    status: Literal["ok", "refused", "not-held"] = "refused" if reply.code else "ok"
     return CheckpointAnswer(
-        status="refused" if reply.code else "ok",
+        status="not-held" if reply.not_held is not None else status,
         code=reply.code or 0,
         call=reply.call,
         state=None if reply.state is None else _STATES[reply.state],
+        message=reply.not_held,
         took_s=reply.took_s,
     )
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from vram.host.local.processes import TICKS_PER_S
 from vram.host.ports import CudaProcesses, ParkedMemory
-from vram.model.parking import ProcessLimits
+from vram.model.parking import RECORDER, ProcessLimits
 from vram.payloads import libcuda
 from vram.payloads.procfs import ProcessFolder, text
 
@@ -20,7 +20,8 @@ _NCCL_SEGMENT = b"/dev/shm/nccl-"
 _RANKS = (b"WORLD_SIZE", b"OMPI_COMM_WORLD_SIZE", b"PMI_SIZE")
 _MOST_DIGITS = 9
 _VISIBLE = b"CUDA_VISIBLE_DEVICES="
-_LONGEST_VISIBLE = 4096
+_INJECTED = b"CUDA_INJECTION64_PATH="
+_LONGEST_VALUE = 4096
 _UNLIMITED = 1 << 60
 
 
@@ -36,7 +37,7 @@ class LocalProcessLimits:
         try:
             with ProcessFolder(self._proc, pid) as folder:
                 group, left = self._group_memory(folder.read("cgroup") or b"")
-                cpu_s, runnable, peers = _cpu_s(folder), _is_runnable(folder), _nccl_peers(folder)
+                cpu_s, runnable, (peers, ranks) = _cpu_s(folder), _is_runnable(folder), _nccl_peers(folder)
         except OSError:
             return ProcessLimits(memory_left=available, memory_total=total)
         limited = left is not None and (available is None or left < available)
@@ -45,6 +46,7 @@ class LocalProcessLimits:
             memory_limited_by=group if limited else None,
             memory_total=total,
             nccl_peers=peers,
+            nccl_ranks=ranks,
             cpu_s=cpu_s,
             runnable=runnable,
         )
@@ -52,7 +54,7 @@ class LocalProcessLimits:
     def parked_memory(self, pid: int) -> ParkedMemory:
         try:
             with ProcessFolder(self._proc, pid) as folder:
-                return ParkedMemory(_private_bytes(folder.status()), _visible_gpus(folder))
+                return ParkedMemory(_private_bytes(folder.status()), _said(folder, _VISIBLE))
         except OSError:
             return ParkedMemory(None, None)
 
@@ -87,6 +89,16 @@ class LocalProcessLimits:
                 return libcuda.IN_MAPS in (folder.read("maps") or b"")
         except OSError:
             return False
+
+    def profiler(self, pid: int) -> str | None:
+        """The library that CUDA loads into *pid* for a profiler: vram's own recorder, or another's."""
+        try:
+            with ProcessFolder(self._proc, pid) as folder:
+                if f"/{RECORDER}".encode() in (folder.read("maps") or b""):
+                    return RECORDER
+                return _said(folder, _INJECTED)
+        except OSError:
+            return None
 
     def _own_processes(self) -> Iterator[int]:
         """Processes of this user; for root, all there are."""
@@ -145,17 +157,24 @@ def _is_runnable(folder: ProcessFolder) -> bool:
     return any(stat is not None and stat.state == "R" for stat in stats)
 
 
-def _nccl_peers(folder: ProcessFolder) -> str | None:
+def _nccl_peers(folder: ProcessFolder) -> tuple[str | None, int | None]:
+    """How we know of other ranks, and how many ranks there are."""
     maps = folder.read("maps") or b""
     if _NCCL not in maps:
-        return None
+        return None, None
+    name, ranks = _world(folder)
     if _NCCL_SEGMENT in maps:
-        return "it shares memory with another rank (/dev/shm/nccl-…)"
+        return "it shares memory with another rank (/dev/shm/nccl-…)", ranks
+    return (f"{name} is {ranks}", ranks) if ranks is not None else (None, None)
+
+
+def _world(folder: ProcessFolder) -> tuple[str, int | None]:
+    """The variable that says how many ranks there are, where there are more than one."""
     for word in (folder.read("environ") or b"").split(b"\0"):
         name, _, value = word.partition(b"=")
         if name in _RANKS and value.isdigit() and len(value) <= _MOST_DIGITS and int(value) > 1:
-            return f"{name.decode()} is {int(value)}"
-    return None
+            return name.decode(), int(value)
+    return "", None
 
 
 def _private_bytes(status: dict[bytes, bytes]) -> int | None:
@@ -167,10 +186,11 @@ def _private_bytes(status: dict[bytes, bytes]) -> int | None:
     return sum(known) * 1024 if figures[b"RssAnon"] else None
 
 
-def _visible_gpus(folder: ProcessFolder) -> str | None:
+def _said(folder: ProcessFolder, variable: bytes) -> str | None:
+    """What *variable* was when the process was started; None where it was not set."""
     words = (folder.read("environ") or b"").split(b"\0")
-    said = next((word for word in words if word.startswith(_VISIBLE)), None)
-    return None if said is None else text(said.removeprefix(_VISIBLE)[:_LONGEST_VISIBLE])
+    said = next((word for word in words if word.startswith(variable)), None)
+    return None if said is None else text(said.removeprefix(variable)[:_LONGEST_VALUE])
 
 
 def _text(path: str) -> str | None:

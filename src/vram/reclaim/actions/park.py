@@ -14,8 +14,8 @@ from vram.units import size
 
 
 class Park:
-    """Reversible. While it is parked, the process waits in its next CUDA call, and what was on the GPU
-    lies in its host memory."""
+    """Reversible. While it is parked, the process is stopped, and what was on the GPU lies in its host
+    memory."""
 
     kind: StepKind = "park"
 

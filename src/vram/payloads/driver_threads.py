@@ -1,0 +1,176 @@
+"""The driver's own threads in another process, which run although that process is stopped.
+
+The driver checkpoints and restores a process by threads of its own in it. While the memory is away, any other
+thread of the process that asks for a stream or an event dies of SIGSEGV and takes the process along (measured
+on an H200, driver 580.159.04). So the process is stopped by SIGSTOP, and only the driver's threads run: the
+kernel lets a tracer continue single threads of a stopped process. When the tracer is killed, the kernel stops
+them again, so the program never runs without its memory, whatever happens to us.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+
+from vram.payloads import ptrace
+from vram.payloads.procfs import ProcessFolder, Stat
+
+# "cuda00001400006" carries out the checkpoints, "cuda-EvtHandlr" comes with the first context.
+_NAMES = re.compile(r"cuda[0-9a-f]{8,11}|cuda-EvtHandlr")
+NO_PERMISSION = "no permission to trace it"
+_TURN_S = 0.0005
+# A thread that hangs in the kernel (state D) does not stop before its call returns.
+STOP_S = 5.0
+_LEAVE_S = 2.0
+_OTHERS_S = 0.5
+
+
+class CannotHold(Exception):
+    """Why only the driver's threads of a process cannot be made to run; nothing was done to it."""
+
+
+class DriverThreads:
+    """The driver's threads of one process. Inside ``with`` they run, also while the process is stopped."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seized: set[int] = set()
+        self._begun, self._leave = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        # A thread is traced by one thread, and ours may be inside the driver for a minute.
+        self._tracer = threading.Thread(target=self._trace, daemon=True)
+
+    def __enter__(self) -> DriverThreads:
+        try:
+            self._tracer.start()
+        except RuntimeError as error:
+            raise CannotHold("vram cannot start a thread to trace it with") from error
+        self._begun.wait()
+        if self._error is not None:
+            self._tracer.join()
+            raise self._error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave.set()
+        self._tracer.join()
+
+    def _trace(self) -> None:
+        try:
+            self._seize_all()
+        except (OSError, CannotHold) as error:
+            self._error = error if isinstance(error, CannotHold) else CannotHold(str(error))
+            return
+        finally:
+            if self._error is not None:
+                self._let_go()
+            self._begun.set()
+        while not self._leave.wait(_TURN_S):
+            self._continue_stopped()
+        self._let_go()
+
+    def _seize_all(self) -> None:
+        # A debugger may continue the one thread that it traces, whether the process is stopped or not.
+        # Another vram that only asks for the state of the process is gone in a moment.
+        deadline = time.monotonic() + _OTHERS_S
+        while (tracer := tracer_of(self._pid)) is not None:
+            if time.monotonic() > deadline:
+                raise CannotHold(f"it is traced by pid {tracer}")
+            time.sleep(_TURN_S)
+        while fresh := [tid for tid in driver_threads(self._pid) if tid not in self._seized]:
+            for tid in fresh:
+                self._seize(tid)
+        if not self._seized:
+            raise CannotHold("none of its threads is the driver's")
+
+    def _seize(self, tid: int) -> None:
+        try:
+            ptrace.request(ptrace.SEIZE, tid, 0, ptrace.TRACE_CLONES)
+            self._seized.add(tid)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            raise CannotHold(NO_PERMISSION) from None
+
+    def _continue_stopped(self) -> None:
+        """Continue those that have stopped: with their process, for a signal, or for a thread they began."""
+        for tid in tuple(self._seized):
+            seen = ptrace.look(tid)
+            if seen is None:
+                continue
+            if seen.ended:
+                self._seized.discard(tid)
+                continue
+            with suppress(ProcessLookupError):  # killed
+                if seen.started:
+                    self._seized.add(ptrace.started_by(tid))
+                ptrace.request(ptrace.CONT, tid, 0, seen.signal)
+
+    def _let_go(self) -> None:
+        """Detach from all: where the process is stopped they stop too, else they run on."""
+        for tid in self._seized:
+            with suppress(OSError):
+                ptrace.request(ptrace.INTERRUPT, tid)
+        deadline = time.monotonic() + _LEAVE_S
+        while self._seized and time.monotonic() < deadline:
+            for tid in tuple(self._seized):
+                seen = ptrace.look(tid)
+                if seen is None:
+                    continue
+                with suppress(OSError):
+                    ptrace.request(ptrace.DETACH, tid, 0, seen.signal)
+                self._seized.discard(tid)
+            time.sleep(_TURN_S / 5)
+
+
+def driver_threads(pid: int) -> list[int]:
+    return [tid for tid, stat in _threads(pid).items() if _NAMES.fullmatch(stat.name)]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of the program itself runs."""
+    states = [stat.state for stat in _threads(pid).values() if not _NAMES.fullmatch(stat.name)]
+    return bool(states) and all(state in "TZX" for state in states)
+
+
+def stop(pid: int, pidfd: int) -> None:
+    """Stop the process; raises CannotHold, and lets it run on, where that takes too long."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    deadline = time.monotonic() + STOP_S
+    while not is_stopped(pid):
+        if time.monotonic() > deadline:
+            resume(pidfd)
+            raise CannotHold("one of its threads does not stop")
+        time.sleep(_TURN_S)
+
+
+def resume(pidfd: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+
+
+def tracer_of(pid: int) -> int | None:
+    """Who traces one of its threads, a debugger for example."""
+    with suppress(OSError), ProcessFolder("/proc", pid) as folder:
+        for thread in folder.names("task"):
+            found = re.search(rb"^TracerPid:\t([1-9]\d*)$", folder.read(f"task/{thread}/status") or b"", re.M)
+            if found:
+                return int(found[1])
+    return None
+
+
+def _threads(pid: int) -> dict[int, Stat]:
+    found: dict[int, Stat] = {}
+    with suppress(OSError), ProcessFolder("/proc", pid) as folder:
+        for name in folder.names("task"):
+            stat = folder.stat(int(name))
+            if stat is not None:
+                found[int(name)] = stat
+    return found
