@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.cli.app import entry
+from vram.cli import entry
 
 if __name__ == "__main__":
     entry()

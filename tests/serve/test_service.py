@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import pytest
 
 from tests.serve.conftest import StartDemo, StartService
 from tests.serve.running import RunningService
+from tests.signalled import TRIES, require_plain_end, signalled
 from vram.report import schema
 from vram.units import GIB
+from vram.virtualgpu import VirtualGpu
 
 SCHEMAS = Path(schema.__file__).parent
 
@@ -148,3 +151,13 @@ def test_many_reloads_at_once_end_with_the_last_file(start_service: StartService
     service.until(lambda: service.request("/healthz", headers={"Host": "host19.example"})[0] == 200)
     assert service.metrics()["vram_config_last_reload_successful",] == 1
     assert "Traceback" not in service.log
+
+
+def test_a_signal_ends_who_waits_for_room_and_the_command(
+    service: RunningService, virtual_gpu: VirtualGpu
+) -> None:
+    """At any moment: before the command runs, and while it does."""
+    chance = random.Random("25 wait")
+    words = ("serve", "--socket", str(service.socket), "wait", "1GiB", "--", "sleep", "1000")
+    for _ in range(TRIES):
+        require_plain_end(signalled(words, virtual_gpu.environment(), chance, within_s=1.0))

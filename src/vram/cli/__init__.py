@@ -1,1 +1,15 @@
 """The command line: one file per command, and the one place that prints errors."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+
+def entry() -> NoReturn:
+    """Run as a program. Ctrl-C while Python still imports ends it as it does later, without a traceback."""
+    try:
+        from vram.cli.app import entry as run
+
+        run()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,32 @@
+"""Whatever signal comes, and when: a command that runs another one ends with it, and says nothing unexpected.
+
+``VRAM_SIGNALS=100`` tries each of them so often.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.signalled import TRIES, require_plain_end, signalled
+from vram.virtualgpu import VirtualGpu
+
+FOREVER = ("--", "sleep", "1000")
+WORDS = {
+    "run": ("run", "-o", "{trace}", *FOREVER),
+    "borrow": ("borrow", "1GiB", *FOREVER),
+    "top": ("top",),
+}
+
+
+@pytest.mark.parametrize("command", WORDS)
+def test_a_signal_at_any_moment_ends_all_of_it(virtual_gpu: VirtualGpu, tmp_path: Path, command: str) -> None:
+    chance = random.Random(f"25 {command}")
+    environment = {**virtual_gpu.environment(), "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    for number in range(TRIES):
+        words = tuple(word.format(trace=tmp_path / f"trace{number}") for word in WORDS[command])
+        ended = signalled(words, environment, chance, within_s=1.0)
+        # The view of top is closed by a signal as by its key.
+        require_plain_end(ended, *((0,) if command == "top" else ()))
