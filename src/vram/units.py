@@ -65,6 +65,19 @@ def parse_duration(text: str) -> float:
     return number * scale
 
 
+def interruption(stopped_s: float | None, waited_s: float | None) -> str:
+    """Say what a question cost the process: "stopped for 1.1 ms, other threads waited at most 3.2 ms".
+
+    *waited_s* is the longest time for which another of its threads waited, None where that was not measured.
+    """
+    stopped = "not stopped" if stopped_s is None else f"stopped for {stopped_s * 1e3:.1f} ms"
+    if waited_s is None:
+        return stopped
+    milliseconds = waited_s * 1e3
+    waited = f"{milliseconds:.1f}" if milliseconds < 10 else f"{milliseconds:.0f}"
+    return f"{stopped}, other threads waited at most {waited} ms"
+
+
 def counted(number: int, noun: str) -> str:
     """Put a number before its noun: "1 process", "3 processes"."""
     plural = noun + ("es" if noun.endswith("s") else "s")

@@ -64,13 +64,19 @@ def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], lis
 def test_an_agent_tells_what_is_live_and_what_is_cached(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     kinds, notes = asked(virtual_gpu, tmp_path, "willing")
     assert kinds == {"live": 64 * MIB, "cached": 128 * MIB, "context": (518 + 32) * MIB}
-    assert not notes
+    (note,) = notes
+    assert (note["code"], note.get("stopped_s")) == ("queried", None)  # an agent does not stop it
+    assert note["text"].startswith("1 process queried: not stopped, other threads waited at most ")
+    assert note["waited_s"] >= 0
 
 
 def test_one_that_nobody_prepared_is_asked_too(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     kinds, notes = asked(virtual_gpu, tmp_path, "unprepared")
     assert kinds == {"live": 64 * MIB, "cached": 128 * MIB, "context": (518 + 32) * MIB}
-    assert not notes
+    (note,) = notes
+    assert note["code"] == "queried"
+    assert note["stopped_s"] > 0
+    assert note["waited_s"] >= 0
 
 
 def test_many_are_asked_at_once(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
@@ -95,7 +101,8 @@ def test_many_are_asked_at_once(virtual_gpu: VirtualGpu, tmp_path: Path) -> None
     (seen,) = json.loads(done.stdout)["gpus"]
     cached = {e["holder"]["pid"]: e["nbytes"] for e in seen["entries"] if e["kind"] == "cached"}
     assert cached == dict.fromkeys(pids, 128 * MIB)
-    assert not seen["notes"]
+    (note,) = seen["notes"]
+    assert note["text"].startswith("6 processes queried: ")
 
 
 def test_who_cannot_be_asked_is_counted_and_the_reason_said(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:

@@ -101,7 +101,14 @@ def receipt(answer: Inside, *parts: Split) -> InsideReceipt:
         executable="/usr/bin/python3",
     )
     return InsideReceipt(
-        target=target, via="agent", stopped_s=0.002, took_s=0.3, answer=answer, gpu_of={0: 0}, splits=parts
+        target=target,
+        via="agent",
+        stopped_s=0.002,
+        waited_s=0.004,
+        took_s=0.3,
+        answer=answer,
+        gpu_of={0: 0},
+        splits=parts,
     )
 
 

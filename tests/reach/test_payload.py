@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.needs import require
 from tests.patience import PATIENCE_S
 from tests.reach.conftest import SOURCES, World
 from vram.payloads import delivery
+from vram.payloads.pace import Pace
 from vram.reach import payload
 from vram.units import MIB
 
@@ -25,23 +27,27 @@ PAYLOADS = SOURCES / "vram" / "payloads"
 PAYLOAD = PAYLOADS / "trim"
 CARRIED = [
     PAYLOADS / "delivery.py",
-    *(path for name in ("trim", "arrays", "inside") for path in sorted((PAYLOADS / name).rglob("*.py"))),
+    PAYLOADS / "pace.py",
+    PAYLOADS / "inside.py",
+    *(path for name in ("trim", "arrays") for path in sorted((PAYLOADS / name).rglob("*.py"))),
 ]
 
 ANSWER = """
 import json, os, sys
-request = {"verb": sys.argv[1], "pid": os.getpid(), "until": float("inf")}
+request = {"verb": sys.argv[1], "pid": os.getpid(), "until": float("inf"), "collect": len(sys.argv) > 3}
 print(json.dumps(eval(open(sys.argv[2]).read(), {"request": request})))
 """
 
 
-def run(world: World, tmp_path: Path, program: str, verb: str = "trim") -> dict[str, Any]:
+def run(
+    world: World, tmp_path: Path, program: str, verb: str = "trim", *, collect: bool = False
+) -> dict[str, Any]:
     """Run *program*, then the payload as it travels, in a Python that has no vram."""
     text = payload.expression("trim", "answered", {"verb": "HERE"})
     (tmp_path / "payload").write_text(text.replace("{'verb': 'HERE'}", "request"))
     environment = {**world.environment, "PYTHONPATH": str(SOURCES / "vram" / "virtualgpu" / "programs")}
     done = subprocess.run(
-        [sys.executable, "-c", program + ANSWER, verb, str(tmp_path / "payload")],
+        [sys.executable, "-c", program + ANSWER, verb, str(tmp_path / "payload"), *["collect"] * collect],
         env=environment,
         capture_output=True,
         text=True,
@@ -134,8 +140,11 @@ del array
     assert line["held_after"] == 0
 
 
-def test_garbage_in_cycles_goes_first(world: World, tmp_path: Path) -> None:
-    """A tensor in a reference cycle is freed by the collection, into the pool, which is trimmed after it."""
+def test_garbage_in_cycles_goes_first_where_that_is_asked_for(world: World, tmp_path: Path) -> None:
+    """A tensor in a reference cycle is freed by the collection, into the pool, which is trimmed after it.
+
+    All threads of the program wait for a collection, so that there is none otherwise.
+    """
     program = f"""
 import driver, gc
 gc.disable()
@@ -146,8 +155,13 @@ class Tensor:
     def __del__(self): driver.free_async(self.pointer)
 Tensor()
 """
-    line = held(run(world, tmp_path, program), "driver pools")
+    answer = run(world, tmp_path, program, collect=True)
+    line = held(answer, "driver pools")
     assert (line["reclaimable"], line["held_after"]) == (0, line["held"] - 128 * MIB)
+    assert answer["collected"] >= 1
+    answer = run(world, tmp_path, program)
+    line = held(answer, "driver pools")
+    assert (line["held_after"], answer["collected"]) == (line["held"], 0)
 
 
 def test_a_library_that_fails_is_a_note_and_no_harm(world: World, tmp_path: Path) -> None:
@@ -161,7 +175,7 @@ def test_a_library_that_fails_is_a_note_and_no_harm(world: World, tmp_path: Path
 class TestCalledOff:
     def answer(self, **changes: Any) -> dict[str, Any]:
         wanted = {"pid": os.getpid(), "until": float("inf"), **changes}
-        return delivery.answered(lambda request: {"status": "done", "asked": request}, wanted)
+        return delivery.answered(lambda request, _: {"status": "done", "asked": request}, wanted)
 
     def test_in_another_process(self) -> None:
         assert self.answer(pid=1) == {
@@ -175,13 +189,14 @@ class TestCalledOff:
     def test_not_otherwise(self) -> None:
         told = self.answer(verb="measure")
         assert (told["status"], told["asked"]["verb"]) == ("done", "measure")
+        assert told["waited_s"] >= 0
 
     def test_a_payload_that_fails_says_so(self) -> None:
-        def broken(request: dict[str, Any]) -> dict[str, Any]:
+        def broken(request: dict[str, Any], _: Pace) -> dict[str, Any]:
             raise KeyError(request["pid"])
 
         told = delivery.answered(broken, {"pid": os.getpid(), "until": float("inf")})
-        assert told == {"status": "failed", "notes": [f"KeyError: {os.getpid()}"]}
+        assert (told["status"], told["notes"]) == ("failed", [f"KeyError: {os.getpid()}"])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +231,8 @@ def test_older_pythons_can_read_it(path: Path) -> None:
 def test_every_module_travels_after_what_it_imports() -> None:
     names = [name for name, _ in payload.sources("trim")]
     assert (names[0], names[-1]) == ("", ".trim")
-    assert set(names[1:]) == {".libcuda", *(_dotted(path) for path in PAYLOAD.rglob("*.py"))}
+    assert names[1:3] == [".pace", ".delivery"]
+    assert set(names[3:]) == {".libcuda", *(_dotted(path) for path in PAYLOAD.rglob("*.py"))}
     assert (
         names.index(".trim.driver")
         < names.index(".trim.frameworks.tensors")
@@ -252,6 +268,23 @@ def test_whoever_cannot_tell_whether_it_objects_keeps_everything_as_it_is() -> N
             yield ""
 
     doubtful, notes = Doubtful(), list[str]()
-    assert trim.release_all([doubtful], notes, forget=True) == ([], 0)
+    assert trim.release_all([doubtful], notes, forget=True, collect=True) == ([], 0)
     assert notes == ["doubtful: RuntimeError: captures cannot be asked about"]
     assert not doubtful.released
+
+
+def test_a_class_without_instances_is_known_without_a_search() -> None:
+    """A graph that is being captured has such an instance: one that exists must never be overlooked."""
+    from vram.payloads.trim.framework import may_have_instances
+
+    module = ModuleType("some_graphs")
+    exec("class graph: pass", module.__dict__)
+    sys.modules["some_graphs"] = sys.modules["some_graphs.again"] = module
+    try:
+        assert not may_have_instances(module.graph)
+        capture = module.graph()
+        assert may_have_instances(module.graph)
+        del capture
+        assert not may_have_instances(module.graph)
+    finally:
+        del sys.modules["some_graphs"], sys.modules["some_graphs.again"]

@@ -145,7 +145,7 @@ def connected(*arguments):
     return connection
 delivery.connected = connected
 try:
-    delivery.deliver(lambda request: open({str(ran)!r}, "w").close() or {{}}, request)
+    delivery.deliver(lambda request, _: open({str(ran)!r}, "w").close() or {{}}, request)
 except OSError:
     pass
 """

@@ -137,7 +137,7 @@ def release_caches() -> None:
 
     notes: list[str] = []
     with driver.harmless_to_captures():
-        trim.release_all(_trimmable(), notes, forget=False)
+        trim.release_all(_trimmable(), notes, forget=False, collect=True)
 
 
 def _objections() -> list[str]:

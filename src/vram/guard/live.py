@@ -142,7 +142,7 @@ def live_in(
     if not found or budget_s is None:
         heap.clear()
         return Live(_listed(found, ReferencePaths()))
-    paths = shortest_paths([each.array for each in found], heap, budget_s, secondary_holders(), types)
+    paths = shortest_paths([each.array for each in found], heap, budget_s, secondary_holders())
     name_native_holders(found, paths)
     return Live(_listed(found, paths), paths.was_cut)
 

@@ -14,10 +14,12 @@ from vram.units import size
 
 
 class Measured(Struct, frozen=True):
-    """What a process reported of itself, and how it was asked."""
+    """What a process reported of itself, how it was asked, and for how long it and its threads waited."""
 
     via: Via
     answer: Trimmed
+    stopped_s: float | None = None
+    waited_s: float | None = None
 
 
 class _Share(Struct):

@@ -74,7 +74,8 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
     """One process trimmed: its own account, and the driver's figures before and after.
 
     Where the driver has no figures per process (WSL2), ``whole_gpu`` says that these are about
-    everybody on those GPUs together. ``stopped_s`` is how long it was stopped.
+    everybody on those GPUs together. ``stopped_s`` is how long it was stopped, ``waited_s`` the longest time
+    for which another of its threads waited.
     """
 
     target: Target
@@ -85,6 +86,7 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
     charged_after: int | None
     took_s: float
     stopped_s: float | None = None
+    waited_s: float | None = None
     whole_gpu: bool = False
 
     @property
@@ -164,8 +166,8 @@ class LeftOut(Struct, frozen=True, kw_only=True):
 class Inside(Struct, frozen=True, kw_only=True):
     """A process's own account. ``nbytes`` counts shared memory once; ``lines`` are the frameworks' pools.
 
-    The look took ``took_s``, of which it worked for ``worked_s``; ``longest_s`` is its longest stretch
-    of work without a rest: for so long at most, no other thread of the program ran.
+    The search took ``took_s``, of which it worked for ``worked_s``; ``longest_s`` is its longest slice of
+    work without a rest.
     """
 
     status: Literal["done"]
@@ -206,12 +208,13 @@ class InsideReceipt(Struct, frozen=True, kw_only=True):
     """One process that was asked. ``gpu_of`` gives the machine's number for each of the process's own.
 
     ``stopped_s`` is for how long it stood still while the question was brought in; None where
-    it never did.
+    it never did. ``waited_s`` is the longest time for which another of its threads waited.
     """
 
     target: Target
     via: Via
     stopped_s: float | None
+    waited_s: float | None
     took_s: float
     answer: Inside
     gpu_of: dict[int, int]

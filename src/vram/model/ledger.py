@@ -27,6 +27,7 @@ NoteCode = Literal[
     "windows-old",
     "windows-apart",
     "not-divided",
+    "queried",
 ]
 """What a note is about; docs/reference/json.md has a line for each."""
 Sharing = Literal["all", "one", "together"]
@@ -155,10 +156,16 @@ class MigDevice(Struct, frozen=True, kw_only=True):
 
 
 class Note(Struct, frozen=True):
-    """Something worth knowing about a GPU's figures. ``code`` never changes its meaning."""
+    """Something worth knowing about a GPU's figures. ``code`` never changes its meaning.
+
+    Where processes were queried: ``stopped_s`` is for how long one of them was stopped at most, ``waited_s``
+    for how long another thread of one waited at most.
+    """
 
     code: NoteCode
     text: str
+    stopped_s: float | None = None
+    waited_s: float | None = None
 
 
 class Instance(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Answer = Callable[["dict[str, Any]"], "dict[str, Any]"]
+from .pace import Pace
+
+Answer = Callable[["dict[str, Any]", Pace], "dict[str, Any]"]
 
 GO = b"go\n"
 PORTION_NBYTES = 1 << 18
@@ -22,15 +24,23 @@ LONGEST_NOTE = 300
 MSG_NOSIGNAL = 0x4000
 
 
-def answered(answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
-    """What the payload answers; where it must not run, or fails, an answer that says why."""
+def answered(answer: Answer, request: dict[str, Any], pace: Pace | None = None) -> dict[str, Any]:
+    """What the payload answers; where it must not run, or fails, an answer that says why.
+
+    *pace* measures already where the payload's own modules had to be loaded first. Every answer says for how
+    long another thread of the program waited at most ("waited_s").
+    """
     reason = why_cancelled(request)
     if reason:
         return {"status": "cancelled", "notes": [reason]}
+    pace = Pace().begin() if pace is None else pace
     try:
-        return answer(request)
+        told = answer(request, pace)
     except Exception as error:
-        return {"status": "failed", "notes": [f"{type(error).__name__}: {error}"[:LONGEST_NOTE]]}
+        told = {"status": "failed", "notes": [f"{type(error).__name__}: {error}"[:LONGEST_NOTE]]}
+    finally:
+        pace.end()
+    return {**told, "waited_s": pace.waited_s}
 
 
 def why_cancelled(request: dict[str, Any]) -> str | None:
@@ -42,15 +52,19 @@ def why_cancelled(request: dict[str, Any]) -> str | None:
     return None
 
 
-def deliver(answer: Answer, request: dict[str, Any]) -> None:
+def deliver(answer: Answer, request: dict[str, Any], pace: Pace | None = None) -> None:
     """Ask for permission on the socket in the folder that *request* names, and answer there."""
     if why_cancelled(request):
         return
     connection = connected(request["folder"], request["until"])
     try:
+        if pace is not None:
+            pace.mark()
         if received(connection, len(GO)) != GO:
             return
-        for portion in portions(encoded(answered(answer, request))):
+        if pace is not None:
+            pace.resume()
+        for portion in portions(encoded(answered(answer, request, pace))):
             send(connection, portion, request["until"])
     finally:
         connection.close()

@@ -1,44 +1,35 @@
 """Report the arrays of this process on GPUs, who refers to them, and what else holds memory there.
 
-    answer({"until": 1234.5, "limit_s": 8.0, "budget_s": 5.0, "most": 500, "min_nbytes": 0})
+    answer({"until": 1234.5, "limit_s": 8.0, "budget_s": 5.0, "most": 500, "min_nbytes": 0}, pace)
 
 Runs inside other people's programs, as :mod:`vram.payloads.trim` does, and as carefully: standard library
 only, no framework is imported or started, no code of any object is run, nothing is raised. It works in
-short stretches, so that the program goes on, and its answer is bounded.
+slices of a few milliseconds, so that the program goes on, and its answer is bounded.
 
 A program that trains frees and allocates all the time. An array held for the length of a search would be
-memory missing to it, and gradients alone are as large as a model. So arrays are described first and
-released at once. The search for their names uses their ``id`` and checks, for each object that it meets
-there, whether it is still the same array.
+memory missing to it, and gradients alone are as large as a model. So each array is described when it is met
+and released at once. One walk from the program's names finds the arrays and the way to each.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from . import trim
 from .arrays.frameworks import secondary_holders
 from .arrays.heap.introspection import inert
-from .arrays.heap.search import (
-    GONE,
-    NATIVE,
-    ObjectHolder,
-    ReferencePaths,
-    shortest_paths_by_id,
-    subclasses_among,
-)
-from .arrays.inventory import FoundArray, array_candidates, find
-from .arrays.native_references import ArrayHolders, array_holders, name_by_array_holders, possible_holder_keys
-from .arrays.pace import Pace, Pause
+from .arrays.heap.search import MOST_LISTED, NATIVE, Discovery, ObjectHolder, ReferencePaths
+from .arrays.inventory import ArrayInventory, ArrayRecord
+from .arrays.native_references import name_by_array_holders, possible_holder_keys
 from .arrays.positions import spanned, split_positions
-from .arrays.provider import Description
 from .arrays.record import Struct
+from .pace import Pace, Pause
 from .trim.driver import driver
 from .trim.frameworks import FRAMEWORKS
 
@@ -47,16 +38,9 @@ from .trim.frameworks import FRAMEWORKS
 MOST_NAMED = 100_000
 MOST_COMPARED = 500
 NOT_SEARCHED = ObjectHolder("not searched: smaller than those that were", "unknown")
-
-
-class ArrayRecord(Struct, frozen=True, gc=False):
-    """An array that existed, by its ``id``; the array itself is not held."""
-
-    provider: Any
-    key: int
-    kind: type
-    description: Description
-    is_shared: bool
+MANY_OBJECTS = (
+    f"of more than {MOST_LISTED:,} objects only the newest are searched for arrays that no name leads to"
+)
 
 
 class ArrayReading(Struct):
@@ -74,57 +58,44 @@ class ArrayReading(Struct):
 def read_arrays(
     budget_s: float, min_nbytes: int, pause: Pause, mark: Pause, notes: list[str]
 ) -> ArrayReading:
-    """Read all arrays; their names are searched for at most *budget_s* seconds of processor time.
+    """Read all arrays; they are searched for at most *budget_s* seconds of processor time.
 
     *pause* rests between two parts of the work, *mark* only marks where one ends.
     """
-    # As long as the list of all objects exists, nothing in it is freed: no rest before it is gone.
-    heap: list[object] = gc.get_objects()
-    mark()
-    objects = len(heap)
-    candidates, types = array_candidates(heap, mark)
-    found = find(candidates, None, types, mark, notes)
-    candidates.clear()
-    holders = array_holders(found)
-    arrays = sorted(map(_record, found), key=lambda each: (each.is_shared, -each.description.nbytes))
-    del found
-    searched = [each for each in arrays[:MOST_NAMED] if each.description.nbytes >= min_nbytes]
-    paths = _find_paths(searched, arrays, holders, types, budget_s, pause) if searched else ReferencePaths()
-    return ArrayReading(arrays, paths, {each.key for each in searched}, objects)
-
-
-def _record(found: FoundArray) -> ArrayRecord:
-    return ArrayRecord(found.provider, id(found.array), type(found.array), found.description, found.is_shared)
+    inventory = ArrayInventory(notes)
+    if not inventory.kinds:
+        return ArrayReading([], ReferencePaths(), set(), 0)
+    with Discovery(inventory.kinds, inventory.add, budget_s, secondary_holders(), pause, mark) as heap:
+        heap.run()
+        arrays = inventory.records()
+        pause()
+        arrays.sort(key=lambda each: (each.is_shared, -each.description.nbytes))
+        searched = {each.key for each in arrays[:MOST_NAMED] if each.description.nbytes >= min_nbytes}
+        pause()
+        paths = _find_paths(heap, searched, arrays, inventory)
+    if not heap.lists_all:
+        notes.append(MANY_OBJECTS)
+    return ArrayReading(arrays, paths, searched, heap.objects)
 
 
 def _find_paths(
-    searched: list[ArrayRecord],
-    arrays: list[ArrayRecord],
-    holders: ArrayHolders,
-    types: set[type],
-    budget_s: float,
-    pause: Pause,
+    heap: Discovery, searched: set[int], arrays: list[ArrayRecord], inventory: ArrayInventory
 ) -> ReferencePaths:
-    keys = {each.key for each in searched}
-    involved = keys | possible_holder_keys(keys, arrays, holders)
+    involved = searched | possible_holder_keys(searched, arrays, inventory.holders)
+    compared = [each for each in arrays[:MOST_COMPARED] if each.key in searched]
+    paths = heap.paths(involved, {each.key: partial(_is_same_array, each) for each in compared})
+    # A gradient may be known without an object that refers to it, or be freed by now: whose it was is known.
+    gone = (key for key in inventory.holders if paths.holders.get(key, NATIVE).kind == "gone")
+    paths.holders.update(dict.fromkeys(list(gone), NATIVE))
     theirs = [each for each in arrays if each.key in involved]
-    kind_of = {each.key: each.kind for each in theirs}
-    compared = {each.key: each for each in theirs[:MOST_COMPARED]}
-
-    def is_same(key: int, met: object) -> bool:
-        return type(met) is kind_of[key] and (key not in compared or _is_same_array(compared[key], met))
-
-    secondary = subclasses_among(types, secondary_holders())
-    unheld = {each.kind for each in arrays}
-    paths = shortest_paths_by_id(kind_of, is_same, unheld, budget_s, secondary, pause)
-    # A training step frees its gradients all the time: whose they were when they were read is known.
-    paths.holders.update((key, NATIVE) for key in holders if paths.holders.get(key) == GONE)
-    name_by_array_holders(theirs, paths, holders)
+    name_by_array_holders(theirs, paths, inventory.holders)
     return paths
 
 
 def _is_same_array(record: ArrayRecord, met: object) -> bool:
     """Whether the object with that ``id`` has the address of the recorded array."""
+    if type(met) is not record.kind:
+        return False
     for describe in (record.provider.describe, record.provider.describe_blocks):
         try:
             now = next(iter(describe([met], set())), None)
@@ -228,24 +199,24 @@ MOST_GROUPS, MOST_BYTES, MOST_NOTES = 500, 400_000, 20
 FOR_THE_ANSWER = 0.2
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any], pace: Pace | None = None) -> dict[str, Any]:
     """Read the arrays and return the answer. Never raises."""
     began = time.monotonic()
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(driver.harmless_to_captures())
-        answers = trim.guarded(notes, "arrays", lambda: _answer(request, began, notes, stack))
+        answers = trim.guarded(notes, "arrays", lambda: _answer(request, began, notes, stack, pace or Pace()))
     whole: dict[str, Any] = answers[0] if answers else {"status": "failed"}
     return {"status": "done", **whole, "notes": list(dict.fromkeys(notes))[:MOST_NOTES]}
 
 
 def _answer(
-    request: dict[str, Any], began: float, notes: list[str], stack: ExitStack
+    request: dict[str, Any], began: float, notes: list[str], stack: ExitStack, pace: Pace
 ) -> Iterator[dict[str, Any]]:
     left_s = min(request["until"] - began, float(request.get("limit_s", BUDGET_S)))
-    pace = Pace(began + left_s * (1 - FOR_THE_ANSWER))
+    pace.until = began + left_s * (1 - FOR_THE_ANSWER)
     frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
-    lines = trim.measured(frameworks, notes)
+    lines = trim.measured(frameworks, notes, pace)
     devices = driver.devices()
     if devices:
         # This thread has no context, and the driver answers some calls only inside one.
@@ -258,6 +229,7 @@ def _answer(
         if not each.is_shared:
             name = str(each.provider.NAME)
             by_framework[name] = by_framework.get(name, 0) + each.description.nbytes
+    pace()
     shown, left_out = _bounded(groups(found, pace), int(request.get("most", MOST_GROUPS)))
     pace()
     yield {

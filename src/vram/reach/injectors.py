@@ -36,11 +36,15 @@ BY_NAME: dict[str, Injector] = {injector.NAME: injector for injector in INJECTOR
 
 
 class TrimAnswer(Struct, frozen=True):
-    """What a process answered to trim or measure, by which injector, and for how long it was stopped."""
+    """What a process answered to trim or measure, by which injector, and what that cost it.
+
+    It was stopped for ``stopped_s``; another of its threads waited for ``waited_s`` at most.
+    """
 
     via: Via
     answer: Trimmed
     stopped_s: float | None = None
+    waited_s: float | None = None
 
 
 def choose_injector(target: Target, via: str | None = None) -> tuple[PythonProcess, Injector]:
@@ -86,15 +90,26 @@ def ask(
     def choose_and_run() -> PayloadAnswer:
         process, name = _choose(target, via)
         raw = BY_NAME[name].run(process, PayloadRequest(payload, fields), deadline_s)
-        require_done(process.pid, raw.body)
-        return PayloadAnswer(BY_NAME[name].NAME, raw.body, raw.stopped_s)
+        waited_s = require_done(process.pid, raw.body)
+        return PayloadAnswer(BY_NAME[name].NAME, raw.body, raw.stopped_s, waited_s)
 
     return run_with_deadline(deadline_s, target.process.pid, target.uid, choose_and_run)
 
 
 def ask_trim(
-    target: Target, verb: Verb, deadline_s: float, *, tracebacks: bool = False, via: str | None = None
+    target: Target,
+    verb: Verb,
+    deadline_s: float,
+    *,
+    tracebacks: bool = False,
+    collect: bool = False,
+    via: str | None = None,
 ) -> TrimAnswer:
-    """Have *target* trim or measure; raises a Refused where that cannot be, target unharmed."""
-    answer = ask(target, "trim", {"verb": verb, "tracebacks": tracebacks}, deadline_s, via=via)
-    return TrimAnswer(answer.via, decoded(target.process.pid, answer.body, Trimmed), answer.stopped_s)
+    """Have *target* trim or measure; raises a Refused where that cannot be, target unharmed.
+
+    *collect*: with a full garbage collection first, during which no other thread of it runs.
+    """
+    fields = {"verb": verb, "tracebacks": tracebacks, "collect": collect}
+    answer = ask(target, "trim", fields, deadline_s, via=via)
+    told = decoded(target.process.pid, answer.body, Trimmed)
+    return TrimAnswer(answer.via, told, answer.stopped_s, answer.waited_s)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from vram import untrusted
 from vram.errors import NotReachable
-from vram.model.inside import Via
+from vram.model.inside import Seconds, Via
 
 LONGEST_ANSWER = 16 << 20
 MOST_ITEMS = 200_000  # of an answer: objects, lists and members together
@@ -44,20 +44,25 @@ class RawAnswer(Struct, frozen=True):
 
 
 class PayloadAnswer(Struct, frozen=True):
-    """An answer whose payload says that it ran, and by which injector."""
+    """An answer whose payload says that it ran, by which injector, and what that cost the process.
+
+    ``waited_s`` is the longest time for which another of its threads waited.
+    """
 
     via: Via
     body: bytes
     stopped_s: float | None = None
+    waited_s: float | None = None
 
 
 class _Status(Struct):
     status: str
     notes: tuple[str, ...] = ()
+    waited_s: Seconds | None = None
 
 
-def require_done(pid: int, body: bytes) -> None:
-    """Raise why the payload did not do what it was asked for."""
+def require_done(pid: int, body: bytes) -> float | None:
+    """Return for how long other threads waited; raise why the payload did not do what it was asked for."""
     answer = decoded(pid, body, _Status)
     notes = (note[:_LONGEST_REASON] for note in answer.notes[:_MOST_REASONS])
     reasons = "; ".join(notes) or "no reason given"
@@ -65,6 +70,7 @@ def require_done(pid: int, body: bytes) -> None:
         raise NotReachable(f"pid {pid} declined: {reasons}")
     if answer.status != "done":
         raise NotReachable(f"pid {pid} could not answer: {reasons}")
+    return answer.waited_s
 
 
 def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
@@ -81,13 +87,13 @@ def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
 # ---- its source ----
 
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "payloads")
-_DELIVERY = os.path.join(_FOLDER, "delivery.py")
 
 # Modules are known to the interpreter only while they import each other, under a name that
 # nobody else has. Emptied afterwards, they do not wait for a collection that may never come.
 _CARRIER = """\
-def carry(package, sources, entry, delivery, call, request):
-    import sys, types
+def carry(package, sources, entry, call, request):
+    import sys, time, types
+    since = time.monotonic()
     modules = {}
     for name, _ in sources:
         full = package + name
@@ -96,7 +102,7 @@ def carry(package, sources, entry, delivery, call, request):
         modules[name].__package__ = full if parts else full.rpartition(".")[0]
         if parts:
             modules[name].__path__ = []
-    carrier = {"__name__": package + ".delivery"}
+    pace = None
     try:
         try:
             for name, text in sources:
@@ -104,13 +110,17 @@ def carry(package, sources, entry, delivery, call, request):
                 above, dot, last = name.rpartition(".")
                 if dot:
                     setattr(modules[above], last, modules[name])
+                if name == ".pace":
+                    pace = modules[name].Pace().begin(since)
+                elif pace is not None:
+                    pace()
         finally:
             for name in modules:
                 sys.modules.pop(package + name, None)
-        exec(compile(delivery, "<vram delivery>", "exec"), carrier)
-        return carrier[call](modules[entry].answer, request)
+        return getattr(modules[".delivery"], call)(modules[entry].answer, request, pace)
     finally:
-        carrier.clear()
+        if pace is not None:
+            pace.end()
         for module in modules.values():
             module.__dict__.clear()
 """
@@ -119,21 +129,22 @@ def carry(package, sources, entry, delivery, call, request):
 def expression(payload: str, call: Literal["answered", "deliver"], request: dict[str, Any]) -> str:
     """A Python expression that unpacks *payload* and has :mod:`vram.payloads.delivery` call it."""
     package = f"_vram_{payload.replace('.', '_')}_{os.urandom(8).hex()}"
-    carried = f"{package!r}, {list(sources(payload))!r}, {'.' + payload!r}"
-    arguments = f"{carried}, {_read(_DELIVERY)!r}, {call!r}, {request!r}"
+    arguments = f"{package!r}, {list(sources(payload))!r}, {'.' + payload!r}, {call!r}, {request!r}"
     names = {"__name__": package}
     return f"(lambda n: (exec({_CARRIER!r}, n), n['carry']({arguments}), n.clear())[1])({names!r})"
 
 
 @cache
 def sources(payload: str) -> tuple[tuple[str, str], ...]:
-    """The modules that *payload* needs, each after those that it imports.
+    """The modules that *payload* needs, each after those that it imports; what measures comes first.
 
     They lie as in ``vram/payloads``, below a package without text, and may import from each other's
     packages, relatively.
     """
     found: dict[str, str] = {"": ""}
-    _collect(f".{payload}", found, {""})
+    begun = {""}
+    for name in (".pace", ".delivery", f".{payload}"):
+        _collect(name, found, begun)
     return tuple(found.items())
 
 

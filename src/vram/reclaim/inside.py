@@ -28,7 +28,7 @@ from vram.reach.payload import PayloadAnswer
 from vram.reclaim import audit
 from vram.reclaim.actions.trim import ask_process
 from vram.reclaim.identity import identify, open_verified
-from vram.units import counted
+from vram.units import counted, interruption
 
 AT_ONCE = 4
 EACH_S = 2.0
@@ -87,37 +87,49 @@ def charged_pids(ledger: Ledger) -> list[int]:
 def measure_one(host: Host, pid: int, deadline_s: float) -> tuple[dict[int, Measured], tuple[str, ...]]:
     """What *pid* answers, and otherwise why it does not."""
     try:
-        return {pid: _measured(host, pid, deadline_s)}, (f"`vram inside {pid}` lists its arrays",)
+        found = _measured(host, pid, deadline_s)
+        cost = f"queried: {interruption(found.stopped_s, found.waited_s)}"
+        return {pid: found}, (cost, f"`vram inside {pid}` lists its arrays")
     except VramError as error:
         return {}, (f"its contents are unknown: {error}",)
 
 
 def noted(ledger: Ledger, measured: Measurements) -> Ledger:
-    """Return *ledger* with a note on each GPU that has processes which could not be asked."""
-    return replace(ledger, gpus=tuple(_noted(gpu, measured.unasked) for gpu in ledger.gpus))
+    """Return *ledger* with notes on each GPU: what the question cost the processes, and who was not asked."""
+    return replace(ledger, gpus=tuple(_noted(gpu, measured) for gpu in ledger.gpus))
 
 
-def _noted(gpu: GpuLedger, unasked: dict[int, str]) -> GpuLedger:
+def _noted(gpu: GpuLedger, measured: Measurements) -> GpuLedger:
     there = {entry.holder.pid for entry in gpu.entries if entry.kind == "process" and entry.holder}
-    reasons = Counter(reason for pid, reason in unasked.items() if pid in there)
-    if not reasons:
-        return gpu
-    told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    text = f"{counted(reasons.total(), 'process')} not split into live and cached: {told}"
-    return replace(gpu, notes=(*gpu.notes, Note("not-divided", text)))
+    answered = [found for pid, found in measured.answers.items() if pid in there]
+    reasons = Counter(reason for pid, reason in measured.unasked.items() if pid in there)
+    notes = [_cost(answered)] if answered else []
+    if reasons:
+        told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        text = f"{counted(reasons.total(), 'process')} not split into live and cached: {told}"
+        notes.append(Note("not-divided", text))
+    return replace(gpu, notes=(*gpu.notes, *notes))
+
+
+def _cost(answered: list[Measured]) -> Note:
+    """The most that the question cost any of them."""
+    stopped_s = max((each.stopped_s for each in answered if each.stopped_s is not None), default=None)
+    waited_s = max((each.waited_s for each in answered if each.waited_s is not None), default=None)
+    text = f"{counted(len(answered), 'process')} queried: {interruption(stopped_s, waited_s)}"
+    return Note("queried", text, stopped_s, waited_s)
 
 
 def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
     if pid in host.signals.self_and_ancestors():
         return _offered(host, pid, deadline_s)
     visit = ask_process(host, identify(host, pid), "measure", None, deadline_s)
-    return Measured(visit.via, visit.answer)
+    return Measured(visit.via, visit.answer, visit.stopped_s, visit.waited_s)
 
 
 def _offered(host: Host, pid: int, deadline_s: float) -> Measured:
     target, via = offered(host, pid)
     visit = ask_trim(target, "measure", deadline_s, via=via)
-    return Measured(visit.via, visit.answer)
+    return Measured(visit.via, visit.answer, visit.stopped_s, visit.waited_s)
 
 
 def offered(host: Host, pid: int) -> tuple[Target, str]:
@@ -177,6 +189,7 @@ def look_inside(
         target=target,
         via=told.via,
         stopped_s=told.stopped_s,
+        waited_s=told.waited_s,
         took_s=host.clock.monotonic() - began,
         answer=answer,
         gpu_of=gpu_of,

@@ -11,7 +11,7 @@ from rich.text import Text
 from vram.model.inside import ArrayGroup, InsideReceipt, Split
 from vram.report.layout import RenderOptions, paragraph
 from vram.report.trimming import INJECTORS
-from vram.units import counted, size
+from vram.units import counted, interruption, size
 
 ROWS = 12
 _SIZE, _GPU, _WHAT = 10, 4, 26
@@ -54,12 +54,9 @@ def _summary(receipt: InsideReceipt, options: RenderOptions) -> Text:
     if answer.arrays:
         count = f"{answer.arrays:,} {'array' if answer.arrays == 1 else 'arrays'}"
         live = f"{size(answer.nbytes)} in {count}{_of(receipt)}"
-    stopped = (
-        "it was not stopped" if receipt.stopped_s is None else f"stopped for {receipt.stopped_s * 1e3:.1f} ms"
-    )
-    how = f"queried {INJECTORS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
-    held = f", its threads waited at most {answer.longest_s * 1000:.0f} ms"
-    return Text.assemble((options.clean(live), "bold"), options.clean(f" · {how}{held}"))
+    cost = interruption(receipt.stopped_s, receipt.waited_s)
+    how = f"queried {INJECTORS[receipt.via]}, {receipt.took_s:.2f} s; {cost}"
+    return Text.assemble((options.clean(live), "bold"), options.clean(f" · {how}"))
 
 
 def _of(receipt: InsideReceipt) -> str:
@@ -128,12 +125,13 @@ def _sum(split: Split) -> Text:
 def _notes(receipt: InsideReceipt) -> Iterator[str]:
     answer = receipt.answer
     if answer.was_cut:
-        yield "the search for names ran out of time: raise --deadline"
+        yield "the search ran out of time, and may have missed arrays and names: raise --deadline"
     if any(split.cached for split in receipt.splits):
         yield f"`vram trim {receipt.target.process.pid}` releases what is cached"
     cycles = sum(group.nbytes for group in answer.groups if group.kind == "cycle")
     if cycles:
-        yield f"{size(cycles)} is held only by reference cycles: a trim collects them first"
+        pid = receipt.target.process.pid
+        yield f"{size(cycles)} is held only by reference cycles: `vram trim {pid} --collect` frees it"
     if not answer.arrays:
         yield from _without_arrays(receipt)
     yield from answer.notes

@@ -159,7 +159,7 @@ def screen(
 def unseen(ledger: Ledger) -> list[str]:
     """Return which probes failed, without those whose failure is written in place of a GPU's bar.
 
-    Where processes were asked (--deep), also which of them did not answer.
+    Where processes were asked (--deep), also what that cost them, and which of them did not answer.
     """
     failed = {gpu.status for gpu in ledger.gpus}
     probes = tuple(probe for probe in ledger.probes if probe.name != "nvml" or probe.status not in failed)
@@ -167,7 +167,7 @@ def unseen(ledger: Ledger) -> list[str]:
         f"{gpu_label(gpu)}: {note.text}"
         for gpu in ledger.gpus
         for note in gpu.notes
-        if note.code == "not-divided"
+        if note.code in ("queried", "not-divided")
     ]
     return gaps(replace(ledger, probes=probes)) + unasked
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vram.model.inside import CacheLine, Trimmable, TrimReceipt
 from vram.report.layout import RenderOptions, paragraph
-from vram.units import counted, size
+from vram.units import counted, interruption, size
 
 INJECTORS = {
     "agent": "through its vram agent",
@@ -141,8 +141,8 @@ def _size(nbytes: int | None) -> str:
 
 
 def _verdict(receipt: TrimReceipt) -> Text:
-    stopped = f", stopped for {receipt.stopped_s * 1000:.1f} ms" if receipt.stopped_s is not None else ""
-    how = f"{INJECTORS[receipt.via]}, in {receipt.took_s:.2f} s{stopped}"
+    cost = interruption(receipt.stopped_s, receipt.waited_s)
+    how = f"{INJECTORS[receipt.via]}, in {receipt.took_s:.2f} s, {cost}"
     if receipt.charged_after is None or receipt.returned_bytes is None:
         return Text(f"The driver could not be read again ({how}).")
     said = "total memory in use on the GPU was" if receipt.whole_gpu else "the driver charged it with"
@@ -156,8 +156,10 @@ def _notes(receipt: TrimReceipt) -> Iterator[str]:
     answer = receipt.answer
     if answer.dropped:
         yield f"dropped: {', '.join(answer.dropped)}"
+    if answer.collected:
+        yield f"{counted(answer.collected, 'unreachable object')} collected"
     kept = answer.exceptions_kept
     if kept:
-        remedy = "" if answer.dropped else "; --tracebacks drops those that Python and IPython keep"
-        yield f"{counted(kept, 'exception')} kept, with all variables of their frames{remedy}"
+        which = f"{counted(kept, 'exception')} kept by Python or IPython"
+        yield f"{which}, with all variables of their frames; --tracebacks drops them"
     yield from answer.notes

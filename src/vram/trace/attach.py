@@ -74,6 +74,7 @@ class AttachReceipt(Struct, frozen=True, kw_only=True):
     via: Via
     answer: RecorderAnswer
     stopped_s: float | None = None
+    waited_s: float | None = None
 
 
 def attach(
@@ -160,7 +161,9 @@ def _asked(
         audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     audit.log_outcome(token, {"status": "done", "outcome": answer.outcome, "file": answer.file})
-    return AttachReceipt(target=target, via=reply.via, answer=answer, stopped_s=reply.stopped_s)
+    return AttachReceipt(
+        target=target, via=reply.via, answer=answer, stopped_s=reply.stopped_s, waited_s=reply.waited_s
+    )
 
 
 def _ask(

@@ -25,7 +25,7 @@ from vram.cli.tracing import (
     trace_line,
 )
 from vram.errors import ExitCode
-from vram.units import size
+from vram.units import interruption, size
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
@@ -89,6 +89,7 @@ def _name(host: LocalHost, pid: int) -> str:
 def _say_begun(receipt: AttachReceipt, name: str) -> None:
     answer, pid = receipt.answer, receipt.target.process.pid
     say(f"recording pid {pid} into {shown_path(answer.file or name)}")
+    say(f"it was {interruption(receipt.stopped_s, receipt.waited_s)}")
     for line in answer.held:
         where = f" on its GPU {line.device}" if line.device >= 0 else ""
         say(f"it held {size(line.nbytes)}{where} before, according to {line.source}")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, compress, islice, repeat
 from operator import is_, not_
 from typing import Any
 
+from ..pace import Pause, no_rest
 from .frameworks import PROVIDERS
 from .heap.introspection import lineage
 from .heap.walk import PORTION, is_hidden_from_collector, unreadable_objects
-from .pace import Pause, no_rest
 from .provider import ArrayProvider, Description
 from .record import Struct
 
@@ -144,29 +144,6 @@ def _by_kind(
     return found
 
 
-def array_candidates(heap: list[object], pause: Pause = no_rest) -> tuple[list[object], set[type]]:
-    """Those objects of *heap* that can be arrays, and all types in it; the list is emptied.
-
-    If the collector does not track a framework's arrays, every object may lead to one.
-    """
-    kinds: list[type] = []
-    for provider in PROVIDERS:
-        with suppress(Exception):  # reported by find()
-            kinds += (*provider.arrays(), *provider.blocks())
-    everything = any(map(is_hidden_from_collector, kinds))
-    none_of = frozenset(kinds).isdisjoint
-    is_one: dict[type, bool] = {}
-    found: list[object] = []
-    while heap:
-        part = heap[-SLICE:]
-        del heap[-SLICE:]
-        for kind in set(map(type, part)).difference(is_one):
-            is_one[kind] = everything or not none_of(lineage(kind))
-        found += compress(part, map(is_one.__getitem__, map(type, part)))
-        pause()
-    return found, set(is_one)
-
-
 def types_of(heap: Sequence[object], pause: Pause = no_rest) -> set[type]:
     found: set[type] = set()
     for part in parts(heap, pause):
@@ -210,3 +187,104 @@ def _untracked_arrays(heap: Sequence[object], kinds: Sequence[type], pause: Paus
         )
         pause()
     return met.values()
+
+
+# ---- arrays that are described as they are met, and not held ----
+
+# The ``id`` of the array that holds another one, and the attribute.
+ArrayHolders = dict[int, list[tuple[int, str]]]
+
+
+class ArrayRecord(Struct, frozen=True, gc=False):
+    """An array that existed, by its ``id``; the array itself is not held."""
+
+    provider: Any
+    key: int
+    kind: type
+    description: Description
+    is_shared: bool
+
+
+class ArrayInventory:
+    """The arrays and memory blocks that were met. ``holders``: arrays that hold others outside Python."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.holders: ArrayHolders = {}
+        self._notes = notes
+        self._providers: list[tuple[ArrayProvider, tuple[type, ...], tuple[type, ...]]] = []
+        for provider in PROVIDERS:
+            with _failure_as_note(provider, notes):
+                self._providers.append((provider, provider.arrays(), provider.blocks()))
+        self.kinds = [kind for _, arrays, blocks in self._providers for kind in (*arrays, *blocks)]
+        self._arrays: list[dict[int, ArrayRecord]] = [{} for _ in self._providers]
+        self._blocks: list[dict[int, ArrayRecord]] = [{} for _ in self._providers]
+
+    def add(self, met: list[object]) -> None:
+        """Describe what was met; it is not held afterwards."""
+        left = met
+        for at, (provider, arrays, blocks) in enumerate(self._providers):
+            with _failure_as_note(provider, self._notes):
+                theirs, left = _instances(left, arrays)
+                covered = self._add_arrays(at, provider, theirs) if theirs else set()
+            with _failure_as_note(provider, self._notes):
+                theirs, left = _instances(left, blocks)
+                theirs = [each for each in theirs if id(each) not in covered]
+                if theirs:
+                    described = provider.describe_blocks(theirs, set())
+                    self._blocks[at].update(_records(provider, theirs, described))
+
+    def _add_arrays(self, at: int, provider: ArrayProvider, met: list[object]) -> set[int]:
+        covered: set[int] = set()
+        objects = with_gradients(provider, met)
+        found = _records(provider, objects, provider.describe(objects, covered))
+        known = self._arrays[at]
+        for key, record in found.items():
+            known.setdefault(key, record)
+        objects = [each for each in objects if id(each) in found]
+        for attribute, pairs in ((".grad", provider.gradients(objects)), ("._base", provider.bases(objects))):
+            for holder, held in pairs:
+                self.holders.setdefault(id(held), []).append((id(holder), attribute))
+        return covered
+
+    def records(self) -> list[ArrayRecord]:
+        """All arrays, then blocks without an array. Of those that share memory the first has it: no view."""
+        # Addresses are never shared by two GPUs of one process.
+        addresses: set[int] = set()
+        found: list[ArrayRecord] = []
+        for are_blocks, by_provider in ((False, self._arrays), (True, self._blocks)):
+            for each in (record for records in by_provider for record in _views_last(records)):
+                is_shared = each.description.pointer in addresses
+                addresses.add(each.description.pointer)
+                if not (is_shared and are_blocks):
+                    found.append(_shared(each) if is_shared else each)
+        return found
+
+
+def _views_last(records: dict[int, ArrayRecord]) -> list[ArrayRecord]:
+    return sorted(records.values(), key=lambda each: each.description.is_view)
+
+
+def _instances(objects: list[object], kinds: tuple[type, ...]) -> tuple[list[object], list[object]]:
+    """Those of *objects* whose real type derives from one of *kinds*, and the others."""
+    if not objects or not kinds:
+        return [], objects
+    wanted = {real for real in set(map(type, objects)) if not frozenset(kinds).isdisjoint(lineage(real))}
+    if not wanted:
+        return [], objects
+    return [each for each in objects if type(each) in wanted], [
+        each for each in objects if type(each) not in wanted
+    ]
+
+
+def _records(
+    provider: ArrayProvider, objects: list[object], descriptions: Iterable[Description | None]
+) -> dict[int, ArrayRecord]:
+    return {
+        id(each): ArrayRecord(provider, id(each), type(each), description, False)
+        for each, description in zip(objects, descriptions)
+        if description is not None
+    }
+
+
+def _shared(record: ArrayRecord) -> ArrayRecord:
+    return ArrayRecord(record.provider, record.key, record.kind, record.description, True)

@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .heap.search import NATIVE, ObjectHolder, ReferencePaths
-from .inventory import FoundArray
+from .inventory import ArrayHolders, FoundArray
 from .provider import Description
 from .pytorch import GRAPH
-
-# The ``id`` of the array that holds another one, and the attribute.
-_ArrayHolder = tuple[int, str]
-ArrayHolders = dict[int, list[_ArrayHolder]]
 
 
 class DescribedArray(Protocol):

@@ -11,6 +11,7 @@ from ..trim.driver import driver
 from .record import Struct
 
 _ORDINAL, _INVALID_VALUE = 9, 1
+A_VIEW = "a view of"
 
 
 class Description(Struct, frozen=True, gc=False):
@@ -23,6 +24,10 @@ class Description(Struct, frozen=True, gc=False):
     dtype: str = ""
     shape: tuple[int, ...] = ()
     note: str = ""
+
+    @property
+    def is_view(self) -> bool:
+        return self.note.startswith(A_VIEW)
 
 
 class ArrayProvider:
@@ -88,7 +93,7 @@ class DtypeNames(dict[Any, str]):
 
 def view_note(own: int, kept: int) -> str:
     """A small view that holds a large array in memory is a leak that sizes alone do not show."""
-    return f"a view of {own:,} of these bytes" if own * 2 <= kept else ""
+    return f"{A_VIEW} {own:,} of these bytes" if own * 2 <= kept else ""
 
 
 # ---- what the driver knows about an address; libcuda is asked only where it is loaded ----

@@ -14,13 +14,14 @@ from ctypes import byref, c_char_p, c_int, c_uint64
 from typing import Any
 
 from ..libcuda import device_uuid, loaded
+from ..pace import Pace
 
 FRAMEWORKS = "_vram_tracer_frameworks"
 """Where ``frameworks.py``, beside this file, leaves what must be called before recording ends."""
 _ALREADY = 1
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any], pace: Pace) -> dict[str, Any]:
     """Do what *request* asks; "outcome" says what came of it."""
     done = {"start": start, "stop": stop, "status": status}[request["verb"]](request)
     return {"status": "done", "python": sys.version.split()[0], **done}

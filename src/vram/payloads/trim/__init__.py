@@ -1,6 +1,6 @@
 """Release what this process only caches, and report how much there was, framework by framework.
 
-    answer({"verb": "trim", "tracebacks": False})
+    answer({"verb": "trim", "tracebacks": False, "collect": False}, pace)
 
 Runs inside other people's programs: standard library only. It touches nothing but what is
 imported there already, makes no CUDA context, prints nothing and raises nothing. Whether it
@@ -17,10 +17,13 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..pace import Pause, no_rest
 from .driver import driver
-from .framework import alive, loaded
+from .framework import loaded
 from .frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
@@ -34,27 +37,33 @@ NO_CONTEXT = (
 )
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any], pace: Pause = no_rest) -> dict[str, Any]:
     """Do what *request* asks for and report it. Never raises."""
     began = time.monotonic()
     # A graph that another thread captures is invalidated by most driver calls of any thread that
     # has not said that it is harmless, even by mere questions (seen with PyTorch 2.11 on an H200).
     with driver.harmless_to_captures():
-        return measure_and_trim(request, began)
+        return measure_and_trim(request, began, pace)
 
 
-def measure_and_trim(request: dict[str, Any], began: float) -> dict[str, Any]:
+def measure_and_trim(request: dict[str, Any], began: float, pace: Pause) -> dict[str, Any]:
     """Measure, release where that is asked for, measure again."""
     notes: list[str] = []
     frameworks = [each for kind in FRAMEWORKS for each in guarded(notes, kind.name, kind.find)]
-    before = after = measured(frameworks, notes)
+    before = after = measured(frameworks, notes, pace)
     dropped: list[str] = []
     collected = 0
     if request["verb"] == "trim":
         if driver.count() and not driver.devices():
             notes.append(NO_CONTEXT)
-        dropped, collected = release_all(frameworks, notes, forget=bool(request.get("tracebacks")))
-        after = measured(frameworks, notes)
+        dropped, collected = release_all(
+            frameworks,
+            notes,
+            forget=bool(request.get("tracebacks")),
+            collect=bool(request.get("collect")),
+            pace=pace,
+        )
+        after = measured(frameworks, notes, pace)
     return {
         "status": "done",
         "python": sys.version.split()[0],
@@ -79,9 +88,12 @@ def guarded(notes: list[str], what: str, action: Callable[[], Iterable[Any]]) ->
     return results
 
 
-def measured(frameworks: list[Framework], notes: list[str]) -> dict[tuple[Any, ...], Line]:
+def measured(
+    frameworks: list[Framework], notes: list[str], pace: Pause = no_rest
+) -> dict[tuple[Any, ...], Line]:
     lines: dict[tuple[Any, ...], Line] = {}
     for each in frameworks:
+        pace()
         for found in guarded(notes, each.name, each.measure):
             key = (found["name"], found["memory"], found["device"])
             lines[key] = merged(lines[key], found) if key in lines else found
@@ -95,22 +107,32 @@ def merged(one: Line, other: Line) -> Line:
     return {**one, **{field: total(field) for field in ("held", "reclaimable", "used")}}
 
 
-def release_all(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tuple[list[str], int]:
+def release_all(
+    frameworks: list[Framework],
+    notes: list[str],
+    *,
+    forget: bool,
+    collect: bool,
+    pace: Pause = no_rest,
+) -> tuple[list[str], int]:
     """Return which exceptions were dropped and how many objects were collected.
 
     All or nothing: what a collection frees may be part of a graph that is being captured. A framework that
-    fails to say whether it objects is taken to object.
+    fails to say whether it objects is taken to object. A collection is one call, during which no other thread
+    runs: a third of a second for a million objects (PyTorch on an H200).
     """
     objections: list[str] = []
     for each in frameworks:
         objections += guarded(objections, each.name, each.objections)
+        pace()
     notes += objections
     if objections:
         return [], 0
     may_free = all(each.may_collect() for each in frameworks)
     dropped = guarded(notes, "kept exceptions", drop_exceptions) if forget and may_free else []
-    collected = gc.collect() if may_free else 0
+    collected = gc.collect() if collect and may_free else 0
     for each in frameworks:
+        pace()
         notes += guarded(notes, each.name, each.release)
     return dropped, collected
 
@@ -118,16 +140,43 @@ def release_all(frameworks: list[Framework], notes: list[str], *, forget: bool) 
 # ---- exceptions that are kept after they were shown: their frames refer to every local variable ----
 
 
+_OF_PYTHON = ("last_exc", "last_value", "last_traceback", "last_type")
+_OF_RESULTS, _OF_TRACEBACKS = ("error_in_exec", "error_before_exec"), ("tb", "etype", "evalue")
+
+
 def drop_exceptions() -> Iterator[str]:
-    """Forget the last uncaught exception wherever Python and IPython keep it; yield where that was."""
-    for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+    """Forget the last uncaught exception wherever Python and IPython keep it; yield where that was.
+
+    Its frames have ended, and often refer to themselves through the exception: their variables are cleared,
+    because otherwise they would wait for a collection.
+    """
+    ended = [frame for each in _kept_exceptions() for frame in _frames(each.__traceback__)]
+    yield from _forget_exceptions()
+    for frame in ended:
+        with suppress(RuntimeError):  # it runs, as that of a notebook does
+            frame.clear()
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def _forget_exceptions() -> Iterator[str]:
+    for name in _OF_PYTHON:
         if getattr(sys, name, None) is not None:
             setattr(sys, name, None)
             yield f"sys.{name}"
+    result, shown = _ipython()
+    yield from _clear("IPython's last result", result, _OF_RESULTS)
+    yield from _clear("IPython's traceback", shown, _OF_TRACEBACKS)
+
+
+def _ipython() -> tuple[Any, Any]:
+    """IPython's last result and what shows its tracebacks; None for each that is not there."""
     shell = getattr(loaded("IPython"), "get_ipython", lambda: None)()
-    result = getattr(shell, "last_execution_result", None)
-    yield from _clear("IPython's last result", result, ("error_in_exec", "error_before_exec"))
-    yield from _clear("IPython's traceback", getattr(shell, "InteractiveTB", None), ("tb", "etype", "evalue"))
+    return getattr(shell, "last_execution_result", None), getattr(shell, "InteractiveTB", None)
 
 
 def _clear(label: str, owner: object, names: tuple[str, ...]) -> Iterator[str]:
@@ -138,9 +187,17 @@ def _clear(label: str, owner: object, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def count_kept_exceptions() -> Iterator[int]:
-    """How many exceptions, beyond those being handled, still refer to the frames they passed through."""
-    handled = set()
-    for raised in getattr(sys, "_current_exceptions", dict)().values():
-        handled.add(id(raised[1] if isinstance(raised, tuple) else raised))
-    kept = (each for each in alive((BaseException,)) if id(each) not in handled)
-    yield sum(1 for each in kept if each.__traceback__ is not None)
+    """How many exceptions Python and IPython keep, with the frames they passed through.
+
+    Those that the program itself keeps are not counted: finding them means reading every object.
+    """
+    yield sum(1 for each in _kept_exceptions() if each.__traceback__ is not None)
+
+
+def _kept_exceptions() -> list[BaseException]:
+    result, shown = _ipython()
+    kept = [getattr(sys, name, None) for name in _OF_PYTHON]
+    kept += [getattr(result, name, None) for name in _OF_RESULTS]
+    kept += [getattr(shown, name, None) for name in _OF_TRACEBACKS]
+    errors = {id(each): each for each in kept if isinstance(each, BaseException)}
+    return list(errors.values())

@@ -54,11 +54,18 @@ class Trim:
 
 
 def ask_process(
-    host: Host, target: Target, verb: Verb, via: str | None, deadline_s: float, *, tracebacks: bool = False
+    host: Host,
+    target: Target,
+    verb: Verb,
+    via: str | None,
+    deadline_s: float,
+    *,
+    tracebacks: bool = False,
+    collect: bool = False,
 ) -> TrimAnswer:
     """Run *verb* inside the process that was chosen, and no other. Raises why that was not possible."""
     with open_verified(host, target):
-        return ask_trim(target, verb, deadline_s, tracebacks=tracebacks, via=via)
+        return ask_trim(target, verb, deadline_s, tracebacks=tracebacks, collect=collect, via=via)
 
 
 def _summary(answer: Trimmed) -> str:
@@ -148,26 +155,27 @@ def _measured_whole(host: Host, order: TrimOrder) -> TrimOrder:
     return order if used is None else replace(order, charged=used, whole_gpu=True)
 
 
-def trim(host: Host, order: TrimOrder, deadline_s: float, *, tracebacks: bool = False) -> TrimReceipt:
+def trim(
+    host: Host, order: TrimOrder, deadline_s: float, *, tracebacks: bool = False, collect: bool = False
+) -> TrimReceipt:
     """Trim one process; logged before and after, measured by the driver.
 
     Raises why it was not done; the process continues to run in every case.
     """
     began = host.clock.monotonic()
     record = {"action": "trim", "target": to_builtins(order.target), "via": order.via}
-    token = audit.log_intent({**record, "tracebacks": tracebacks, "charged_before": order.charged})
+    options = {"tracebacks": tracebacks, "collect": collect}
+    token = audit.log_intent({**record, **options, "charged_before": order.charged})
     try:
-        run = ask_process(host, order.target, "trim", order.via, deadline_s, tracebacks=tracebacks)
+        run = ask_process(host, order.target, "trim", order.via, deadline_s, **options)
     except BaseException as error:
         status = "refused" if isinstance(error, VramError) else "failed"
         audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     took_s = host.clock.monotonic() - began
     after = _charged_now(host, order, deadline_s)
-    audit.log_outcome(
-        token,
-        {"status": "done", "charged_after": after, "took_s": round(took_s, 6), "stopped_s": run.stopped_s},
-    )
+    cost = {"took_s": round(took_s, 6), "stopped_s": run.stopped_s, "waited_s": run.waited_s}
+    audit.log_outcome(token, {"status": "done", "charged_after": after, **cost})
     return TrimReceipt(
         target=order.target,
         gpus=order.gpus,
@@ -177,6 +185,7 @@ def trim(host: Host, order: TrimOrder, deadline_s: float, *, tracebacks: bool = 
         charged_after=after,
         took_s=took_s,
         stopped_s=run.stopped_s,
+        waited_s=run.waited_s,
         whole_gpu=order.whole_gpu,
     )
 

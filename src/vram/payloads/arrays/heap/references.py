@@ -322,13 +322,16 @@ def children(
 ) -> Iterator[tuple[int, Link, Role | None]]:
     """The link to each wanted child of *parent*, which has *role*, by the child's ``id``."""
     left = set(wanted)
-    for child, link, its_role in _links(parent, role, wanted, roots):
-        key = id(child)
-        if key in left:
-            yield key, link, its_role
-            left.remove(key)
-            if not left:
-                return
+    try:
+        for child, link, its_role in _links(parent, role, wanted, roots):
+            key = id(child)
+            if key in left:
+                yield key, link, its_role
+                left.remove(key)
+                if not left:
+                    return
+    except RuntimeError:
+        pass  # another thread adds to it or removes from it meanwhile
     for key in left:
         yield key, f" (inside a {inert(type_name(parent))})", None
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,8 @@ from .references import PathText
 
 if TYPE_CHECKING:
     import ast
+
+    from .walk import ByLineage
 
 # ---- notebooks ----
 
@@ -136,25 +138,20 @@ class Root(NamedTuple):
 class Roots:
     """All namespaces, those that a user knows best first.
 
-    Local variables of *unheld* types are not held: those that *is_wanted* are in ``direct``, by ``id``,
-    with their path.
+    Local variables of the classes *unheld* are not held here: they are added to *local*, and their paths to
+    ``direct``, by ``id``.
     """
 
-    def __init__(
-        self,
-        unheld: frozenset[type] = frozenset(),
-        is_wanted: Callable[[object], bool] | None = None,
-    ) -> None:
+    def __init__(self, unheld: ByLineage | None = None, local: list[object] | None = None) -> None:
         self.variables = Variables()
         self.direct: dict[int, PathText] = {}
-        self._unheld, self._is_wanted = unheld, is_wanted
         self.attribute_names: dict[type, list[str]] = {}
         self._shell = shell()
         self._notebook = namespace(self._shell)
         self.cells = Cells(self._notebook) if self._notebook is not None else None
         self._threads = _thread_names()
         main = self._main()
-        found = [*main, *self._frames(), *self._exceptions(), *self._running(), *self._modules()]
+        found = [*main, *self._frames(unheld, local), *self._exceptions(), *self._running(), *self._modules()]
         for root in main if self.direct else ():
             for key in map(id, root.names.values()):
                 self.direct.pop(key, None)  # a global variable of the program comes before a local one
@@ -184,7 +181,7 @@ class Roots:
         name = os.path.basename(script) if type(script) is str else "__main__"
         return [Root(names, "module", f"{inert(name)}: ")]
 
-    def _frames(self) -> list[Root]:
+    def _frames(self, unheld: ByLineage | None, local: list[object] | None) -> list[Root]:
         found = []
         for thread, frame in running_frames():
             variables = self.variables.of(frame)
@@ -193,19 +190,20 @@ class Roots:
                 name = inert(frame.f_code.co_name)
                 after = f" in {name}(){self._thread_text(thread)}"
                 root = Root(variables, "frame", f"{where} local ", after)
-                if self._is_wanted is not None:
-                    self._take_out(root, self._is_wanted)
+                if unheld is not None and local is not None:
+                    self._take_out(root, unheld, local)
                 found.append(root)
-        if self._is_wanted is not None:
+        if unheld is not None:
             self.variables.release()
         return found
 
-    def _take_out(self, root: Root, is_wanted: Callable[[object], bool]) -> None:
+    def _take_out(self, root: Root, unheld: ByLineage, local: list[object]) -> None:
         """Held here, these would be missing to the program, whose next step frees and reuses them."""
-        for name in [name for name, value in root.names.items() if type(value) in self._unheld]:
+        for name in [name for name, value in root.names.items() if unheld[type(value)]]:
             value = root.names.pop(name)
-            if id(value) not in self.direct and is_wanted(value):
+            if id(value) not in self.direct:
                 self.direct[id(value)] = PathText("frame", repr(inert(name)), root.before, root.after)
+                local.append(value)
 
     def _thread_text(self, thread: int) -> str:
         if thread == threading.main_thread().ident:

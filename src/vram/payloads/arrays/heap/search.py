@@ -7,6 +7,7 @@ before it returns.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import compress, repeat
@@ -14,12 +15,20 @@ from operator import eq, not_
 from types import GeneratorType
 from typing import TYPE_CHECKING
 
-from ..pace import Pause, no_rest
+from ...pace import Pause
 from ..record import Struct
-from .introspection import inert, lineage, members, type_name
+from .introspection import inert, members, type_name
 from .references import PathText, Role, append_link, children, is_plain
 from .roots import Roots
-from .walk import Walk, first_parents, is_hidden_from_collector, survivors
+from .walk import (
+    FREE_THREADED,
+    ByLineage,
+    Walk,
+    first_parents,
+    first_parents_of,
+    is_hidden_from_collector,
+    survivors,
+)
 
 if TYPE_CHECKING:
     from .references import Link
@@ -43,6 +52,7 @@ class ObjectHolder(Struct, frozen=True, gc=False):
 
 
 UNKNOWN = ObjectHolder("not found in the time given", "unknown")
+FREED = PathText("gone", "", "of an array that was freed during the search: ")
 
 
 class ReferencePaths:
@@ -70,10 +80,10 @@ class ReferencePaths:
     def path(self, key: int) -> PathText:
         """The path to *key*. Those of the objects above it are stored, since many objects share them."""
         steps, at = [], key
-        while at not in self._texts and type(self.links[at]) is not PathText:
+        while at not in self._texts and type(self.links.get(at, FREED)) is not PathText:
             steps.append(at)
             at = self.parent[at]
-        path = self._texts.get(at) or self.links[at]
+        path = self._texts.get(at) or self.links.get(at, FREED)
         assert isinstance(path, PathText)
         for step in reversed(steps):
             path = append_link(path, self.links[step])
@@ -148,13 +158,15 @@ class PathBuilder:
 
     def _positions(self, parent: list[object], keys: set[int]) -> set[int]:
         """Name the members of a list; returns those that another thread has removed meanwhile."""
-        position_of: dict[int, int] = {}
+        there: set[int] = set()
         # From the end, so that of equal members the first position wins.
         for start in range((len(parent) - 1) // SLICE * SLICE, -1, -SLICE):
-            part = parent[start : start + SLICE]
-            position_of.update(zip(map(id, reversed(part)), range(start + len(part) - 1, -1, -1)))
-        there = keys.intersection(position_of)
-        self.paths.links.update(zip(there, map(position_of.__getitem__, there)))
+            here = list(map(id, parent[start : start + SLICE]))
+            found = list(map(keys.__contains__, here))
+            members_here = list(compress(here, found))
+            positions = list(compress(range(start, start + len(here)), found))
+            self.paths.links.update(zip(reversed(members_here), reversed(positions)))
+            there.update(members_here)
         return keys - there
 
     def _name_alike(self, kind: type, pairs: dict[int, object]) -> None:
@@ -200,42 +212,17 @@ def shortest_paths(
     heap: list[object],
     budget_s: float = BUDGET_S,
     secondary: Sequence[type] = (),
-    types: Iterable[type] | None = None,
 ) -> ReferencePaths:
     """The shortest path to each of *targets*, by its ``id``.
 
     *heap* is ``gc.get_objects()`` from before the search. The list is emptied: as long as it holds
     everything, reference counts say nothing. A path through an instance of a class of *secondary* is used
-    only if there is no other. *types* are those in the heap, if known.
+    only if there is no other.
     """
-    types = (set(map(type, heap)) if types is None else types) if secondary else ()
     # Objects that the collector does not track are found only by reading untracked containers, too.
     hides = not all(map(gc.is_tracked, targets))
-    with _Search(set(map(id, targets)), heap, budget_s, subclasses_among(types, secondary)) as search:
+    with _Search(set(map(id, targets)), heap, budget_s, secondary) as search:
         return search.found(hides=hides)
-
-
-def shortest_paths_by_id(
-    kind_of: dict[int, type],
-    is_same: Callable[[int, object], bool],
-    unheld: Iterable[type],
-    budget_s: float,
-    secondary: frozenset[type],
-    pause: Pause,
-) -> ReferencePaths:
-    """As :func:`shortest_paths`, for objects given by ``id``: they are not held and may be freed at any time.
-
-    *is_same* says whether an object still is the one that had its ``id``. Nothing of the types *unheld*
-    is held for longer than one step: memory that the program frees must become free. *secondary* are the
-    types of secondary holders.
-    """
-    with _Search(kind_of, [], budget_s, secondary, is_same, frozenset(unheld), pause) as search:
-        return search.found(hides=any(map(is_hidden_from_collector, set(kind_of.values()))))
-
-
-def subclasses_among(types: Iterable[type], bases: Sequence[type]) -> frozenset[type]:
-    """Those of *types* that are, or derive from, one of *bases*."""
-    return frozenset(kind for kind in set(types) if any(each in lineage(kind) for each in bases))
 
 
 def all_holders(
@@ -252,24 +239,13 @@ def all_holders(
 
 class _Search:
     def __init__(
-        self,
-        targets: Collection[int],
-        heap: list[object],
-        budget_s: float,
-        secondary: frozenset[type] = frozenset(),
-        is_same: Callable[[int, object], bool] | None = None,
-        unheld: frozenset[type] = frozenset(),
-        pause: Pause = no_rest,
+        self, targets: Collection[int], heap: list[object], budget_s: float, secondary: Sequence[type] = ()
     ) -> None:
         self._heap = heap
         self._targets = targets
-        self._is_same = is_same
-        self._pause = pause
-        self.roots = Roots() if is_same is None else Roots(unheld, _wanted(targets, is_same))
-        left = set(targets).difference(self.roots.direct)
-        self.walk = Walk(self.roots.namespaces, left, budget_s, secondary, is_same, unheld, pause)
+        self.roots = Roots()
+        self.walk = Walk(self.roots.namespaces, targets, budget_s, secondary)
         self.builder = PathBuilder(self.roots)
-        self.builder.paths.links.update(self.roots.direct)
 
     def __enter__(self) -> _Search:
         return self
@@ -283,30 +259,18 @@ class _Search:
     def found(self, *, hides: bool) -> ReferencePaths:
         """Walk, and return the paths to all targets."""
         self.walk.run(also_untracked=hides)
-        self.name(key for key in self._targets if key not in self.roots.direct)
+        self.name(self._targets)
         paths = self.builder.paths
         missing = self.walk.missing
-        if missing and self._is_same is not None and not self.walk.was_cut:
-            self._heap = gc.get_objects()
-            if not hides:
-                missing, gone = self._still_there(missing, self._is_same)
-                paths.holders.update(dict.fromkeys(gone, GONE))
         if missing:
             paths.holders.update(self.without_names(missing))
         paths.was_cut = self.walk.was_cut
         return paths
 
-    def _still_there(
-        self, keys: set[int], is_same: Callable[[int, object], bool]
-    ) -> tuple[set[int], set[int]]:
-        there = {id(each) for each in self._heap if id(each) in keys and is_same(id(each), each)}
-        return there, keys - there
-
     def name(self, wanted: Iterable[int]) -> None:
         """Name all that is wanted and was reached, from the start of each path on."""
         for parents_of in self.walk.parents(wanted):
             self.builder.add(parents_of)
-            self._pause()
 
     def direct(self, target: object, most: int) -> Iterator[ObjectHolder]:
         """A holder for each object that refers to *target* directly."""
@@ -321,18 +285,26 @@ class _Search:
         """The holders of objects that no namespace leads to."""
         if self.walk.was_cut:
             return dict.fromkeys(missing, UNKNOWN)
-        reached, own = self.walk.origin, {id(self.roots.namespaces), id(self.walk.portions)}
-        apart = [each for each in self._heap if id(each) not in reached and id(each) not in own]
+        own = {id(self.roots.namespaces), id(self.walk.portions)}
+        there = set(self.walk.reached.missing(map(id, self._heap))) - own
+        apart = [each for each in self._heap if id(each) in there]
         alive = survivors(apart, but=self._targets, lists=2)
-        index = first_parents(apart)
-        return {key: self._climb(key, index, is_held=key in alive) for key in missing}
+        climb = _Climb(first_parents(apart), self.roots)
+        return {key: climb.holder(key, is_held=key in alive) for key in missing}
 
-    def _climb(self, key: int, index: dict[int, object], *, is_held: bool) -> ObjectHolder:
+
+class _Climb:
+    """From an object that no name leads to up to the last one that refers to it."""
+
+    def __init__(self, parent_of: dict[int, object], roots: Roots) -> None:
+        self._parent_of, self._roots = parent_of, roots
+
+    def holder(self, key: int, *, is_held: bool) -> ObjectHolder:
         path: list[object] = []
         seen = {key}
         at = key
-        while at in index and len(path) < LONGEST_CLIMB:
-            parent = index[at]
+        while at in self._parent_of and len(path) < LONGEST_CLIMB:
+            parent = self._parent_of[at]
             path.append(parent)
             at = id(parent)
             if at in seen:
@@ -346,14 +318,10 @@ class _Search:
         path = PathText("native", f"a {_type(top)} that no Python name leads to")
         role = None
         for parent, child in zip(chain, [*map(id, chain[1:]), key]):
-            [(_, link, role)] = children(parent, role, {child}, self.roots)
+            [(_, link, role)] = children(parent, role, {child}, self._roots)
             path = append_link(path, link)
         kind = "generator" if type(top) is GeneratorType else path.kind
         return ObjectHolder(path.text(), kind)
-
-
-def _wanted(targets: Collection[int], is_same: Callable[[int, object], bool]) -> Callable[[object], bool]:
-    return lambda met: id(met) in targets and is_same(id(met), met)
 
 
 def _cycle(member: object, *, is_held: bool) -> ObjectHolder:
@@ -365,3 +333,158 @@ def _cycle(member: object, *, is_held: bool) -> ObjectHolder:
 
 def _type(obj: object) -> str:
     return inert(type_name(obj))
+
+
+# ---- search in another program ----
+#
+# Nothing that is searched is held: memory that the program frees must become free. Every object of the wanted
+# classes is given away as soon as it is met, and known by its ``id`` from then on.
+
+# How many objects may be listed in one call, which takes 10 to 60 ms for a million of them.
+MOST_LISTED = 500_000
+LISTED_AT_ONCE = 20_000
+NAMELESS = ObjectHolder("no name leads to it: a running expression, native code, or a cycle", "native")
+
+
+class Discovery:
+    """Finds every object of the classes *kinds*, and the paths to those that matter.
+
+    Each is given to *add*, and released. *pause* rests between two parts of the work, *mark* only says that
+    one ends. Objects that no name leads to are looked for in the list of all objects; of a program with more
+    than MOST_LISTED, among the newest ones (``lists_all`` is False).
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[type],
+        add: Callable[[list[object]], None],
+        budget_s: float,
+        secondary: Sequence[type],
+        pause: Pause,
+        mark: Pause,
+    ) -> None:
+        self.lists_all = True
+        self.objects = 0
+        self._add, self._pause, self._mark = add, pause, mark
+        self._unheld = ByLineage(kinds)
+        self._are_classes = ByLineage((type,))
+        self._hides = any(map(is_hidden_from_collector, kinds))
+        self._through: set[int] = set()
+        local: list[object] = []
+        self._roots = Roots(self._unheld, local)
+        self._builder = PathBuilder(self._roots)
+        self._builder.paths.links.update(self._roots.direct)
+        namespaces = self._roots.namespaces
+        self._walk = Walk(namespaces, (), budget_s, secondary, self._unheld, self._take, pause)
+        namespaces += self._walk.lead_on(local)
+        local.clear()
+
+    def __enter__(self) -> Discovery:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._walk.release()
+        self._builder.release()
+        self._roots.release()
+
+    def run(self) -> None:
+        """Give away everything that names lead to, then what else there is."""
+        self._walk.run(also_untracked=self._hides)
+        self.objects = self._walk.objects
+        self._add_nameless()
+
+    def paths(self, wanted: Collection[int], is_same: dict[int, Callable[[object], bool]]) -> ReferencePaths:
+        """The path to each of *wanted*; those that were freed meanwhile have none.
+
+        *is_same* says of some whether an object that has the ``id`` now still is the one that was given away.
+        """
+        paths = self._builder.paths
+        for parents_of in self._walk.parents(self._through.union(wanted).difference(paths.links)):
+            # First, because to name a child by its attribute may give an instance another __dict__.
+            for key in parents_of.keys() & is_same.keys():
+                if not self._is_there(parents_of[key], key, is_same[key]):
+                    paths.holders[key] = GONE
+                self._pause()
+            self._builder.add(parents_of)
+            self._pause()
+        gone = [key for key in wanted if key not in paths.links and key not in paths.holders]
+        paths.holders.update(dict.fromkeys(gone, GONE))
+        paths.was_cut = self._walk.was_cut
+        return paths
+
+    def _is_there(self, parent: object, key: int, is_same: Callable[[object], bool]) -> bool:
+        if self._walk.is_large(parent):
+            return True  # not read again for this
+        return any(id(each) == key and is_same(each) for each in gc.get_referents(parent))
+
+    def _take(self, found: list[object]) -> list[object]:
+        """Give *found* away; returns what they refer to and nobody else has led to yet."""
+        self._add(found)
+        referents = self._followed(found)
+        missing = set(self._walk.reached.missing(map(id, referents)))
+        if not missing:
+            return []
+        # Named now: the array is not held, and may be gone later.
+        parents_of = first_parents_of(found, missing, self._pause)
+        self._builder.add(parents_of)
+        self._through.update(map(id, parents_of.values()))
+        return referents
+
+    def _followed(self, objects: list[object]) -> list[object]:
+        """What *objects* refer to; their classes have better names."""
+        referents = list(filter(gc.is_tracked, gc.get_referents(*objects)))
+        return [each for each in referents if not self._are_classes[type(each)]]
+
+    # ---- objects that no name leads to ----
+
+    def _add_nameless(self) -> None:
+        self.lists_all = sys.getallocatedblocks() <= MOST_LISTED or (
+            self.objects <= MOST_LISTED and not self._walk.was_cut
+        )
+        if self.lists_all:
+            self._walk.complete_reached()
+        apart = self._unreached(gc.get_objects() if self.lists_all else _newest())
+        found = [each for each in apart if self._unheld[type(each)]]
+        self._add(found)
+        # A local variable of a running frame is no object's, but it has a name.
+        keys = set(map(id, found)).difference(self._builder.paths.links)
+        found.clear()
+        if self.lists_all and not self._walk.was_cut:
+            self.objects += len(apart)
+            self._name_nameless(keys - self._walk.find_again(keys), apart)
+        else:
+            holder = UNKNOWN if self._walk.was_cut else NAMELESS
+            self._builder.paths.holders.update(dict.fromkeys(keys, holder))
+
+    def _unreached(self, heap: list[object]) -> list[object]:
+        """Those of *heap*, which is emptied, that the walk did not reach."""
+        own = {id(self._roots.namespaces), id(self._walk.portions)}
+        apart: list[object] = []
+        # As long as the list exists, nothing in it is freed: no rest before it is gone.
+        while heap:
+            part = heap[-LISTED_AT_ONCE:]
+            del heap[-LISTED_AT_ONCE:]
+            there = set(self._walk.reached.missing(map(id, part))) - own
+            apart += [each for each in part if id(each) in there]
+            self._mark()
+        return apart
+
+    def _name_nameless(self, keys: set[int], apart: list[object]) -> None:
+        if keys:
+            alive = survivors(apart, keys, 1, self._pause)
+            climb = _Climb(first_parents(apart, self._pause), self._roots)
+            holders = {key: climb.holder(key, is_held=key in alive) for key in keys}
+            self._builder.paths.holders.update(holders)
+
+
+def _newest() -> list[object]:
+    """The objects that the collector has looked at least often, as far as they are few."""
+    if FREE_THREADED:
+        return []
+    newest, older, _ = gc.get_count()
+    listed: list[object] = []
+    if newest <= MOST_LISTED:
+        listed += gc.get_objects(generation=0)
+    if older * gc.get_threshold()[0] <= MOST_LISTED:
+        listed += gc.get_objects(generation=1)
+    return listed

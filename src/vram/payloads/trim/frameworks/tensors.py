@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..driver import driver
-from ..framework import DEVICE, PINNED, Framework, alive, loaded
+from ..framework import DEVICE, PINNED, Framework, alive, loaded, may_have_instances
 
 if TYPE_CHECKING:
     from ..framework import Line
@@ -47,12 +47,9 @@ class PyTorch(Framework):
             yield self.line(PINNED, None, held, None if used is None else max(0, held - used))
 
     def objections(self) -> Iterator[str]:
-        graphs = loaded("torch.cuda.graphs")
-        contexts = alive((graphs.graph,)) if graphs is not None else []
-        streams = (getattr(each, "capture_stream", None) for each in contexts)
-        elsewhere = {each.cuda_stream for each in streams if each is not None}
-        # A stream can be asked about from any thread, but only this thread's own is known to PyTorch.
-        if any(map(driver.is_capturing, elsewhere)) or self._torch.cuda.is_current_stream_capturing():
+        if self._torch.cuda.is_current_stream_capturing() or any(
+            map(driver.is_capturing, _capture_streams())
+        ):
             yield "a CUDA graph is being captured: nothing was released"
 
     def release(self) -> Iterator[str]:
@@ -67,6 +64,18 @@ class PyTorch(Framework):
         elif hasattr(native, "_host_emptyCache"):
             native._host_emptyCache()
         yield from ()
+
+
+def _capture_streams() -> set[int]:
+    """The streams on which torch.cuda.graph() captures, in any thread.
+
+    A stream can be asked about from any thread, but only this thread's own is known to PyTorch.
+    """
+    graphs = loaded("torch.cuda.graphs")
+    if graphs is None or not may_have_instances(graphs.graph):
+        return set()
+    streams = (getattr(each, "capture_stream", None) for each in alive((graphs.graph,)))
+    return {each.cuda_stream for each in streams if each is not None}
 
 
 _NO_GPU = ("cpu", "interpreter")

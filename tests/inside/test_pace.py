@@ -1,0 +1,165 @@
+"""Work inside another program is done in slices, and what other threads waited for it is measured."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from vram.payloads.arrays.heap.walk import LARGE, ByLineage, Walk
+from vram.payloads.pace import Beat, Pace
+
+# The same call of libc, once with the interpreter's lock held and once without.
+HOLDING, RELEASING = ctypes.PyDLL(None).usleep, ctypes.CDLL(None).usleep
+HELD_S, RELEASED_S = 0.2, 1.0
+
+
+def measured(call: Any, seconds: float) -> Pace:
+    pace = Pace().begin()
+    call(int(seconds * 1e6))
+    pace.end()
+    return pace
+
+
+def test_a_call_that_keeps_the_interpreter_is_a_wait_for_others() -> None:
+    """Not less than what another thread of the program saw, but for a beat."""
+    victim = Beat()
+    assert victim.start()
+    pace = measured(HOLDING, HELD_S)
+    victim.end()
+    assert victim.latest_s > HELD_S / 2
+    assert pace.waited_s > HELD_S / 2
+
+
+def test_a_call_that_lets_others_run_is_none() -> None:
+    pace = measured(RELEASING, RELEASED_S)
+    assert pace.longest_s >= RELEASED_S
+    assert pace.waited_s < RELEASED_S / 2
+
+
+def test_waiting_for_somebody_else_is_no_slice() -> None:
+    pace = Pace().begin()
+    RELEASING(int(HELD_S * 1e6))
+    pace.resume()
+    pace.end()
+    assert pace.longest_s < HELD_S
+
+
+def test_what_was_done_before_the_measurement_counts_as_a_wait() -> None:
+    pace = Pace().begin(since=time.monotonic() - 5.0)
+    pace.end()
+    assert pace.waited_s >= 5.0
+
+
+def test_where_no_thread_can_be_started_the_longest_slice_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    pace = measured(RELEASING, HELD_S)
+    assert pace.waited_s == pace.longest_s >= HELD_S
+
+
+def test_a_slice_ends_with_a_rest_when_its_time_is_over() -> None:
+    pace = Pace(until=time.monotonic() + 3600, work_s=0.0)
+    assert [pace() for _ in range(5)] == [False] * 5
+    assert pace.slices == 5
+    pace.until = 0.0
+    assert pace()
+
+
+class Wanted:
+    """What is searched."""
+
+
+def walked(root: dict[str, object], pause: Any) -> tuple[list[int], Walk]:
+    met: list[int] = []
+
+    def take(found: list[object]) -> list[object]:
+        met.extend(map(id, found))
+        return []
+
+    walk = Walk([root], (), 60.0, (), ByLineage((Wanted,)), take, pause)
+    return met, walk.run()
+
+
+MANY = 6 * LARGE
+
+
+def test_very_large_containers_are_read_in_parts() -> None:
+    wanted = [Wanted() for _ in range(10)]
+    root: dict[str, object] = {
+        "list": [*([number] for number in range(MANY)), wanted[0]],
+        "tuple": (*([number] for number in range(MANY)), wanted[1]),
+        "dict": {**{number: [number] for number in range(MANY)}, "last": wanted[2]},
+        "set": {*(Key() for _ in range(MANY)), wanted[3]},
+        "small": [[wanted[4]], {"a": wanted[5]}, wanted[6:]],
+        # Each is small, all of them together are not.
+        "lists": [[[number] for number in range(LARGE // 4)] for _ in range(40)],
+    }
+    pauses: list[int] = []
+    met, walk = walked(root, lambda: pauses.append(1))
+    assert sorted(met) == sorted(map(id, wanted))
+    assert len(pauses) > 4 * MANY / LARGE
+    for portion in walk.portions:
+        assert len(portion) == 1 or sum(walk._lengths.of(portion)) <= LARGE
+    walk.release()
+
+
+class Key:
+    """Something that can be in a set."""
+
+
+def test_a_container_that_changes_while_it_is_read_is_read_all_the_same() -> None:
+    wanted = Wanted()
+    table: dict[object, object] = {number: [number] for number in range(MANY)}
+    table["last"] = [wanted]
+
+    def pause() -> bool:
+        table[object()] = []
+        return False
+
+    met, walk = walked({"table": table}, pause)
+    assert met == [id(wanted)]
+    walk.release()
+
+
+def test_objects_in_one_place_have_names_as_others_have() -> None:
+    """An object that only one other refers to is not noted by the walk; its path is found all the same."""
+    wanted = Wanted()
+    root: dict[str, object] = {"a": [[[[[wanted]]]], *([number] for number in range(2000))]}
+    met, walk = walked(root, lambda: False)
+    parents = list(walk.parents(met))
+    assert len(parents) == 6
+    assert parents[-1][id(wanted)] == [wanted]
+    del parents
+    walk.release()
+
+
+def test_threads_that_change_everything_do_no_harm() -> None:
+    stop = threading.Event()
+    kept = [Wanted() for _ in range(5)]
+    root: dict[str, object] = {"kept": kept, "list": [], "table": {}, "set": set()}
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            root["list"] = [[[number]] for _ in range(2 * LARGE)]
+            root["table"] = {number: [number] for number in range(2 * LARGE)}
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(10):
+            pace = Pace()
+            met, walk = walked(root, pace)
+            assert set(met) >= set(map(id, kept))
+            list(walk.parents(met))
+            walk.release()
+    finally:
+        stop.set()
+        changing.join()
