@@ -88,19 +88,25 @@ def alive(kinds: tuple[type, ...]) -> list[Any]:
     return found
 
 
-def may_have_instances(kind: type) -> bool:
-    """False where a class certainly has no instance, which is known without reading all objects.
+def may_have_instances(module: ModuleType, name: str) -> bool:
+    """False where the class *name* certainly has no instance, which is known without reading all objects.
 
     Each instance refers to its class. Where all references to the class are accounted for by names in
     modules and by what belongs to the class itself, there is none.
     """
+    kind: Any = getattr(module, name)
     gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)
-    if kind.__subclasses__() or not gil_enabled():  # without that lock, counts are not exact
+    if type.__subclasses__(kind) or not gil_enabled():  # without that lock, counts are not exact
         return True
-    # Its own: the tuple of its bases' order, and the descriptors that know the class that they belong to.
-    own = sum(1 for each in vars(kind).values() if getattr(each, "__objclass__", None) is kind)
+    # How many references a class without names has in a variable like *kind*: versions of Python differ.
+    nameless: Any = type("nameless", (), {})
+    besides = sys.getrefcount(nameless) - _references_of_its_own(nameless)
     modules = [each for each in list(sys.modules.values()) if type(each) is ModuleType]
     namespaces = {id(vars(each)): vars(each) for each in modules}  # some modules have several names
     names = sum(sum(map(is_, list(each.values()), repeat(kind))) for each in namespaces.values())
-    # Two more: this function's variable and getrefcount's argument. The caller's own count as instances.
-    return sys.getrefcount(kind) - 2 > 1 + own + names
+    return sys.getrefcount(kind) > besides + _references_of_its_own(kind) + names
+
+
+def _references_of_its_own(kind: type) -> int:
+    """The tuple of its bases' order, and the descriptors that know the class that they belong to."""
+    return 1 + sum(1 for each in list(vars(kind).values()) if getattr(each, "__objclass__", None) is kind)

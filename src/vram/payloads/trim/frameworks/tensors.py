@@ -72,7 +72,7 @@ def _capture_streams() -> set[int]:
     A stream can be asked about from any thread, but only this thread's own is known to PyTorch.
     """
     graphs = loaded("torch.cuda.graphs")
-    if graphs is None or not may_have_instances(graphs.graph):
+    if graphs is None or not may_have_instances(graphs, "graph"):
         return set()
     streams = (getattr(each, "capture_stream", None) for each in alive((graphs.graph,)))
     return {each.cuda_stream for each in streams if each is not None}
