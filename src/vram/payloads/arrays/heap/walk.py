@@ -383,7 +383,7 @@ def _sort(keys: list[int], numbers: list[int], by_portion: defaultdict[int, set[
 def _split_by_references(tracked: list[object]) -> tuple[list[object], list[object]]:
     """Objects that several others refer to, and those that only one does: no other way leads there.
 
-    Most objects of a large program are records that are in one place: those need not be compared with all that
+    Most objects of a large program are records in one place: those need not be compared with all that
     was reached, which takes most of the time. *tracked* must be the second list that holds them.
     """
     (alone,) = map(sys.getrefcount, [[]])
