@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import time
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from vram.payloads.arrays.heap.walk import LARGE, ByLineage, Walk
-from vram.payloads.pace import Beat, Pace
+from vram.payloads.pace import Beat, Pace, postpone_full_collections
 
 # The same call of libc, once with the interpreter's lock held and once without.
 HOLDING, RELEASING = ctypes.PyDLL(None).usleep, ctypes.CDLL(None).usleep
@@ -163,3 +164,30 @@ def test_threads_that_change_everything_do_no_harm() -> None:
     finally:
         stop.set()
         changing.join()
+
+
+def test_full_collections_wait_for_the_end_of_a_visit() -> None:
+    """Young objects are collected meanwhile; afterwards everything is as it was."""
+    before = gc.get_threshold()
+    restore = postpone_full_collections()
+    try:
+        assert gc.get_threshold()[:2] == before[:2]
+        counts = [each["collections"] for each in gc.get_stats()]
+        kept = [[number] for number in range(300_000)]
+        after = [each["collections"] for each in gc.get_stats()]
+        assert (after[0] > counts[0], after[2]) == (True, counts[2])
+        assert len(kept) == 300_000
+    finally:
+        restore()
+    assert gc.get_threshold() == before
+
+
+def test_a_program_that_sets_its_own_thresholds_meanwhile_keeps_them() -> None:
+    before = gc.get_threshold()
+    restore = postpone_full_collections()
+    try:
+        gc.set_threshold(123, 4, 5)
+        restore()
+        assert gc.get_threshold() == (123, 4, 5)
+    finally:
+        gc.set_threshold(*before)
