@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as typing has it, whose import takes longer than everything here
 __version__ = "0.1.0"
 
 # name: the module that defines it, or that it is
