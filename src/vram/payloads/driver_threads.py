@@ -107,7 +107,7 @@ class DriverThreads:
             if seen.ended:
                 self._seized.discard(tid)
                 continue
-            with suppress(ProcessLookupError):  # killed
+            with suppress(OSError):  # killed meanwhile
                 if seen.started:
                     self._seized.add(ptrace.started_by(tid))
                 ptrace.request(ptrace.CONT, tid, 0, seen.signal)
