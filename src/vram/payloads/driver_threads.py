@@ -69,11 +69,11 @@ class DriverThreads:
             return
         finally:
             if self._error is not None:
-                self._let_go()
+                self._detach_all()
             self._begun.set()
         while not self._leave.wait(_TURN_S):
             self._continue_stopped()
-        self._let_go()
+        self._detach_all()
 
     def _seize_all(self) -> None:
         # A debugger may continue the one thread that it traces, whether the process is stopped or not.
@@ -112,7 +112,7 @@ class DriverThreads:
                     self._seized.add(ptrace.started_by(tid))
                 ptrace.request(ptrace.CONT, tid, 0, seen.signal)
 
-    def _let_go(self) -> None:
+    def _detach_all(self) -> None:
         """Detach from all: where the process is stopped they stop too, else they run on."""
         for tid in self._seized:
             with suppress(OSError):
