@@ -29,6 +29,7 @@ ALLOWED = {
     "faults/sweep.py": "a program of its own; vram's deadline, which is not to expire",
     "host/leaderless.py": "also a program of its own, without this folder on its path",
     "inside/programs/subject.py": "runs in other interpreters",
+    "inside/programs/waiting.py": "runs in other interpreters: its thread beats until the end",
     "probes/take_survey.py": "a program of its own: it looks between two states of a process",
     "reach/target_program.py": "runs in other interpreters",
     "reclaim/shared_machine.py": "a program that another user runs, without this folder on its path",

@@ -9,6 +9,7 @@ them again, so the program never runs without its memory, whatever happens to us
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import threading
@@ -79,24 +80,25 @@ class DriverThreads:
         # A debugger may continue the one thread that it traces, whether the process is stopped or not.
         # Another vram that only asks for the state of the process is gone in a moment.
         deadline = time.monotonic() + _OTHERS_S
-        while (tracer := tracer_of(self._pid)) is not None:
+        while (tracer := tracer_of(self._pid)) is not None or not self._seize_each():
+            self._detach_all()  # of two that have seized one thread each, none would go on
             if time.monotonic() > deadline:
-                raise CannotHold(f"it is traced by pid {tracer}")
-            time.sleep(_TURN_S)
-        while fresh := [tid for tid in driver_threads(self._pid) if tid not in self._seized]:
-            for tid in fresh:
-                self._seize(tid)
+                raise CannotHold(NO_PERMISSION if tracer is None else f"it is traced by pid {tracer}")
+            time.sleep(random.uniform(_TURN_S, 10 * _TURN_S))
         if not self._seized:
             raise CannotHold("none of its threads is the driver's")
 
-    def _seize(self, tid: int) -> None:
-        try:
-            ptrace.request(ptrace.SEIZE, tid, 0, ptrace.TRACE_CLONES)
-            self._seized.add(tid)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            raise CannotHold(NO_PERMISSION) from None
+    def _seize_each(self) -> bool:
+        """Whether the kernel let us: not where another tracer was faster."""
+        while fresh := [tid for tid in driver_threads(self._pid) if tid not in self._seized]:
+            for tid in fresh:
+                with suppress(ProcessLookupError):  # it has ended
+                    try:
+                        ptrace.request(ptrace.SEIZE, tid, 0, ptrace.TRACE_CLONES)
+                    except PermissionError:
+                        return False
+                    self._seized.add(tid)
+        return True
 
     def _continue_stopped(self) -> None:
         """Continue those that have stopped: with their process, for a signal, or for a thread they began."""
