@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -261,15 +262,20 @@ class TestCalledOff:
         self, start: Callable[..., TargetProgram], version: str
     ) -> None:
         """It stays in the ring, while its place may be given to other lines, which it must not run."""
-        program = start("holding", python=python_of(version))
-        process = program.python()
         with ThreadPoolExecutor(3) as pool:
-            for deadline_s in (2.0, 10.0, 50.0):  # on a busy machine the next one may begin too late
+
+            def two_pending(deadline_s: float) -> tuple[TargetProgram, PythonProcess, list[int], Any, Any]:
+                program = start("holding", python=python_of(version))
+                process = program.python()
                 first = pool.submit(run_once, process, deadline_s)
-                until(lambda first=first: first.done() or len(_pending(process)) == 1)
+                until(lambda: first.done() or len(_pending(process)) == 1)
                 places = _pending(process)
                 second = pool.submit(run_once, process)
-                until(lambda first=first: first.done() or len(_pending(process)) == 2)
+                until(lambda: first.done() or len(_pending(process)) == 2)
+                return program, process, places, first, second
+
+            for deadline_s in (2.0, 10.0, 50.0):  # on a busy machine the next one may begin too late
+                program, process, places, first, second = two_pending(deadline_s)
                 if not first.done():
                     break
                 program.ask()

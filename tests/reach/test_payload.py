@@ -16,6 +16,7 @@ import pytest
 
 from tests.needs import require, require_python
 from tests.patience import PATIENCE_S
+from tests.reach import soak
 from tests.reach.conftest import SOURCES, World
 from vram.payloads import delivery
 from vram.payloads.pace import Pace
@@ -35,6 +36,13 @@ ANSWER = """
 import json, os, sys
 request = {"verb": sys.argv[1], "pid": os.getpid(), "until": float("inf"), "collect": len(sys.argv) > 3}
 print(json.dumps(eval(open(sys.argv[2]).read(), {"request": request})))
+"""
+
+NOT_IMPORTED = """
+import sys
+before = set(sys.modules)
+(note,) = eval(sys.stdin.read())["notes"]
+print(note, sorted({"typing", "collections.abc"} & (set(sys.modules) - before)))
 """
 
 
@@ -225,6 +233,21 @@ def test_older_pythons_can_read_it(path: Path) -> None:
     if path.name == "record.py":  # in vram's own process alone
         imported.discard("msgspec")
     assert imported <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("version", soak.VERSIONS)
+@pytest.mark.parametrize("name", ["trim", "inside", "tracer.control"])
+def test_what_only_annotations_need_is_not_imported(name: str, version: str) -> None:
+    """Two threads that import collections.abc for the first time at once may both fail (Python 3.13.0)."""
+    loaded = payload.expression(name, "answered", {"pid": 0, "until": 0})
+    said = subprocess.run(
+        [require_python(version), "-ISc", NOT_IMPORTED],
+        input=loaded,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (said.stdout, said.stderr) == ("this is not the process that was meant []\n", "")
 
 
 def test_every_module_travels_after_what_it_imports() -> None:

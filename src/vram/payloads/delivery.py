@@ -12,11 +12,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
-from .pace import Pace, postpone_full_collections
+from .pace import Pace
 
-Answer = Callable[["dict[str, Any]", Pace], "dict[str, Any]"]
+Answer: TypeAlias = "Callable[[dict[str, Any], Pace], dict[str, Any]]"
 
 GO = b"go\n"
 PORTION_NBYTES = 1 << 18
@@ -34,13 +34,11 @@ def answered(answer: Answer, request: dict[str, Any], pace: Pace | None = None) 
     if reason:
         return {"status": "cancelled", "notes": [reason]}
     pace = Pace().begin() if pace is None else pace
-    restore_collections = postpone_full_collections()
     try:
         told = answer(request, pace)
     except Exception as error:
         told = {"status": "failed", "notes": [f"{type(error).__name__}: {error}"[:LONGEST_NOTE]]}
     finally:
-        restore_collections()
         pace.end()
     return {**told, "waited_s": pace.waited_s}
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-Library = TypeVar("Library", bound=ctypes.CDLL)
+if TYPE_CHECKING:
+    Library = TypeVar("Library", bound=ctypes.CDLL)
 
 NAME = "libcuda.so.1"
 IN_MAPS = b"/libcuda.so"

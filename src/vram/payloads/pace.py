@@ -15,9 +15,10 @@ import _thread
 import gc
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 # Called between two parts of the work; True when the time is up.
-Pause = Callable[[], bool]
+Pause: TypeAlias = "Callable[[], bool]"
 
 WORK_S = 0.003
 # Shorter, and a thread that waits for the interpreter may not have woken before the work takes it again.
@@ -72,6 +73,7 @@ class Beat:
 class Pace:
     """Rests after each slice of work; measures between :meth:`begin` and :meth:`end`.
 
+    Between these two, automatic collections leave old objects alone.
     ``longest_s`` is the longest slice, ``worked_s`` the processor time of all of them.
     """
 
@@ -83,11 +85,13 @@ class Pace:
         self._unmeasured_s = 0.0
         self._latest_s = float("inf")  # where no beat could be started, the longest slice counts
         self._beat: Beat | None = None
+        self._restore_collections = _nothing
         self._start_slice()
 
     def begin(self, since: float | None = None) -> Pace:
         """Measure from now on; *since* is when the work began. Until now nobody noted who waited."""
         self._unmeasured_s = 0.0 if since is None else time.monotonic() - since
+        self._restore_collections = postpone_full_collections()
         self._beat = Beat()
         if not self._beat.start():
             self._beat = None
@@ -97,6 +101,8 @@ class Pace:
     def end(self) -> None:
         """The measurement is complete, and its thread has ended. May be called again."""
         self.mark()
+        self._restore_collections()
+        self._restore_collections = _nothing
         beat, self._beat = self._beat, None
         if beat is not None:
             beat.end()
@@ -149,6 +155,10 @@ def postpone_full_collections() -> Callable[[], None]:
             gc.set_threshold(*before)
 
     return restore
+
+
+def _nothing() -> None:
+    """What is called where nothing is to be restored."""
 
 
 def no_rest() -> bool:

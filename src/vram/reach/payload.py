@@ -86,6 +86,10 @@ def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
 
 # ---- its source ----
 
+# Annotations are not evaluated in the program, and what only they need is not imported there. It may not
+# have loaded these yet, and in Python 3.13.0 two threads that load collections.abc for the first time at once
+# may both fail: we, or the program.
+_FOR_ANNOTATIONS = ("typing", "collections.abc")
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "payloads")
 
 # Modules are known to the interpreter only while they import each other, under a name that
@@ -154,7 +158,7 @@ def _collect(name: str, found: dict[str, str], begun: set[str]) -> None:
     begun.add(name)
     path = os.path.join(_FOLDER, *name[1:].split("."))
     is_package = os.path.isfile(os.path.join(path, "__init__.py"))
-    text = _read(os.path.join(path, "__init__.py") if is_package else f"{path}.py")
+    text = _without_types(_read(os.path.join(path, "__init__.py") if is_package else f"{path}.py"))
     above = name.rpartition(".")[0]
     _collect(above, found, begun)
     for needed in _imported(text, name if is_package else above):
@@ -171,6 +175,16 @@ def _imported(text: str, package: str) -> Iterator[str]:
                 above = above.rpartition(".")[0]
             names = [node.module] if node.module else [each.name for each in node.names]
             yield from (f"{above}.{each}" for each in names)
+
+
+def _without_types(text: str) -> str:
+    """The module *text* without what only annotations need; every line keeps its number."""
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module in _FOR_ANNOTATIONS:
+            end = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : end] = ["TYPE_CHECKING = False", *[""] * (end - node.lineno)]
+    return "\n".join(lines) + "\n"
 
 
 def _read(path: str) -> str:

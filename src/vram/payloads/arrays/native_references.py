@@ -8,23 +8,24 @@ running the program's own hooks, so such a holder is only likely, and is called 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .heap.search import NATIVE, ObjectHolder, ReferencePaths
 from .inventory import ArrayHolders, FoundArray
 from .provider import Description
 from .pytorch import GRAPH
 
+if TYPE_CHECKING:
 
-class DescribedArray(Protocol):
-    """What is needed of an array here: a :class:`FoundArray`, or a record of an array that is not held."""
+    class DescribedArray(Protocol):
+        """What is needed of an array: a :class:`FoundArray`, or a record of an array that is not held."""
 
-    @property
-    def provider(self) -> Any: ...
-    @property
-    def key(self) -> int: ...
-    @property
-    def description(self) -> Description: ...
+        @property
+        def provider(self) -> Any: ...
+        @property
+        def key(self) -> int: ...
+        @property
+        def description(self) -> Description: ...
 
 
 def possible_holders(chosen: Sequence[FoundArray], found: Sequence[FoundArray]) -> list[FoundArray]:

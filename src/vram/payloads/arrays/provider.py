@@ -83,7 +83,7 @@ def classes_of(module: Any, *names: str) -> tuple[type, ...]:
     return tuple(each for each in found if isinstance(each, type))
 
 
-class DtypeNames(dict[Any, str]):
+class DtypeNames(dict[object, str]):
     """The name of each dtype, formatted once: NumPy takes ten microseconds for it."""
 
     def __missing__(self, dtype: Any) -> str:

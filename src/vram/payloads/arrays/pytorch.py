@@ -210,7 +210,7 @@ def _of_storages(storages: list[Any], addresses: set[int]) -> Iterator[Descripti
     return _spread(described, are_on_gpu)
 
 
-class _PlainShapes(dict[Any, tuple[int, ...]]):
+class _PlainShapes(dict[object, tuple[int, ...]]):
     """A tuple for each shape: PyTorch's own are of a class of its."""
 
     def __missing__(self, shape: Any) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from types import (
     MethodType,
     TracebackType,
 )
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..record import Struct
 from .introspection import (
@@ -120,7 +120,7 @@ def _registered(expression: str) -> str:
 # ---- roles ----
 
 
-class Role(NamedTuple):
+class Role(Struct, frozen=True):
     """What an object is to its parent, and what is needed to name its children."""
 
     name: str

@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ..record import Struct
 from .introspection import Variables, attributes, inert, running_frames
 from .references import PathText
 
@@ -126,7 +127,7 @@ def _text_run_by_magic(call: ast.Call) -> str:
 KEPT = ("last_exc", "last_value", "last_traceback")
 
 
-class Root(NamedTuple):
+class Root(Struct, frozen=True):
     """A namespace. ``before`` and ``after`` are the text around each of its ``names``."""
 
     names: dict[str, object]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, compress, filterfalse, islice, repeat
 from operator import eq, not_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...pace import Pause, no_rest
 from .introspection import attributes, lineage
@@ -55,7 +55,13 @@ class ByLineage(dict[type, bool]):
         return any(map(self.__getitem__, set(map(type, found))))
 
 
-class Lengths(dict[type, Callable[[Any], int]]):
+if TYPE_CHECKING:
+    LengthByType = dict[type, Callable[[Any], int]]
+else:
+    LengthByType = dict
+
+
+class Lengths(LengthByType):
     """How to count the members of an object without running its code, by its type."""
 
     CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
