@@ -28,6 +28,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,7 +144,9 @@ def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -
 
 def build_all(package: Path = PACKAGE, more: Sequence[str] = ()) -> list[Path]:
     """Bring every library up to date, compiled with *more* flags."""
-    return [output for library in LIBRARIES if (output := build(library, package, more))]
+    with ThreadPoolExecutor() as pool:
+        built = pool.map(lambda library: build(library, package, more), LIBRARIES)
+        return [output for output in built if output]
 
 
 def _digest(library: Library, command: list[str]) -> str:

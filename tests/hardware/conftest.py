@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def _prestarted(real_gpu: bool) -> Iterator[None]:
     if real_gpu:
-        prestart.prestart()
+        for module in prestart.WAITING:
+            prestart.prestart(module)
     yield
     prestart.close()
 

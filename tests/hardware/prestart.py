@@ -1,8 +1,8 @@
-"""Pythons that import PyTorch before a test needs them.
+"""Pythons that import a framework before a test needs them.
 
-On the machine with the H200 (16 cores) the import takes 3.3 s and most tests take less than one, so
-it is hidden behind the tests before. An import makes no CUDA call: a Python that waits has no
-device file open and uses no device memory.
+On the machine with the H200 (16 cores) the import of PyTorch takes 3.3 s and most tests take less than one,
+so it is hidden behind the tests before. An import makes no CUDA call: a Python that waits has no device file
+open and uses no device memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from importlib.util import find_spec
 
 from tests.search_path import search_path
 
-WAITING = 3
+# How many wait, by the module that they have imported.
+WAITING = {"torch": 3, "jax": 2}
 
 # What comes by stdin runs as if it had been given to -c; end of file ends a Python that nobody needed.
 STUB = """
 import json, os, sys
-import torch
+__import__(sys.argv.pop())
 def _code():
     line = sys.stdin.readline()
     if not line:
@@ -33,15 +34,15 @@ def _code():
 exec(_code())
 """
 
-_waiting: deque[subprocess.Popen[str]] = deque()
+_waiting: dict[str, deque[subprocess.Popen[str]]] = {module: deque() for module in WAITING}
 
 
-def prestart() -> None:
-    """Have enough of them wait, where PyTorch is installed."""
-    while find_spec("torch") is not None and len(_waiting) < WAITING:
-        _waiting.append(
+def prestart(module: str) -> None:
+    """Have enough of them wait, where *module* is installed."""
+    while find_spec(module) is not None and len(_waiting[module]) < WAITING[module]:
+        _waiting[module].append(
             subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", STUB],
+                [sys.executable, "-X", "faulthandler", "-c", STUB, module],
                 env={**os.environ, "PYTHONPATH": search_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -51,25 +52,25 @@ def prestart() -> None:
         )
 
 
-def start_with_torch(code: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Run *code* in a Python that has imported PyTorch; its stdin, stdout and stderr are pipes.
+def start_with(module: str, code: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Run *code* in a Python that has imported *module*; its stdin, stdout and stderr are pipes.
 
     *environment* is set before *code* runs: it is for what Python reads, not for the loader.
     """
-    prestart()
-    process = _waiting.popleft()
-    prestart()
+    prestart(module)
+    process = _waiting[module].popleft()
+    prestart(module)
     assert process.stdin is not None
     process.stdin.write(json.dumps({"code": code, "environment": dict(environment)}) + "\n")
     process.stdin.flush()
     return process
 
 
-def run_with_torch(
-    code: str, environment: Mapping[str, str], timeout_s: float
+def run_with(
+    module: str, code: str, environment: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """Run *code* to its end, as ``subprocess.run`` with ``capture_output`` does."""
-    process = start_with_torch(code, environment)
+    process = start_with(module, code, environment)
     try:
         out, err = process.communicate(timeout=timeout_s)
     except BaseException:
@@ -81,7 +82,6 @@ def run_with_torch(
 
 def close() -> None:
     """End those that still wait."""
-    while _waiting:
-        process = _waiting.pop()
+    for process in (each for waiting in _waiting.values() for each in waiting):
         process.kill()
         process.communicate()

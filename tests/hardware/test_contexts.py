@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
-from tests.hardware.prestart import run_with_torch
+from tests.hardware.prestart import run_with
 from tests.needs import needs, skip_without
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -124,7 +124,7 @@ def codes_afterwards():
 def result(program: str, preamble: str = PREAMBLE) -> Any:
     code = preamble + dedent(program)
     if "import torch" in program:
-        done = run_with_torch(code, {"COLUMNS": "80"}, timeout_s=110)
+        done = run_with("torch", code, {"COLUMNS": "80"}, timeout_s=110)
     else:
         environment = os.environ | {"PYTHONPATH": search_path(), "COLUMNS": "80"}
         done = subprocess.run(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
-from tests.hardware.prestart import run_with_torch
+from tests.hardware.prestart import run_with
 from tests.needs import needs, skip_without
 from tests.search_path import search_path
 
@@ -61,7 +61,7 @@ def played(program: str) -> dict[str, tuple[int, str]]:
     """For each step of *program*: MiB in use more than before it, and "done" or the error."""
     code = PREAMBLE + dedent(program) + POSTSCRIPT
     if "import torch" in program:
-        done = run_with_torch(code, {}, timeout_s=110)
+        done = run_with("torch", code, {}, timeout_s=110)
     else:
         environment = os.environ | {"PYTHONPATH": search_path()}
         done = subprocess.run(

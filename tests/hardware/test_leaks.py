@@ -14,7 +14,7 @@ import pytest
 
 from tests.guard.acting import act_out, check
 from tests.hardware.conftest import Record
-from tests.hardware.prestart import run_with_torch
+from tests.hardware.prestart import run_with
 from tests.needs import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -134,7 +134,7 @@ print(json.dumps([fastest_ms(vram.flush), fastest_ms(gc.collect), len(gc.get_obj
 
 def told(program: str) -> object:
     if "torch" in program:
-        done = run_with_torch(program, {}, timeout_s=120)
+        done = run_with("torch", program, {}, timeout_s=120)
     else:
         variables = dict(os.environ, PYTHONPATH=search_path())
         done = subprocess.run(
@@ -204,7 +204,7 @@ def test_a_capture_goes_on_while_flush_refuses(record: Record) -> None:
 def test_flush_with_nothing_to_do(record: Record) -> None:
     flushed_ms, collected_ms, objects = told(NOTHING.format(loaded=""))  # type: ignore[misc]
     record(flushed_ms=flushed_ms, collected_ms=collected_ms, objects=objects)
-    assert flushed_ms < 5
+    assert flushed_ms < collected_ms + 5
 
 
 @needs("torch")

@@ -17,7 +17,7 @@ import pytest
 
 from tests.guard.owner import PREAMBLE
 from tests.hardware.conftest import Record
-from tests.hardware.prestart import run_with_torch
+from tests.hardware.prestart import run_with
 from tests.needs import needs
 from tests.search_path import search_path
 from vram.units import MIB
@@ -43,7 +43,7 @@ def told(program: str) -> Any:
     """Run *program* in a process of its own; the last value that it told."""
     code = PREAMBLE + dedent(program)
     if "import torch" in program:
-        done = run_with_torch(code, {}, timeout_s=120)
+        done = run_with("torch", code, {}, timeout_s=120)
     else:
         environment = os.environ | {"PYTHONPATH": search_path(), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         argv = [sys.executable, "-X", "faulthandler", "-c", code]

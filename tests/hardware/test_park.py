@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
-from tests.hardware.prestart import start_with_torch
+from tests.hardware.prestart import start_with
 from tests.needs import skip_without
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -118,7 +118,7 @@ class Subject:
 
     def __init__(self, code: str, *arguments: object) -> None:
         if code is GRAPH_TRAINING:
-            self.process = start_with_torch(dedent(code), {})
+            self.process = start_with("torch", dedent(code), {})
         else:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", dedent(code), *map(str, arguments)],

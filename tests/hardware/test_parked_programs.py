@@ -249,7 +249,7 @@ def test_whoever_moves_a_program_is_killed_and_it_works_on(
     state.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     chance, found = random.Random(25), dict[str, int]()
-    for _ in range(4 * CYCLES):
+    for _ in range(2 * CYCLES):
         for verb in ("park", "unpark"):
             found_now = killed_while(verb, subject.pid, chance)
             found[f"{verb}: {found_now}"] = found.get(f"{verb}: {found_now}", 0) + 1

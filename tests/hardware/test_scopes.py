@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.hardware import prestart
 from tests.hardware.conftest import Record
-from tests.hardware.prestart import run_with_torch
 from tests.needs import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -79,10 +79,11 @@ JAX_TAKES_WHAT_IT_NEEDS = {
 
 def result(program: str, name: str = "torch", **variables: str) -> Any:
     code = PREAMBLE + FRAMEWORKS[name] + BEHIND_ALL + dedent(program)
-    if name == "torch":
-        done = run_with_torch(code, variables, timeout_s=110)
+    variables = JAX_TAKES_WHAT_IT_NEEDS | variables
+    if name in prestart.WAITING:
+        done = prestart.run_with(name, code, variables, timeout_s=110)
     else:
-        environment = os.environ | {"PYTHONPATH": search_path()} | JAX_TAKES_WHAT_IT_NEEDS | variables
+        environment = os.environ | {"PYTHONPATH": search_path()} | variables
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=110
         )

@@ -48,7 +48,7 @@ unpark-after = "1s"
 min-size = "1GiB"
 """
 LISTENS_S = 30.0
-MEASURED_S = 20.0
+MEASURED_S = 10.0
 
 
 @pytest.fixture

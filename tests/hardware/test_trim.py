@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
-from tests.hardware.prestart import start_with_torch
+from tests.hardware.prestart import start_with
 from tests.needs import require, skip_without
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -173,7 +173,7 @@ class Program:
         start = "import vram; vram.agent()\n" if agent else ""
         code = PREAMBLE + start + dedent(code)
         if prestarted:
-            self.process = start_with_torch(code, folders)
+            self.process = start_with("torch", code, folders)
         else:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],

@@ -6,11 +6,13 @@ import ctypes
 import gc
 import threading
 import time
+from itertools import chain
 from typing import Any
 
 import pytest
 
-from vram.payloads.arrays.heap.walk import LARGE, ByLineage, Walk
+from vram.payloads.arrays.heap.referents import LARGE, Lengths, first_parents, referents
+from vram.payloads.arrays.heap.walk import ByLineage, Reached, Walk
 from vram.payloads.pace import Beat, Pace, postpone_full_collections
 
 # The same call of libc, once with the interpreter's lock held and once without.
@@ -108,6 +110,34 @@ def test_very_large_containers_are_read_in_parts() -> None:
     for portion in walk.portions:
         assert len(portion) == 1 or sum(walk._lengths.of(portion)) <= LARGE
     walk.release()
+
+
+def test_whatever_objects_refer_to_is_read_a_little_at_a_time() -> None:
+    objects: list[object] = [[number] for number in range(3000)]
+    objects[100:100] = [list(range(3 * LARGE)), [], dict.fromkeys(range(LARGE - 1)), set(range(LARGE + 1))]
+    pieces = list(referents(objects, Lengths()))
+    assert max(map(len, pieces)) <= 2 * LARGE  # a dict has keys and values
+    assert sorted(map(id, chain(*pieces))) == sorted(map(id, gc.get_referents(*objects)))
+
+
+def test_the_first_of_several_parents_is_found_in_every_part() -> None:
+    wanted = [object() for _ in range(3)]
+    parents = [[each] for each in range(2500)]
+    first = {0: parents[10], 1: [wanted[1]] * (LARGE + 1), 2: parents[2400]}
+    parents[10].append(wanted[0])
+    parents[2400] += [wanted[2], wanted[0], wanted[1]]
+    parents.insert(1200, first[1])
+    found = first_parents(parents)
+    assert [found[id(each)] for each in wanted] == [first[0], first[1], first[2]]
+
+
+def test_what_was_reached_is_not_among_the_programs_objects() -> None:
+    """As one of these it would be read again, in one call of tens of milliseconds."""
+    reached = Reached(100)
+    for number in range(5):
+        reached.add(range(100 * number, 100 * number + 90))
+    assert sum(type(each) is set and len(each) >= 90 for each in gc.get_referents(reached._layers)) == 5
+    assert not any(map(gc.is_tracked, reached._layers))
 
 
 class Key:

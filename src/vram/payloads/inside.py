@@ -55,17 +55,15 @@ class ArrayReading(Struct):
         return self.paths.holder(each.key) if each.key in self.searched else NOT_SEARCHED
 
 
-def read_arrays(
-    budget_s: float, min_nbytes: int, pause: Pause, mark: Pause, notes: list[str]
-) -> ArrayReading:
+def read_arrays(budget_s: float, min_nbytes: int, pause: Pause, notes: list[str]) -> ArrayReading:
     """Read all arrays; they are searched for at most *budget_s* seconds of processor time.
 
-    *pause* rests between two parts of the work, *mark* only marks where one ends.
+    *pause* rests between two parts of the work.
     """
     inventory = ArrayInventory(notes)
     if not inventory.kinds:
         return ArrayReading([], ReferencePaths(), set(), 0)
-    with Discovery(inventory.kinds, inventory.add, budget_s, secondary_holders(), pause, mark) as heap:
+    with Discovery(inventory.kinds, inventory.add, budget_s, secondary_holders(), pause) as heap:
         heap.run()
         arrays = inventory.records()
         pause()
@@ -223,7 +221,7 @@ def _answer(
         stack.enter_context(driver.inside(devices[0]))
     pace()
     budget_s = min(float(request.get("budget_s", BUDGET_S)), left_s)
-    found = read_arrays(budget_s, int(request.get("min_nbytes", 0)), pace, pace.mark, notes)
+    found = read_arrays(budget_s, int(request.get("min_nbytes", 0)), pace, notes)
     by_framework: dict[str, int] = {}
     for each in found.arrays:
         if not each.is_shared:

@@ -8,7 +8,6 @@ import weakref
 import stand_ins
 
 from vram.payloads.inside import groups, read_arrays
-from vram.payloads.pace import no_rest
 
 torch = stand_ins.torch()
 # Behind more objects than one portion of the search has, so that it comes to them late.
@@ -56,7 +55,7 @@ def pause():
     return False
 
 
-found = read_arrays(60.0, 0, pause, no_rest, [])
+found = read_arrays(60.0, 0, pause, [])
 # What was made meanwhile may be told or not: a new tensor has the id of an old one, its storage has not.
 rows = [each for each in groups(found, pause) if each["dtype"] != "storage"]
 told = {each["held_by"].partition(" local ")[2] or each["held_by"]: each["count"] for each in rows}

@@ -12,7 +12,8 @@ from typing import Any
 from ..pace import Pause, no_rest
 from .frameworks import PROVIDERS
 from .heap.introspection import lineage
-from .heap.walk import PORTION, is_hidden_from_collector, unreadable_objects
+from .heap.referents import is_hidden_from_collector, unreadable_objects
+from .heap.walk import PORTION
 from .provider import ArrayProvider, Description
 from .record import Struct
 

@@ -19,16 +19,10 @@ from ...pace import Pause
 from ..record import Struct
 from .introspection import inert, members, type_name
 from .references import PathText, Role, append_link, children, is_plain
+from .referents import first_parents, first_parents_of, is_hidden_from_collector
 from .roots import Roots
-from .walk import (
-    FREE_THREADED,
-    ByLineage,
-    Walk,
-    first_parents,
-    first_parents_of,
-    is_hidden_from_collector,
-    survivors,
-)
+from .survivors import survivors
+from .walk import FREE_THREADED, ByLineage, Walk
 
 if TYPE_CHECKING:
     from .references import Link
@@ -342,16 +336,16 @@ def _type(obj: object) -> str:
 
 # How many objects may be listed in one call, which takes 10 to 60 ms for a million of them.
 MOST_LISTED = 500_000
-LISTED_AT_ONCE = 20_000
+LISTED_AT_ONCE = 5_000
 NAMELESS = ObjectHolder("no name leads to it: a running expression, native code, or a cycle", "native")
 
 
 class Discovery:
     """Finds every object of the classes *kinds*, and the paths to those that matter.
 
-    Each is given to *add*, and released. *pause* rests between two parts of the work, *mark* only says that
-    one ends. Objects that no name leads to are looked for in the list of all objects; of a program with more
-    than MOST_LISTED, among the newest ones (``lists_all`` is False).
+    Each is given to *add*, and released. *pause* rests between two parts of the work. Objects that no name
+    leads to are looked for in the list of all objects; of a program with more than MOST_LISTED, among the
+    newest ones (``lists_all`` is False).
     """
 
     def __init__(
@@ -361,11 +355,10 @@ class Discovery:
         budget_s: float,
         secondary: Sequence[type],
         pause: Pause,
-        mark: Pause,
     ) -> None:
         self.lists_all = True
         self.objects = 0
-        self._add, self._pause, self._mark = add, pause, mark
+        self._add, self._pause = add, pause
         self._unheld = ByLineage(kinds)
         self._are_classes = ByLineage((type,))
         self._hides = any(map(is_hidden_from_collector, kinds))
@@ -444,7 +437,7 @@ class Discovery:
         if self.lists_all:
             self._walk.complete_reached()
         apart = self._unreached(gc.get_objects() if self.lists_all else _newest())
-        found = [each for each in apart if self._unheld[type(each)]]
+        found = list(compress(apart, map(self._unheld.__getitem__, map(type, apart))))
         self._add(found)
         # A local variable of a running frame is no object's, but it has a name.
         keys = set(map(id, found)).difference(self._builder.paths.links)
@@ -460,13 +453,15 @@ class Discovery:
         """Those of *heap*, which is emptied, that the walk did not reach."""
         own = {id(self._roots.namespaces), id(self._walk.portions)}
         apart: list[object] = []
-        # As long as the list exists, nothing in it is freed: no rest before it is gone.
+        # Nothing in the list is freed before its part of it is gone. What the program is about to free is
+        # among the newest, which come first in the list: now they are the last, and go first.
+        heap.reverse()
         while heap:
             part = heap[-LISTED_AT_ONCE:]
             del heap[-LISTED_AT_ONCE:]
             there = set(self._walk.reached.missing(map(id, part))) - own
             apart += [each for each in part if id(each) in there]
-            self._mark()
+            self._pause()
         return apart
 
     def _name_nameless(self, keys: set[int], apart: list[object]) -> None:

@@ -7,36 +7,37 @@ the portion in which an object was found is stored; which of its members refers 
 later, for those that matter.
 
 Inside another program no call may take long, since no other thread runs meanwhile. ``gc.get_objects()``
-of three million objects takes up to 0.1 s, and so does making a set of as many larger: neither is done. A
-container with very many members is read in parts.
+of three million objects takes up to 0.1 s, and so does making a set of as many larger: neither is done.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import chain, compress, filterfalse, islice, repeat
+from itertools import chain, compress, filterfalse, repeat
 from operator import eq, not_
-from typing import TYPE_CHECKING, Any
 
 from ...pace import Pause, no_rest
-from .introspection import attributes, lineage
+from .introspection import lineage
+from .referents import (
+    LARGE,
+    Lengths,
+    first_parents_of,
+    members_in_parts,
+    parts,
+    unreadable_objects,
+    untrack,
+)
 
 PORTION = 256
 FEW = 8
-# Above this, other threads would wait too long for one call: such work is divided.
-LARGE = 5_000
-SLICE = 1_000
 # A set of so many entries grows next when it has more: that takes a few milliseconds.
 MOST_IN_SET = 150_000
 # There a reference count does not say how many refer to an object.
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
-HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC
 ROOT = -1
 
 
@@ -55,37 +56,17 @@ class ByLineage(dict[type, bool]):
         return any(map(self.__getitem__, set(map(type, found))))
 
 
-if TYPE_CHECKING:
-    LengthByType = dict[type, Callable[[Any], int]]
-else:
-    LengthByType = dict
-
-
-class Lengths(LengthByType):
-    """How to count the members of an object without running its code, by its type."""
-
-    CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
-
-    def __missing__(self, kind: type) -> Callable[[Any], int]:
-        bases = lineage(kind)
-        # What is no container has few members: is_tracked is 0 or 1, and runs no code either.
-        counts = (each.__len__ for each in self.CONTAINERS if each in bases)
-        length = self[kind] = next(counts, gc.is_tracked)
-        return length
-
-    def of(self, objects: Sequence[object]) -> list[int]:
-        return [self[type(each)](each) for each in objects]
-
-
 class Reached:
     """The ``id`` of objects that were reached, in sets of *largest* entries at most.
 
-    To make one with a million entries larger takes tens of milliseconds, in one call.
+    To make one with a million entries larger takes tens of milliseconds, in one call. The collector does not
+    know them: in the list of all objects they would be read as if they were the program's.
     """
 
     def __init__(self, largest: float) -> None:
         self._largest = largest
-        self._layers: list[set[int]] = [set()]
+        self._layers: list[set[int]] = []
+        self.clear()
 
     def missing(self, keys: Iterable[int]) -> list[int]:
         """Those of *keys* that were not reached, in their order."""
@@ -96,11 +77,16 @@ class Reached:
 
     def add(self, keys: Collection[int]) -> None:
         if len(self._layers[-1]) + len(keys) > self._largest:
-            self._layers.append(set())
+            self._add_layer()
         self._layers[-1].update(keys)
 
     def clear(self) -> None:
-        self._layers[:] = [set()]
+        self._layers.clear()
+        self._add_layer()
+
+    def _add_layer(self) -> None:
+        self._layers.append(set())
+        untrack(self._layers[-1])
 
 
 class Walk:
@@ -198,14 +184,10 @@ class Walk:
 
     def _append(self, portion: list[object], sources: list[int]) -> None:
         """A portion refers to LARGE objects at most; what refers to more is a portion of its own."""
-        lengths = self._lengths.of(portion) if self._is_paced else []
-        start = total = 0
-        for at, length in enumerate(lengths if sum(lengths) > LARGE else ()):
-            if at > start and total + length > LARGE:
-                self._append_part(portion[start:at], sources[start:at])
-                start, total = at, 0
-            total += length
-        self._append_part(portion[start:], sources[start:])
+        start = 0
+        for part in parts(portion, self._lengths) if self._is_paced else (portion,):
+            self._append_part(list(part), sources[start : start + len(part)])
+            start += len(part)
 
     def _append_part(self, portion: list[object], sources: list[int]) -> None:
         if self._is_paced:
@@ -231,7 +213,7 @@ class Walk:
         if len(portion) > 1 or not self._is_paced or not self.is_large(portion[0]):
             self._note(gc.get_referents(*portion), number)
             return
-        for part in _members_in_parts(portion[0]):
+        for part in members_in_parts(portion[0]):
             self._note(part, number)
             self._pause()
 
@@ -290,7 +272,7 @@ class Walk:
         kept: list[object] = []
         while unheld:
             further: list[object] = []
-            for part in parts(unheld):
+            for part in parts(unheld, self._lengths):
                 referents = {id(each): each for each in self._take(list(part))}
                 fresh = self.reached.missing(referents)
                 self.reached.add(fresh)
@@ -403,153 +385,5 @@ def _split(found: list[object], are: ByLineage) -> tuple[list[object], list[obje
     return list(compress(found, map(not_, flags))), list(compress(found, flags))
 
 
-def untrack(ours: list[Any]) -> None:
-    """Hide a list of ours from the collector, which would read all of them again: 50 ms for two million.
-
-    It cannot free what is in them, which is right: we hold it. Not tracked, a list is freed as any other.
-    """
-    with suppress(AttributeError):  # an interpreter that does not export its functions
-        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(ours))
-
-
 def _is_followed(found: object) -> bool:
     return gc.is_tracked(found) or type(found) is dict or type(found) is tuple
-
-
-def _members_in_parts(container: Any) -> Iterator[list[object]]:
-    """What a very large container refers to. One that changes meanwhile is read again, in one call."""
-    try:
-        yield from _parts_of(container)
-    except RuntimeError:
-        yield gc.get_referents(container)
-
-
-def _parts_of(container: Any) -> Iterator[list[object]]:
-    bases = lineage(type(container))
-    for kind in (list, tuple):
-        if kind in bases:
-            for start in range(0, kind.__len__(container), LARGE):
-                yield list(kind.__getitem__(container, slice(start, start + LARGE)))
-    members: Iterator[object] = iter(())
-    if dict in bases:
-        members = chain.from_iterable(dict.items(container))
-    for other in (set, frozenset, deque):
-        if other in bases:
-            members = other.__iter__(container)
-    while part := list(islice(members, LARGE)):
-        yield part
-    if type(container) not in Lengths.CONTAINERS:
-        own = attributes(container)
-        yield [own] if own else []
-
-
-def first_parents_of(parents: Sequence[object], children: set[int], pause: Pause) -> dict[int, object]:
-    """The first of *parents* that refers to each child, by the child's ``id``."""
-    if len(parents) == 1:
-        return dict.fromkeys(children, parents[0])
-    referents = list(map(gc.get_referents, parents))
-    if pause is not no_rest and sum(map(len, referents)) > LARGE:
-        return _one_by_one(parents, referents, children, pause)
-    keys = list(map(id, chain.from_iterable(referents)))
-    is_wanted = list(map(children.__contains__, keys))
-    owners = list(compress(_owners(parents, referents), is_wanted))
-    return _first(list(compress(keys, is_wanted)), owners)
-
-
-def _one_by_one(
-    parents: Sequence[object], referents: list[list[object]], children: set[int], pause: Pause
-) -> dict[int, object]:
-    """The same if one of them refers to very many."""
-    kept: dict[int, object] = {}
-    left = set(children)
-    for parent, theirs in zip(parents, referents):
-        here = left.intersection(map(id, theirs))
-        left -= here
-        kept.update(dict.fromkeys(here, parent))
-        pause()
-    return kept
-
-
-def first_parents(parents: Sequence[object], pause: Pause = no_rest) -> dict[int, object]:
-    """The first of *parents* that refers to each object, by the object's ``id``."""
-    found: dict[int, object] = {}
-    # From the end: a dict keeps the last of equal keys.
-    for part in reversed(list(parts(parents))):
-        referents = list(map(gc.get_referents, part))
-        found.update(_first(list(map(id, chain.from_iterable(referents))), list(_owners(part, referents))))
-        pause()
-    return found
-
-
-def parts(objects: Sequence[object]) -> Iterator[Sequence[object]]:
-    for start in range(0, len(objects), SLICE):
-        yield objects[start : start + SLICE]
-
-
-def _owners(parents: Sequence[object], referents: list[list[object]]) -> Iterator[object]:
-    """Each parent as often as it has referents."""
-    return chain.from_iterable(map(repeat, parents, map(len, referents)))
-
-
-def _first(keys: list[int], values: list[object]) -> dict[int, object]:
-    # A dict keeps the last of equal keys.
-    return dict(zip(reversed(keys), reversed(values)))
-
-
-def unreadable_objects() -> tuple[object, ...]:
-    """Objects whose referents must not be read; what they refer to has names in namespaces, too.
-
-    Python 3.12.0 to 3.12.5: the module _asyncio reports freed objects that it will reuse among its
-    referents. Read and dropped, they are freed a second time, and the collector's next run never
-    ends (CPython's issue 122695).
-    """
-    module = sys.modules.get("_asyncio")
-    return () if module is None else (module,)
-
-
-def is_hidden_from_collector(kind: type) -> bool:
-    """Whether the collector does not track objects of *kind*, so that only a walk finds them."""
-    return not kind.__flags__ & HAS_GC
-
-
-# ---- what the collector would not free ----
-#
-# The collector frees a cycle only if every reference to its members comes from objects that are freed with
-# it. A reference from native code shows in the reference count alone.
-
-
-def survivors(apart: list[object], but: Iterable[int], lists: int, pause: Pause = no_rest) -> set[int]:
-    """The ``id`` of every object in *apart* that is held from outside of it, and of what those refer to.
-
-    *lists*: how many lists hold each object now, *apart* included. Objects with an ``id`` in *but* are
-    held by the caller: they survive only through others. A reference that another thread makes meanwhile
-    counts as one from outside.
-    """
-    inside: Counter[int] = Counter()
-    for part in parts(apart):
-        inside.update(map(id, chain.from_iterable(map(gc.get_referents, part))))
-        pause()
-    # For the element of a list: one reference is the list's, one the call's.
-    (alone,) = map(sys.getrefcount, [[]])
-    counts = list(map(sys.getrefcount, apart))
-    exempt = set(but)
-    held = [
-        each
-        for each, count in zip(apart, counts)
-        if count - alone - (lists - 1) > inside[id(each)] and id(each) not in exempt
-    ]
-    return _reached(held, set(map(id, apart)), pause)
-
-
-def _reached(held: list[object], within: set[int], pause: Pause) -> set[int]:
-    found = set(map(id, held))
-    while held:
-        further: list[object] = []
-        for part in parts(held):
-            referents = {id(each): each for each in gc.get_referents(*part)}
-            fresh = within.intersection(referents).difference(found)
-            found |= fresh
-            further += map(referents.__getitem__, fresh)
-            pause()
-        held = further
-    return found
