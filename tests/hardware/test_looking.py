@@ -71,12 +71,16 @@ def told(program: Program, word: str = "") -> float:
     return float(program.hear())
 
 
-def looked(program: Program, *words: str) -> dict[str, Any]:
+def alone(program: Program) -> float:
+    """How long its own work keeps its threads waiting."""
+    told(program)
+    time.sleep(1.0)
+    return told(program)
+
+
+def looked(program: Program, alone_s: float, *words: str) -> dict[str, Any]:
     """What the command took, what the beat saw meanwhile, and what vram said that it cost."""
     told(program)
-    # How long its own work keeps its threads waiting.
-    time.sleep(1.0)
-    alone_s = told(program)
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "vram", *words, "--json"],
@@ -117,8 +121,9 @@ def test_looking_at_a_transformer_that_generates(tmp_path: Path, record: Record)
         pid = str(program.process.pid)
         for objects in (0, MILLION, 3 * MILLION):
             told(program, f"objects {objects}")
+            alone_s = alone(program)
             for words in (("trim", pid), ("inside", pid), ("why", "--deep")):
-                found[f"{words[0]}, {objects:,}"] = looked(program, *words)
+                found[f"{words[0]}, {objects:,}"] = looked(program, alone_s, *words)
     finally:
         program.process.kill()
         program.process.communicate()

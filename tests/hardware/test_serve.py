@@ -154,7 +154,7 @@ def test_an_idle_process_makes_room_and_comes_back(
 def test_what_it_costs(tmp_path: Path, stack: ExitStack, record: Record) -> None:
     """Figures for the record, at the usual interval of 5 s."""
     service = serve(tmp_path, stack, interval="5s")
-    service.readings(2)
+    service.readings(1)
     group = os.getpgid(service.process.pid)
     pids = [int(each) for each in os.listdir("/proc") if each.isdigit() and _group(int(each)) == group]
     before, began = _cpu_s(pids), time.monotonic()
