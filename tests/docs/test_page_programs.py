@@ -145,6 +145,7 @@ def _next(lines: Queue[str | None]) -> str | None:
 # How much garbage there still is depends on when Python collected last: pages do not show it.
 COLLECTED = re.compile(r"^ *\d+ unreachable objects? collected$")
 
+
 def agree(wanted: str, printed: str | None) -> bool:
     if printed is None:
         return False
