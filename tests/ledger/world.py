@@ -81,6 +81,7 @@ class World:
         *,
         parent: int = 1,
         session: int = 0,
+        group: int | None = None,
         state: str = "S",
         uid: int = 0,
         executable: str | None = None,
@@ -95,7 +96,7 @@ class World:
             exiting=exiting,
             forked=forked,
             parent=parent,
-            group=session,
+            group=session if group is None else group,
             session=session,
             executable=executable,
         )

@@ -46,18 +46,13 @@ class Doubt(Struct, frozen=True):
     text: str
 
 
-def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> Doubt | None:
+def doubt(entry: Entry, works: Collection[int]) -> Doubt | None:
     """Why the holders of a leftover are not ended unless they are named; None where they may be.
 
     Only a fork gives a context's files to a process; a handle or a dma-buf anybody can hand to a service
-    that takes descriptors. So root ends other users' processes for those only by name.
+    that takes descriptors, and be gone. So who holds one is ended only by name.
     """
     people = living_holders(entry)
-    handed = [each for each in people if each.user != host.user] if entry.kind == "exported" else []
-    if handed and host.uid == 0:
-        whose = handed[0].user or "another user"
-        text = f"pid {handed[0].pid} of {whose} may have received the handle from another program"
-        return Doubt("handed-over", text)
     for holder in people:
         if is_stuck(holder):
             text = f"pid {holder.pid} is waiting in the kernel or exiting; signals have no effect now"
@@ -69,6 +64,9 @@ def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> Doubt | None
             return Doubt("stopped", f"pid {holder.pid} is stopped by {by}")
         if holder.pid in works:
             return Doubt("works", f"pid {holder.pid} also uses GPU memory of its own")
+    if entry.kind == "exported" and people:
+        what = "dma-buf" if entry.medium == "dmabuf" else "handle"
+        return Doubt("handed-over", f"pid {people[0].pid} may have received the {what} from another program")
     if entry.confidence != "fact":
         who = (
             f"pid {people[0].pid} probably holds"
@@ -83,7 +81,7 @@ def way_back(ledger: Ledger) -> str | None:
     """The one command that frees the leftovers here; None where there are none, or no command would."""
     works, host = working(ledger), ledger.host
     entries = [entry for gpu in ledger.gpus for entry in gpu.accounted if code_of(entry)]
-    certain = [entry for entry in entries if doubt(entry, works, host) is None]
+    certain = [entry for entry in entries if doubt(entry, works) is None]
     if any(
         host.uid == 0 or all(each.user == host.user for each in living_holders(entry)) for entry in certain
     ):
@@ -115,7 +113,7 @@ def leftover_findings(
     holdings = gather(ledger.gpus, wanted)
     works = working(ledger) if holdings else frozenset()
     for held in holdings:
-        doubts = [each for entry in held.entries if (each := doubt(entry, works, ledger.host))]
+        doubts = [each for entry in held.entries if (each := doubt(entry, works))]
         yield Finding(
             code=code,
             title=title(held),

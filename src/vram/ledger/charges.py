@@ -14,6 +14,7 @@ from vram.ledger.file_holders import (
     match,
     sources,
     uncharged,
+    unmapped,
     unreadable_relatives,
 )
 from vram.ledger.holders import departed, holder, holders
@@ -106,8 +107,23 @@ def _owners(survey: IndexedSurvey, gpu: GpuObservations) -> _Owners:
         if source is not None:
             forked.setdefault(source, []).append(pid)
     loose = [pid for pid in candidates if found[pid] is None]
-    matched = match(survey, [charge.process.pid for charge in dead], families(survey, loose, minor), charged)
+    gone = [charge.process.pid for charge in dead]
+    matched = match(survey, gone, families(survey, loose, minor), charged, minor)
+    if not all(each.families for each in matched.values()):
+        _add_unmapped(survey, gpu, charged, matched)
     return _Owners(living, dead, found, forked, matched, list(present))
+
+
+def _add_unmapped(
+    survey: IndexedSurvey, gpu: GpuObservations, charged: list[int], matched: dict[int, Match]
+) -> None:
+    """Dead pids that no other holder was found for: somebody may keep their memory by descriptors alone."""
+    minor = gpu.facts.minor if gpu.facts else None
+    there = unmapped(survey, minor, (*charged, *(charge.process.pid for charge in gpu.unnamed)))
+    found = tuple(families(survey, likely_holders(there), minor))
+    for pid, each in matched.items():
+        if not each.families and found:
+            matched[pid] = Match(found, sharing="one" if len(found) > 1 else None)
 
 
 def _still_there(survey: IndexedSurvey, charge: Charge) -> bool:
@@ -173,7 +189,8 @@ def _dead(survey: IndexedSurvey, charge: Charge, held: _DeadOwnersMemory) -> Ent
         charged_pid=pid,
         charged_state=_state(survey, pid),
         evidence=(*evidence, *held.files, _link(pid, held), *_may_be_more(survey)),
-        confidence="fact" if found.certain else "likely",
+        confidence="fact" if found.proof else "likely",
+        proof=found.proof,
         unheld=found.unheld,
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
@@ -276,7 +293,7 @@ def _link(pid: int, held: _DeadOwnersMemory) -> str:
         who = ", ".join(map(str, held.members))
         return (
             f"each of pids {who} holds memory of a dead pid; which of them holds this is unknown"
-            if found.certain
+            if found.proof
             else f"which of pids {who} holds it is unknown"
         )
     if pid in held.parents:
@@ -285,7 +302,7 @@ def _link(pid: int, held: _DeadOwnersMemory) -> str:
         link = f"its process group or session is still {pid}'s"
     else:
         link = "it was forked, its parent is dead, and no living process has the same open files"
-    if found.certain:
+    if found.proof:
         return link
     return f"{link}; it is not proven that it holds this memory: its files may come from another process"
 

@@ -67,9 +67,10 @@ def place_exports(survey: IndexedSurvey, rooms: dict[Place, int]) -> dict[Place,
 
 
 def _placed(survey: IndexedSurvey, draft: _Draft, makers: _AllMakers) -> PlacedExports:
-    doubtful = bool(draft.charged) or survey.is_partial
+    # Bytes that are charged to nobody prove nothing here: a descriptor that is on its way from one process to
+    # another is in nobody's list of files, and keeps as much.
     entries = [
-        _entry(survey, shares, certain, makers.of(shares).living(shares[0].nbytes) if doubtful else ())
+        _entry(survey, shares, certain, makers.of(shares).living(shares[0].nbytes))
         for shares, certain in draft.kept
     ]
     return PlacedExports(entries, _open_only(survey, draft.charged, makers))

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from vram.ledger.ancestry import NOBODY
 from vram.ledger.indexed_survey import GpuObservations, IndexedSurvey
-from vram.model.process import ProcessFacts
+from vram.ledger.proof import PossibleSources, left_behind
+from vram.model.ledger import Proof
 
 # Descriptors on a GPU of a process that initialised CUDA and made no context (H200, driver 580.159).
 _ONLY_INITIALISED = 4
@@ -27,6 +28,8 @@ class Family(Struct, frozen=True):
 
     pids: tuple[int, ...]
     descriptions: frozenset[int]
+    is_numbered: bool = True
+    """False: not all of their descriptions are known, so they may share some with anybody."""
 
 
 def possible_holders(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) -> list[int]:
@@ -50,11 +53,23 @@ def uncharged(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) 
 
     A monitoring tool has descriptors too, and maps none of them.
     """
+    present = _uncharged(survey, minor, charged)
+    return {pid: count for pid, count in present.items() if survey.files[pid].mappings != 0}
+
+
+def unmapped(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) -> dict[int, int]:
+    """The same of those that map nothing: tools that watch, and whoever executed another program or was
+    handed the descriptors, and keeps memory by them alone."""
+    present = _uncharged(survey, minor, charged)
+    return {pid: count for pid, count in present.items() if survey.files[pid].mappings == 0}
+
+
+def _uncharged(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) -> dict[int, int]:
     spoken_for = set(charged)
     return {
         pid: opened.descriptors
         for pid, opened in survey.opened(minor).items()
-        if pid not in spoken_for and survey.alive(pid) and survey.files[pid].mappings != 0
+        if pid not in spoken_for and survey.alive(pid)
     }
 
 
@@ -80,6 +95,7 @@ def families(survey: IndexedSurvey, pids: Sequence[int], minor: int | None) -> l
         Family(
             tuple(sorted({pids[at] for at in group})),
             frozenset(chain.from_iterable(reported[at] for at in group)),
+            all(survey.is_numbered(pids[at], minor) for at in group),
         )
         for group in joined(reported)
     ]
@@ -124,7 +140,7 @@ def sources(
     for rank, other in enumerate(charged):
         theirs = opened[other].descriptions if other in opened else ()
         ranks.setdefault(other, rank)
-        if not theirs:
+        if not survey.is_numbered(other, minor):
             unnumbered.setdefault(other, rank)
         for description in theirs:
             first_with.setdefault(description, rank)
@@ -139,10 +155,10 @@ def sources(
     def source(pid: int) -> int | None:
         own = opened[pid].descriptions if pid in opened else ()
         rank = same_files(own)
-        if own and unnumbered:
-            rank = min(rank, unnumbered_above(pid))
-        elif not own and ranks:
+        if not survey.is_numbered(pid, minor):
             rank = min(rank, any_above(pid))
+        elif unnumbered:
+            rank = min(rank, unnumbered_above(pid))
         return charged[rank] if rank != NOBODY else None
 
     return {pid: source(pid) for pid in pids}
@@ -160,38 +176,55 @@ def sources(
 # holders.
 
 
-_ALWAYS = -1  # when somebody started whose start is not known: it may have been there before anybody
-
-
 class Match(Struct, frozen=True):
     """The families that hold one dead pid's memory.
 
-    ``certain``: each of them surely holds memory of a dead pid. ``sharing`` "one": there are several dead
-    pids or several families, and which of these families holds this pid's memory is unknown.
+    ``proof``: what proves that each of them holds memory of a dead pid. ``sharing`` "one": there are
+    several dead pids or several families, and which of these families holds this pid's memory is unknown.
     ``unheld``: how many of the dead pids with these same families are held by none of them.
     """
 
     families: tuple[Family, ...] = ()
-    certain: bool = False
+    proof: Proof | None = None
     sharing: Literal["one"] | None = None
     unheld: int = 0
 
 
 def match(
-    survey: IndexedSurvey, dead: Sequence[int], families: Sequence[Family], charged: Sequence[int]
+    survey: IndexedSurvey,
+    dead: Sequence[int],
+    families: Sequence[Family],
+    charged: Sequence[int],
+    minor: int | None = None,
 ) -> dict[int, Match]:
     """For every dead pid, who holds its memory. *charged* are the living processes that the list names."""
-    possible = _PossibleSources(survey, charged)
+    possible = PossibleSources(survey, charged, minor)
     gone = frozenset(dead)
-    proven = [at for at, family in enumerate(families) if _is_left_behind(survey, family, gone, possible)]
+    proofs = [
+        left_behind(survey, family.pids, gone, possible, is_numbered=family.is_numbered)
+        for family in families
+    ]
+    proven = [at for at, proof in enumerate(proofs) if proof]
     linked = _links(survey, dead, families)
     elsewhere = {pid for pid in linked if not linked[pid] and unreadable_relatives(survey, pid)}
     paired = _pairs(linked, proven, elsewhere, families)
     taken = {at for found in paired.values() for at in found}
-    result = {pid: Match(tuple(families[at] for at in found), bool(found)) for pid, found in paired.items()}
-    left = [families[at] for at in proven if at not in taken]
+    result = {
+        pid: Match(tuple(families[at] for at in found), _weakest(proofs[at] for at in found))
+        for pid, found in paired.items()
+    }
+    left = [at for at in proven if at not in taken]
     likely = [family for at, family in enumerate(families) if at not in taken]
-    return result | _shared_out([pid for pid in dead if pid not in paired], left, likely)
+    proof = _weakest(proofs[at] for at in left)
+    open_pids = [pid for pid in dead if pid not in paired]
+    return result | _shared_out(open_pids, [families[at] for at in left], likely, proof)
+
+
+def _weakest(proofs: Iterable[Proof | None]) -> Proof | None:
+    found = set(proofs)
+    if not found or None in found:
+        return None
+    return "adopted" if "adopted" in found else "relative"
 
 
 def _links(survey: IndexedSurvey, dead: Iterable[int], families: Sequence[Family]) -> dict[int, list[int]]:
@@ -245,7 +278,9 @@ def _may_be_one_owners(families: Iterable[Family]) -> bool:
     return sum(bool(family.descriptions) for family in families) <= 1
 
 
-def _shared_out(open_pids: Sequence[int], proven: list[Family], likely: list[Family]) -> dict[int, Match]:
+def _shared_out(
+    open_pids: Sequence[int], proven: list[Family], likely: list[Family], proof: Proof | None
+) -> dict[int, Match]:
     """What is left of the dead, each with all that is left of the families."""
     families = tuple(proven or likely)
     # More families than owners: one of them has its files from somewhere else.
@@ -254,86 +289,8 @@ def _shared_out(open_pids: Sequence[int], proven: list[Family], likely: list[Fam
     ambiguous = bool(families) and (len(families) > 1 or len(open_pids) > 1)
     # Where descriptions are not numbered, each process is a family, and how many owners there were is open.
     alone = len(open_pids) - told_apart if certain and told_apart == len(families) else 0
-    return dict.fromkeys(open_pids, Match(families, certain, "one" if ambiguous else None, alone))
-
-
-def _is_left_behind(
-    survey: IndexedSurvey, family: Family, dead: Collection[int], possible: _PossibleSources
-) -> bool:
-    """Whether the family's files surely come from a process that is gone.
-
-    Its eldest were forked and never executed a program, which would have closed the files, and have
-    lost their parent, or are of a dead pid's session or group. A program that is just making its own
-    context has files and no charge too; but it was executed, or its parent lives.
-    """
-    if not dead or survey.lists_other_pids:
-        return False
-    members = frozenset(family.pids)
-    for pid in family.pids:
-        if pid not in survey.processes:
-            return False
-        ref, facts = survey.processes[pid]
-        if facts.forked is False:
-            return False
-        if facts.parent in members:
-            continue
-        if not (_is_of(facts, dead) or _was_adopted(survey, pid, facts)):
-            return False
-        if possible.may_be_source_of(ref.started_at, facts):
-            return False
-    return True
-
-
-def _was_adopted(survey: IndexedSurvey, pid: int, facts: ProcessFacts) -> bool:
-    """Whether its own parent is dead: the kernel then gives it to an init, or to whoever asked for such.
-
-    Sessions are inherited. One who is no leader of its session and whose parent is of another session
-    was not forked by that parent.
-    """
-    if facts.parent is None or facts.parent <= 1:
-        return True
-    known = survey.processes.get(facts.parent)
-    if known is None:
-        return False
-    parent = known[1]
-    if parent.namespace_pids and parent.namespace_pids[-1] == 1:
-        return True
-    return bool(facts.session) and facts.session != pid and parent.session != facts.session
-
-
-class _PossibleSources:
-    """Living charged processes whose files we have not all read, and that may have given them to somebody.
-
-    One whose files can be read shares no open file description with a family, or it would be its source.
-    The earliest start of each user's, and of each session of theirs, decides.
-    """
-
-    def __init__(self, survey: IndexedSurvey, charged: Iterable[int]) -> None:
-        self._seen = survey
-        self._by_user: dict[int | None, int] = {}
-        self._by_session: dict[tuple[int | None, int | None], int] = {}
-        for pid in charged:
-            if (pid in survey.files and pid not in survey.cut) or pid not in survey.processes:
-                continue
-            ref, facts = survey.processes[pid]
-            start = _ALWAYS if ref.started_at is None else ref.started_at
-            session = (facts.uid, facts.session)
-            self._by_user[facts.uid] = min(start, self._by_user.get(facts.uid, start))
-            self._by_session[session] = min(start, self._by_session.get(session, start))
-
-    def may_be_source_of(self, started_at: int | None, facts: ProcessFacts) -> bool:
-        """Whether one of them started before this process, as root or its user, and may be of its session."""
-        leader = self._seen.processes.get(facts.session or 0)
-        anywhere = leader is None or leader[1].is_dead
-        starts = (
-            self._by_user.get(uid) if anywhere else self._by_session.get((uid, facts.session))
-            for uid in (0, facts.uid)
-        )
-        return any(start is not None and (started_at is None or start <= started_at) for start in starts)
-
-
-def _is_of(facts: ProcessFacts, dead: Collection[int]) -> bool:
-    return any(pid in dead for pid in (facts.parent, facts.group, facts.session))
+    shared = Match(families, proof if certain else None, "one" if ambiguous else None, alone)
+    return dict.fromkeys(open_pids, shared)
 
 
 def unreadable_relatives(survey: IndexedSurvey, dead: int) -> list[int]:

@@ -65,6 +65,10 @@ class OpenedByProcess(Struct, frozen=True):
     descriptors: int
     descriptions: tuple[int, ...]
 
+    @property
+    def is_numbered(self) -> bool:
+        return len(self.descriptions) == self.descriptors
+
 
 class GpuObservations(Struct):
     """All statements about one GPU; ``unreported`` says why the size of its memory is unknown."""
@@ -122,8 +126,6 @@ class IndexedSurvey(Struct):
     windows_message: str | None = None
     windows_code: str | None = None
     """Why Windows said nothing."""
-    unproved: bool = False
-    """Some descriptors could not be tried for exported memory."""
     windows_age: str | None = None
     """How old its figures are, where they were not asked for just now."""
     made_opened: dict[int, dict[int, OpenedByProcess]] | None = None
@@ -140,6 +142,15 @@ class IndexedSurvey(Struct):
         if minor is None and _ANY_GPU not in self.made_opened:
             self.made_opened[_ANY_GPU] = _opened_anywhere(self.files)
         return self.made_opened.get(_ANY_GPU if minor is None else minor, {})
+
+    def is_numbered(self, pid: int, minor: int | None) -> bool:
+        """Whether every open file description that *pid* has on the GPU is known by its number.
+
+        If not, it may share one with anybody: the kernel refused to compare them, there was no time, or there
+        are more files than were read.
+        """
+        opened = self.opened(minor).get(pid)
+        return opened is not None and opened.is_numbered and pid not in self.cut
 
     @property
     def ancestry(self) -> Ancestry:
@@ -165,16 +176,6 @@ class IndexedSurvey(Struct):
         version = (self.driver.driver_version if self.driver else None) or ""
         major = version.split(".")[0]
         return not major.isdigit() or int(major) < _PIDS_TRANSLATED_SINCE
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether somebody may hold exported memory whom we cannot see, or only in part.
-
-        The machine's first process does not count: it runs no CUDA, and nobody hands it a handle.
-        """
-        hidden = self.host.hides_processes or not self.host.initial_pid_namespace
-        unnamed = any(gpu.unnamed for gpu in self.gpus.values())
-        return bool(hidden or unnamed or self.unreadable.processes > self.unreadable.init or self.unproved)
 
     def may_read_files_of(self, pid: int) -> bool:
         known = self.processes.get(pid)
@@ -276,8 +277,6 @@ def _place(survey: IndexedSurvey, observation: Observation) -> None:
             survey.adapters.append(facts)
         case WindowsMemoryFacts() as facts:
             survey.windows.append(facts)
-        case None if observation.probe == "driver.exports":
-            survey.unproved = True
         case None if observation.probe == "proc.files" and observation.process:
             survey.cut.add(observation.process.pid)
         case None if observation.probe == "windows.ask":

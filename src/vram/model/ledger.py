@@ -31,6 +31,7 @@ NoteCode = Literal[
 ]
 """What a note is about; docs/reference/json.md has a line for each."""
 Sharing = Literal["all", "one", "together"]
+Proof = Literal["relative", "adopted"]
 """What several holders of one entry mean; see Entry."""
 
 
@@ -81,7 +82,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     ``medium`` says what keeps an exported entry alive, or that bytes of a process are managed memory, or
     shared by several clients of a GPU. ``hidden_by`` is what keeps us from naming the holder of a
     hidden entry ("end": it ended while it was read). ``windows`` is the Windows process that holds the
-    bytes, or that Windows counts a guest's under: no holder, for its pid is not one of Linux.
+    bytes, or that Windows counts a guest's under: no holder, for its pid is not one of Linux. ``proof`` says
+    why the holders of a dead pid's memory are a fact: each is of its session, group or children ("relative"),
+    or has lost its own parent, and no living process can be the source of its files ("adopted").
     ``gpu_instance`` is the part of a GPU divided by MIG that the bytes lie in, and
     ``compute_instance`` the one that their process runs on. ``mps_server`` is the pid of the MPS
     server that opened the GPU for the holder.
@@ -104,6 +107,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     compute_instance: int | None = None
     mps_server: int | None = None
     unheld: int = 0
+    proof: Proof | None = None
 
     @property
     def kind_facts(self) -> KindFacts:

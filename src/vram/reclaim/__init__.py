@@ -94,12 +94,17 @@ def execute(
     from vram.reclaim import executor
     from vram.reclaim.actions import TIMEOUT_S
     from vram.reclaim.device_state import missing_bytes, read_and_diagnose, used_in
+    from vram.reclaim.second_look import second_look_s
     from vram.reclaim.state import parked
 
     host = host or _local()
     paused = {each.pid for each in parked(host)}
     ledger, findings = read_and_diagnose(host, plan.gpus, deadline_s)
     executor.revalidate(plan, ledger, findings, paused)
+    if wait_s := second_look_s(plan, ledger, host.clock.now()):
+        host.clock.sleep(wait_s)
+        ledger, findings = read_and_diagnose(host, plan.gpus, deadline_s)
+        executor.revalidate(plan, ledger, findings, paused)
     return executor.execute(
         host,
         plan,

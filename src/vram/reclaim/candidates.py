@@ -133,7 +133,7 @@ def leftovers(
     group_of: dict[int, _Group] = {}
     works = working(ledger)
     for gpu, entry in _entries(ledger):
-        if doubt(entry, works, ledger.host) is not None or (codes and code_of(entry) not in codes):
+        if doubt(entry, works) is not None or (codes and code_of(entry) not in codes):
             continue
         people = [holder.pid for holder in living_holders(entry)]
         joined = {id(group_of[pid]): group_of[pid] for pid in people if pid in group_of}

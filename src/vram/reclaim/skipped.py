@@ -78,7 +78,7 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
     stopped = [holder for holder in people if is_stopped(holder)]
     if stopped and stopped[0].state == "T":
         return f"{what}; pid {stopped[0].pid} is stopped (Ctrl-Z)", f"kill -CONT {stopped[0].pid}"
-    unsure = doubt(entry, context.works, context.ledger.host)
+    unsure = doubt(entry, context.works)
     if any(_is_foreign(context, holder) for holder in people):
         others = ", ".join(dict.fromkeys(holder.user or "another user" for holder in people))
         # Root sees more, and judges for itself who may be ended.

@@ -1,0 +1,67 @@
+"""Ordinary users try to have root's `vram free` end a healthy process; real processes, real users."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.ghosts.conftest import held_by
+from tests.needs import needs
+from tests.patience import until_readable
+from tests.reclaim.conftest import Bench
+from vram.units import GIB
+from vram.virtualgpu.demos import PROGRAMS
+
+SCENES = Path(__file__).with_name("hostile_scenes.py")
+ROUNDS = int(os.environ.get("VRAM_SCENES", "1"))
+
+pytestmark = [needs("root", detail="only root can become another user"), pytest.mark.fault(34)]
+
+
+@contextmanager
+def scene(machine: Bench, *words: str) -> Iterator[list[int]]:
+    """The pids of those that must live."""
+    machine.require_virtual("these scenes are played on the virtual GPU")
+    environment = machine.environment(PYTHONPATH=str(PROGRAMS))
+    for path in (opened := Path(environment["VRAM_VIRTUAL_GPU"]), *opened.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    with subprocess.Popen(
+        [sys.executable, str(SCENES), *words], env=environment, stdin=-1, stdout=-1, text=True
+    ) as played:
+        assert played.stdin is not None
+        assert played.stdout is not None
+        until_readable(played.stdout, lambda: "the scene does not begin")
+        line = played.stdout.readline()
+        assert line, "the scene could not be played"
+        yield json.loads(line)
+        played.stdin.close()
+
+
+@pytest.mark.parametrize("name", ["in_flight", "handed_over"])
+@pytest.mark.parametrize("round_", range(ROUNDS))
+def test_who_holds_a_handle_lives(machine: Bench, name: str, round_: int) -> None:
+    with scene(machine, name) as healthy:
+        done = machine.vram("free", "--yes", "--json")
+        assert json.loads(done.stdout)["plan"]["steps"] == []
+        for pid in healthy:
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+def test_who_has_descriptors_and_no_mapping_is_named_and_lives(
+    machine: Bench, tmp_path: Path, round_: int
+) -> None:
+    with scene(machine, "executed", str(tmp_path / "holder")) as (holder,):
+        assert held_by(machine.why(), holder) >= 2 * GIB
+        done = machine.vram("free", "--yes", "--json")
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer["plan"]["steps"]) == (1, [])
+        assert [each["pid"] for each in answer["skipped"]] == [holder]
+        os.kill(holder, 0)
