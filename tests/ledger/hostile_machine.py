@@ -80,6 +80,7 @@ class HostileMachine:
         often = [self._start, self._start, self._fork, self._begin, self._begin, self._finish, self._finish]
         return [
             *often,
+            self._leave_behind,
             self._daemonize,
             self._die,
             self._die,
@@ -133,6 +134,17 @@ class HostileMachine:
             handles=[*parent.handles],
         )
 
+    def _leave_behind(self) -> None:
+        """A trainer dies, and its workers live on."""
+        self._start()
+        trainer = self.processes[self._pid]
+        self._begin(trainer)
+        for context in trainer.own:
+            context.charged, context.numbers = True, range(self._number, self._number + FULL)
+        for _ in range(self._chance.randint(1, 3)):
+            self._fork(trainer)
+        self._end(trainer, zombie=self._chance.random() < 0.3)
+
     def _daemonize(self) -> None:
         """Fork, a session of its own, fork again: nobody above it lives, and it executed nothing."""
         between = self._fork()
@@ -142,9 +154,9 @@ class HostileMachine:
         self._fork(between)
         self._end(between, zombie=False)
 
-    def _begin(self) -> None:
+    def _begin(self, one: Process | None = None) -> None:
         """Make a context: the files come first, the charge later."""
-        one = self._somebody()
+        one = one or self._somebody()
         if one is not None and not one.own and not one.inherited:
             self._number += 100
             few = self._chance.choice((FULL, FULL, 11, 6))
@@ -242,10 +254,10 @@ class HostileMachine:
         # What others handed it makes it neither healthy nor left behind.
         if not one.forked or any(self._owns(each) and each.charged for each in (*one.own, *one.inherited)):
             return False
-        if one.inherited and not one.own:
-            return not any(map(self._owns, one.inherited))
-        # The worker of a dead program, of its session or group, that is about to make a context.
-        return bool({one.group, one.session, one.parent} & self.dead_owners())
+        # A worker of a dead program, of its session or group: also while it, or its parent, makes a context.
+        if {one.group, one.session, one.parent} & self.dead_owners():
+            return True
+        return bool(one.inherited and not one.own and not any(map(self._owns, one.inherited)))
 
     def finish_all(self) -> None:
         """Seconds later: whoever was making a context has it."""

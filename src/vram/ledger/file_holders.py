@@ -200,8 +200,9 @@ def match(
     """For every dead pid, who holds its memory. *charged* are the living processes that the list names."""
     possible = PossibleSources(survey, charged, minor)
     gone = frozenset(dead)
+    holders = frozenset(pid for family in families for pid in family.pids)
     proofs = [
-        left_behind(survey, family.pids, gone, possible, is_numbered=family.is_numbered)
+        left_behind(survey, family.pids, holders, gone, possible, is_numbered=family.is_numbered)
         for family in families
     ]
     proven = [at for at, proof in enumerate(proofs) if proof]

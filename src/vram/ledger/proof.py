@@ -20,6 +20,7 @@ _ALWAYS = -1  # when somebody started whose start is not known: it may have been
 def left_behind(
     survey: IndexedSurvey,
     family: Collection[int],
+    holders: Collection[int],
     dead: Collection[int],
     possible: PossibleSources,
     *,
@@ -27,30 +28,46 @@ def left_behind(
 ) -> Proof | None:
     """What proves that the files of a *family* come from one of the *dead*; None where nothing does.
 
-    Its eldest were forked and never executed a program, which would have closed the files, and are of a dead
-    pid's session, group or children, or have lost their parent. A program that is just making its own context
-    has files and no charge too; but it was executed, or its parent lives, or it is charged seconds later: who
-    has merely lost its parent is ended only when it is seen twice.
+    They were forked and never executed a program, which would have closed the files, and whoever of them has
+    no other of the *holders* above it has lost its parent. A program that is just making its own context has
+    files and no charge too; but it was executed, or its parent lives, or it is charged seconds later: who is
+    not of a dead pid's session, group or children either is ended only when it is seen twice.
     """
     if not dead or survey.lists_other_pids:
         return None
-    members = frozenset(family)
     proof: Proof = "relative"
     for pid in family:
         if pid not in survey.processes:
             return None
         ref, facts = survey.processes[pid]
-        if facts.forked is False:
+        eldest = _eldest(survey, pid, holders)
+        if eldest is None or not _has_lost_its_parent(survey, eldest, dead):
             return None
-        if facts.parent in members:
-            continue
         if not _is_of(facts, dead):
-            if not _was_adopted(survey, pid, facts):
-                return None
             proof = "adopted"
         if possible.may_be_source_of(ref.started_at, facts, is_numbered=is_numbered):
             return None
     return proof
+
+
+def _eldest(survey: IndexedSurvey, pid: int, holders: Collection[int]) -> int | None:
+    """The first of the *holders* above *pid*; None where one of them has executed a program."""
+    seen: set[int] = set()
+    while pid not in seen:
+        seen.add(pid)
+        known = survey.processes.get(pid)
+        if known is None or known[1].forked is False:
+            return None
+        parent = known[1].parent
+        if parent is None or parent not in holders:
+            return pid
+        pid = parent
+    return None
+
+
+def _has_lost_its_parent(survey: IndexedSurvey, pid: int, dead: Collection[int]) -> bool:
+    facts = survey.processes[pid][1]
+    return facts.parent in dead or _was_adopted(survey, pid, facts)
 
 
 def _is_of(facts: ProcessFacts, dead: Collection[int]) -> bool:

@@ -22,9 +22,9 @@ Remedies and their risk
 -----------------------
 - Make the holder deregister the buffer and close the descriptor: the memory is freed at once.
   No risk if no transfer is in progress.
-- `vram kill PID` terminates the holder. Unsaved work and open transfers are lost. All holders of the
-  dma-buf must release it. `vram free` does not do it by itself: anybody can hand a dma-buf to a service
-  that takes them, and the service may be at work.
+- `vram kill PID` terminates the holder. Unsaved work and open transfers are lost. All holders of
+  the dma-buf must release it. `vram free` does not do it by itself: anybody can hand a dma-buf to a
+  service that takes them, and the service may be at work.
 - To prevent it, close dma-buf descriptors after registering them, and deregister on every path
   out of the program.
 

@@ -24,9 +24,9 @@ The holder has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
 Remedies and their risk
 -----------------------
 - Make the holder close the descriptor: the memory is freed at once. No risk.
-- `vram kill PID` terminates the holder. Unsaved work is lost. If several processes hold the descriptor,
-  all of them must close it or exit. `vram free` does not do it by itself: anybody can hand a
-  descriptor to a service that takes them, and the service may be at work.
+- `vram kill PID` terminates the holder. Unsaved work is lost. If several processes hold the
+  descriptor, all of them must close it or exit. `vram free` does not do it by itself: anybody can
+  hand a descriptor to a service that takes them, and the service may be at work.
 - To prevent it, close the exported descriptor on both sides as soon as it was imported, and open
   it close-on-exec.
 
