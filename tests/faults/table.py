@@ -121,6 +121,11 @@ ROWS = (
         "a program that is parked works, polls and has timers",
         "no thread of it runs while its memory is away; several are parked as one, or not at all",
     ),
+    Row(
+        34,
+        "a program that has given up system calls (seccomp), or that ends while vram is in it",
+        "it is not reached, unless only its container's filters forbid calls; one that ends is a failure",
+    ),
 )
 
 BUILT = tuple(row for row in ROWS if not row.whole)
