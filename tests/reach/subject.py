@@ -121,8 +121,8 @@ def main() -> None:
     say(ready=os.getpid())
     if is_late:
         give_up(gives_up)
-    while rest == "sleeping":
-        time.sleep(1000)
+    if rest == "sleeping":
+        time.sleep(1e6)
     if rest == "computing":
         compute()
     if rest == "holding-the-lock":
