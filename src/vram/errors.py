@@ -23,12 +23,14 @@ VramError
 ├── BufferClosed        a buffer was used, or closed again, after its close
 ├── BufferLent          a buffer stays open: somebody still works on its memory
 ├── BufferLost          a buffer's memory is not this process's to use or free any more
+├── TargetDied          the process ended while vram was in it     exit 3
 └── Refused             nothing was touched, for a reason that has a name of its own
     ├── NoSuchProcess        no process has that pid               exit 10
     ├── NotOnGpu             the process holds no GPU memory       exit 11
     ├── NotPermitted         it is somebody else's                 exit 12
     ├── Protected            the system needs it                   exit 13
     ├── NotReachable         cannot be attached to (no Python …)  exit 14
+    │   └── CallsGivenUp         it would be killed for a system call
     ├── WorldChanged         it is not what the plan was made for  exit 15
     ├── BadPlan              the plan file is foreign or edited    exit 16
     ├── AuditUnavailable     no log, no action                     exit 17
@@ -233,6 +235,10 @@ class LimitExceeded(VramError):
         self.gained = gained
 
 
+class TargetDied(VramError):
+    """The process ended while vram was in it. Whoever ended it, that is a failure."""
+
+
 class Refused(VramError):
     """Nothing was touched."""
 
@@ -265,6 +271,10 @@ class NotReachable(Refused):
     """vram cannot attach to the process: it runs no Python, is stopped, or does not answer."""
 
     exit_code = ExitCode.NOT_REACHABLE
+
+
+class CallsGivenUp(NotReachable):
+    """The process has given up system calls (seccomp), and may be killed for one that vram makes in it."""
 
 
 class WorldChanged(Refused):

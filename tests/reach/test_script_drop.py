@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tests.needs import needs
 from tests.patience import PATIENCE_S, must_end, until_readable
 from tests.reach.conftest import SOURCES, World, target_of
-from vram.errors import NoSuchProcess, NotReachable, TimedOut
+from vram.errors import NoSuchProcess, NotReachable, TargetDied, TimedOut
 from vram.reach import payload, script_drop
 from vram.reach.payload import PayloadRequest, require_done
 from vram.reach.python_process import examine, pidfd_of
@@ -184,10 +184,10 @@ def test_a_target_that_hangs_up_is_a_refusal(world: World, program: Obedient) ->
             drop.answer(pidfd)
 
 
-def test_a_target_that_ends_is_no_more(world: World, program: Obedient) -> None:
+def test_a_target_that_ends_meanwhile_is_a_failure(world: World, program: Obedient) -> None:
     with opened_drop(program) as (drop, pidfd):
         program.begin(RUDE.format(path=drop.path, then="os._exit(0)"))
-        with pytest.raises(NoSuchProcess):
+        with pytest.raises(TargetDied):
             drop.answer(pidfd)
 
 

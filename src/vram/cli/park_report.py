@@ -79,7 +79,7 @@ class ParkRun:
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
         """Raise where it is parked already. The driver is asked only where the process uses CUDA."""
-        if host.limits.uses_cuda(pid):
+        if host.limits.uses_cuda(pid) and not host.limits.read(pid).given_up:
             parking.require_not_parked(pid)
 
     @contextmanager

@@ -236,6 +236,8 @@ def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tupl
     if receipt is None:
         waits = not args.pid and any(each.leftover for each in draft.skipped)
         return ExitCode.HELD if draft.plan.steps or waits else ExitCode.OK
+    if any(each.step.kind == "trim" and each.status == "failed" for each in receipt.outcomes):
+        return ExitCode.PARTIAL  # a program was harmed: no number of bytes makes up for that
     goal, returned = receipt.goal_bytes, receipt.returned_bytes
     if goal is not None and returned is not None and returned >= goal:
         return ExitCode.OK

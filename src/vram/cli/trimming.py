@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
-from vram.errors import ExitCode, Refused
+from vram.errors import ExitCode, Refused, TargetDied, VramError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
@@ -62,16 +62,16 @@ def trim_named(args: Namespace) -> int:
 
 def _each(
     args: Namespace, host: LocalHost, orders: tuple[TrimOrder, ...], deadline_s: float
-) -> tuple[list[TrimReceipt], list[tuple[int, Refused]]]:
+) -> tuple[list[TrimReceipt], list[tuple[int, VramError]]]:
     """One after the other; where there are several, one that does not answer does not stop the others."""
     from vram.reclaim.actions.trim import trim
 
     receipts: list[TrimReceipt] = []
-    refusals: list[tuple[int, Refused]] = []
+    refusals: list[tuple[int, VramError]] = []
     for order in orders:
         try:
             receipts.append(trim(host, order, deadline_s, tracebacks=args.tracebacks, collect=args.collect))
-        except Refused as error:
+        except (Refused, TargetDied) as error:
             if len(orders) == 1:
                 raise
             refusals.append((order.target.process.pid, error))

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from vram.model.plan import Target
+from vram.model.process import GivenUp
 
 PARKED_SCHEMA = 1
 RECORDER = "libvramtracer.so"
@@ -85,6 +86,8 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
     """Processor time that it has used up to now."""
     runnable: bool = False
     """Whether one of its threads runs, or would if a processor were free."""
+    given_up: GivenUp | None = None
+    """How it has given up system calls that the driver may need in it."""
 
 
 CheckpointStatus = Literal[

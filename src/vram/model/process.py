@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+GivenUp = Literal["strict", "filters"]
+"""How a process has given up system calls (seccomp): all but four, or those that its filters forbid."""
 
 
 class ProcessRef(Struct, frozen=True, omit_defaults=True):

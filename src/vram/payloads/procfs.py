@@ -136,11 +136,11 @@ class ProcessFolder:
         except (ValueError, IndexError):
             return None
 
-    def status(self) -> dict[bytes, bytes]:
-        """The lines of /proc/PID/status by their names; nothing where they are denied or gone."""
+    def status(self, thread: int | None = None) -> dict[bytes, bytes]:
+        """The lines of /proc/PID/status, or of one *thread*, by their names; nothing where denied or gone."""
         # Each key once and the first wins: the kernel escapes newlines in Name, the only foreign field.
         fields: dict[bytes, bytes] = {}
-        for line in (self.read("status") or b"").split(b"\n"):
+        for line in (self.read(f"{inside_of(thread)}status") or b"").split(b"\n"):
             key, colon, value = line.partition(b":")
             if colon:
                 fields.setdefault(key, value.strip())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable
+from vram.host.local.seccomp import ThreadLimits
 from vram.model.inside import Via
 from vram.reach import elf
 from vram.reach.cpython import RemotePython
@@ -145,7 +146,21 @@ def verified_identity(process: PythonProcess) -> Identity:
     about = identity(process.pid)
     if about[0] != process.target.process.started_at or about[2] != process.target.uid:
         raise TargetEnded("the pid now belongs to a different process")
+    _require_same_limits(about, process.limits)
     return about
+
+
+def require_same_process(pid: int, about: Identity) -> None:
+    """Raise where *pid* is not the process *about* any more, or has given up system calls since."""
+    now = identity(pid)
+    if now[:3] != about[:3]:
+        raise TargetEnded("it started another program or changed its user in the meantime")
+    _require_same_limits(now, about[3])
+
+
+def _require_same_limits(now: Identity, limits: ThreadLimits | None) -> None:
+    if now[3] != limits:
+        raise UnsafeToAttach("it has given up system calls (seccomp) just now")
 
 
 class Injection:
@@ -263,8 +278,7 @@ class Injection:
 
     def _main_thread(self, threads: StoppedThreads) -> tuple[int, dict[str, int]]:
         """The id and registers of Python's main thread; raises where the process is not the one expected."""
-        if identity(self._pid) != self._about:
-            raise TargetEnded("it started another program or changed its user in the meantime")
+        require_same_process(self._pid, self._about)
         # The same program once more, at the same addresses, would look like the one that was read.
         self._memory.require_same_program()
         self.python.require_usable()

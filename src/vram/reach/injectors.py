@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from vram.errors import AttachDenied, NotReachable
+from vram.errors import AttachDenied, NotReachable, TimedOut
 from vram.model.inside import Trimmed, Verb, Via
 from vram.model.plan import Target
 from vram.reach import agent, injection, jupyter, remote_exec
 from vram.reach.deadline import run_with_deadline
 from vram.reach.payload import PayloadAnswer, PayloadRequest, RawAnswer, decoded, require_done
-from vram.reach.python_process import PythonProcess, examine
+from vram.reach.python_process import ENDING_S, PythonProcess, died, examine, has_ended, pidfd_of
 
 
 class Injector(Protocol):
@@ -84,12 +84,23 @@ def ask(
 ) -> PayloadAnswer:
     """Have *payload* answer inside *target*; raises a Refused where that cannot be, target unharmed.
 
+    Raises TargetDied where it ended meanwhile.
+
     *payload* is a module of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data.
     """
 
     def choose_and_run() -> PayloadAnswer:
         process, name = _choose(target, via)
-        raw = BY_NAME[name].run(process, PayloadRequest(payload, fields), deadline_s)
+        with pidfd_of(process) as pidfd:
+            try:
+                raw = BY_NAME[name].run(process, PayloadRequest(payload, fields), deadline_s)
+            except (NotReachable, TimedOut) as error:
+                # These hear of its end only as of a connection that is closed, or silent.
+                if name in (agent.NAME, jupyter.NAME) and has_ended(pidfd, ENDING_S):
+                    raise died(process.pid) from error
+                raise
+            if has_ended(pidfd):
+                raise died(process.pid)
         waited_s = require_done(process.pid, raw.body)
         return PayloadAnswer(BY_NAME[name].NAME, raw.body, raw.stopped_s, waited_s)
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from vram.host.local.seccomp import ThreadLimits, main_thread_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import read_stat, started_at
 
@@ -69,8 +70,8 @@ _FORMAT = struct.Struct(f"<{len(_REGISTERS)}Q")
 
 Result = TypeVar("Result")
 
-Identity = tuple[int, str, int]
-"""When a process was started, which program it runs, whose it is."""
+Identity = tuple[int, str, int, ThreadLimits | None]
+"""When a process was started, which program it runs, whose it is, and what its main thread has given up."""
 
 
 class UnsafeToAttach(Exception):
@@ -335,13 +336,13 @@ def while_stopped(pid: int, action: Callable[[StoppedThreads], Result]) -> tuple
 
 
 def identity(pid: int) -> Identity:
-    """When it was started, which program it runs, whose it is. Raises TargetEnded."""
+    """When it was started, which program it runs, whose it is, its limits. Raises TargetEnded."""
     started = started_at(pid)
     if started is None:
         raise TargetEnded("it has exited")
     try:
         program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
-        return started, program, os.stat(f"/proc/{pid}").st_uid
+        return started, program, os.stat(f"/proc/{pid}").st_uid, main_thread_limits(pid)
     except OSError as error:
         raise TargetEnded("it has exited") from error
 

@@ -5,21 +5,30 @@ from __future__ import annotations
 import io
 import os
 import re
+import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
 
-from vram.errors import NoSuchProcess, NotPermitted, NotReachable
+from vram.errors import CallsGivenUp, NoSuchProcess, NotPermitted, NotReachable, TargetDied
+from vram.host.local.seccomp import ThreadLimits, given_up, main_thread_limits
 from vram.model.plan import Target
+from vram.model.process import GivenUp
 from vram.payloads.procfs import ProcessFolder, started_at, text
 
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
+_GIVEN_UP: dict[GivenUp, str] = {
+    "strict": "has given up all system calls but four (seccomp, strict)",
+    "filters": "has given up system calls (seccomp)",
+}
 _STOPPED = {"T": "is stopped", "t": "is stopped by a debugger", "D": "hangs in the kernel"}
 # A process waits for a disk now and then, or is stopped by another vram for a moment: that passes.
 _PASSING, _PASSING_S = ("D", "t"), 0.5
+ENDING_S = 0.5
+"""A process that ends closes its files and sockets so long before it is seen to have ended, at most."""
 _NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
 _MOST_PROGRAM_NBYTES = 512 << 20
 _PORTION_NBYTES = 1 << 20
@@ -35,6 +44,8 @@ class PythonProcess(Struct, frozen=True):
     executable: str
     minor: int | None
     pid_inside: int
+    limits: ThreadLimits | None = None
+    """What its main thread can never do, when it was examined."""
 
     @property
     def is_ours(self) -> bool:
@@ -61,6 +72,7 @@ def examine(target: Target) -> PythonProcess:
             f"pid {pid} is not a Python process ({os.path.basename(executable)})",
             hint="only Python processes can be trimmed; `vram park` works for any CUDA process",
         )
+    limits = _checked_calls(pid)
     minor = library.group(1).decode() if library else name.group(1) if name else None
     return PythonProcess(
         target=target,
@@ -68,6 +80,7 @@ def examine(target: Target) -> PythonProcess:
         executable=executable,
         minor=int(minor) if minor else None,
         pid_inside=int(status.get("NSpid", str(pid)).split()[-1]),
+        limits=limits,
     )
 
 
@@ -84,6 +97,21 @@ def pidfd_of(process: PythonProcess) -> Iterator[int]:
         yield pidfd
     finally:
         os.close(pidfd)
+
+
+def has_ended(pidfd: int, patience_s: float = 0.0) -> bool:
+    """Whether the process of *pidfd* has ended, or does so within *patience_s*."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(patience_s * 1000))
+
+
+def died(*pids: int) -> TargetDied:
+    """The error for processes that ended after something was done to them, and before that was over."""
+    named, where = ", ".join(map(str, pids)), "it" if len(pids) == 1 else "them"
+    return TargetDied(
+        f"pid {named} ended while vram was in {where}", hint="its log or `journalctl -k` may say why"
+    )
 
 
 def namespace_mismatch(pid: int) -> str | None:
@@ -107,6 +135,18 @@ def _require_awake(pid: int) -> None:
     if state in _STOPPED:
         hint = f"resume it first: kill -CONT {pid}" if state == "T" else ("try again later")
         raise NotReachable(f"pid {pid} {_STOPPED[state]} and cannot answer", hint=hint)
+
+
+def _checked_calls(pid: int) -> ThreadLimits | None:
+    """The limits of its main thread; raises where one of its threads may be killed for a system call."""
+    limits = main_thread_limits(pid)
+    kind = given_up(pid)
+    if kind is not None:
+        raise CallsGivenUp(
+            f"pid {pid} {_GIVEN_UP[kind]}, and may be killed for one that vram makes in it",
+            hint="in its own code, vram.flush() releases caches and vram.scope() measures",
+        )
+    return limits
 
 
 def _is_python(pid: int) -> bool:

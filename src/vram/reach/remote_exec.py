@@ -27,6 +27,7 @@ from vram.reach.injection import (
     once_it_is_safe,
     prepared,
     require_known_machine,
+    require_same_process,
     translated_errors,
     verified_identity,
     why_unavailable,
@@ -37,10 +38,9 @@ from vram.reach.ptrace import (
     TargetEnded,
     TargetMemory,
     UnsafeToAttach,
-    identity,
     while_stopped,
 )
-from vram.reach.python_process import PythonProcess, pidfd_of
+from vram.reach.python_process import ENDING_S, PythonProcess, died, has_ended, pidfd_of
 from vram.reach.script_drop import ScriptDrop, is_left_behind, remove_left_behind
 
 NAME: Via = "remote-exec"
@@ -91,6 +91,11 @@ def _request_and_wait(
                     raw = inject_and_wait(injection, drop, pidfd, until)
                     return RawAnswer(raw.body, interface.stopped_s + (raw.stopped_s or 0.0))
             return RawAnswer(drop.answer(pidfd), interface.stopped_s)
+    except TargetEnded as error:
+        drop.cancel()
+        if interface.requested and has_ended(pidfd, ENDING_S):
+            raise died(process.pid) from error
+        raise
     except BaseException:
         drop.cancel()
         # Where it cannot be withdrawn, the script that it names stays there, empty.
@@ -176,6 +181,11 @@ class DebuggerInterface:
 
         once_it_is_safe(attempt, until, _LONGEST_PAUSE_S)
 
+    @property
+    def requested(self) -> bool:
+        """Whether a request was made and not withdrawn."""
+        return bool(self._path)
+
     def withdraw(self) -> bool:
         """Remove the request; whether it was still there."""
         if not self._path:
@@ -186,8 +196,7 @@ class DebuggerInterface:
 
     def _while_stopped(self, action: Callable[[], bool]) -> bool:
         def checked(_: StoppedThreads) -> bool:
-            if identity(self._pid) != self._about:
-                raise TargetEnded("it started another program or changed its user in the meantime")
+            require_same_process(self._pid, self._about)
             return action()
 
         done, stopped_s = while_stopped(self._pid, checked)

@@ -20,13 +20,13 @@ from contextlib import suppress
 from types import TracebackType
 
 from vram import folders, untrusted
-from vram.errors import NoSuchProcess, NotReachable, Refused, TimedOut
+from vram.errors import NotReachable, Refused, TimedOut, VramError
 from vram.payloads import agent, delivery
 from vram.payloads.procfs import started_at
 from vram.reach import payload
 from vram.reach.deadline import interrupted
 from vram.reach.payload import LONGEST_ANSWER, PayloadRequest
-from vram.reach.python_process import PythonProcess
+from vram.reach.python_process import ENDING_S, PythonProcess, died, has_ended
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 _NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
@@ -34,7 +34,6 @@ _PREFIX = "visit-"
 # Root's own folders are closed to others. Only root can rename what is in /run, and this folder cannot be
 # listed, so that nobody learns the names in it.
 _ROOTS_FOLDER = "/run/vram-visits"
-_ENDING_S = 0.5
 _ABANDONED_S = 60.0
 
 # Runs in the main thread, in __main__: it leaves no name there, returns at once, and raises nothing of its
@@ -140,7 +139,7 @@ class ScriptDrop:
             except OSError:  # it disconnected at the same moment
                 continue
             # Until the process ends, no other process gets its pid.
-            if agent.peer(connection)[0] == self._pid and not _has_ended(pidfd):
+            if agent.peer(connection)[0] == self._pid and not has_ended(pidfd):
                 with suppress(OSError):
                     connection.setblocking(False)
                     connection.sendall(delivery.GO)
@@ -166,7 +165,7 @@ class ScriptDrop:
         if stop in ready:
             raise KeyboardInterrupt
         if pidfd in ready:
-            raise NoSuchProcess(f"process {self._pid} has exited")
+            raise died(self._pid)
         return left_s > 0 and bool(ready)
 
     def timed_out(self) -> Refused:
@@ -175,10 +174,10 @@ class ScriptDrop:
             hint="its main thread is blocked or busy outside Python; wait longer with --deadline",
         )
 
-    def _cut_short(self, pidfd: int) -> Refused:
+    def _cut_short(self, pidfd: int) -> VramError:
         # A process that ends closes its files a moment before it is seen to have ended.
-        if _has_ended(pidfd, _ENDING_S):
-            return NoSuchProcess(f"process {self._pid} has exited")
+        if has_ended(pidfd, ENDING_S):
+            return died(self._pid)
         return NotReachable(f"pid {self._pid} stopped in the middle of its answer")
 
     def _unfinished(self) -> TimedOut:
@@ -190,12 +189,6 @@ class ScriptDrop:
         with os.fdopen(os.dup(file), "w", encoding="utf-8") as stream:
             stream.write(text)
         return file
-
-
-def _has_ended(pidfd: int, patience_s: float = 0.0) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(patience_s * 1000))
 
 
 def is_left_behind(script: str, pid: int) -> bool:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, suppress
 
-from vram.errors import Refused
+from vram.errors import VramError
 from vram.model.doctor import AttachTest
 from vram.model.plan import Target
 from vram.model.process import ProcessRef
@@ -38,7 +38,7 @@ def attach() -> AttachTest:
     for state, code in _STATES.items():
         try:
             routes[state] = _stopped_s(code) * 1000
-        except (Refused, OSError) as error:
+        except (VramError, OSError) as error:
             errors[state] = str(error)
     if made:
         with suppress(OSError):

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 
 from vram.diagnosis.leftover import CODES
-from vram.errors import AuditUnavailable, NoSuchProcess, Refused, UsageError, VramError, WorldChanged
+from vram.errors import (
+    AuditUnavailable,
+    NoSuchProcess,
+    Refused,
+    TargetDied,
+    UsageError,
+    VramError,
+    WorldChanged,
+)
 from vram.host.ports import Host
 from vram.ledger.processes import processes
 from vram.model.finding import Finding
@@ -28,6 +36,7 @@ OnOutcome = Callable[[Outcome], None]
 AT_ONCE = 32
 """So many are trimmed at the same time."""
 _HINT = "make a new plan"
+_STOPPED = "not tried: an earlier step did not go as planned"
 
 
 def revalidate(
@@ -207,9 +216,7 @@ class _Run:
         except VramError as error:
             status, message = self._judged(error)
         else:
-            status = "done"
-            if not self._is_verified(step):
-                status, message = self._unverified(message)
+            status, message = self._verified(step, message)
         return status, message, self._host.clock.monotonic()
 
     def outcomes_together(self) -> Iterator[Outcome]:
@@ -244,6 +251,8 @@ class _Run:
             return "not-needed", str(result)
         if isinstance(result, Unkillable):
             return "unkillable", str(result)
+        if isinstance(result, TargetDied):
+            self._stop = _STOPPED
         return "refused" if isinstance(result, Refused) else "failed", str(result)
 
     def _skip_reason(self, left: tuple[Step, ...]) -> tuple[OutcomeStatus, str] | None:
@@ -300,31 +309,35 @@ class _Run:
         except NoSuchProcess as error:
             return "not-needed", str(error)
         except Unkillable as error:
-            self._stop = "not tried: an earlier step did not go as planned"
+            self._stop = _STOPPED
             return "unkillable", str(error)
         except VramError as error:
             return self._not_done(step, error)
-        return ("done", message) if self._is_verified(step) else self._unverified(message)
+        return self._verified(step, message)
 
-    def _is_verified(self, step: Step) -> bool:
+    def _verified(self, step: Step, message: str) -> tuple[OutcomeStatus, str]:
+        """What came of a step that says that it was done."""
         try:
-            return action(step.kind).verify(self._host, step)
+            is_as_promised = action(step.kind).verify(self._host, step)
         except NoSuchProcess:
-            return True  # it has ended by itself since
+            is_as_promised = True  # it has ended by itself since
+        except TargetDied as error:
+            return self._judged(error)
         except VramError:
-            return False
+            is_as_promised = False
+        return ("done", message) if is_as_promised else self._unverified(message)
 
     def _not_done(self, step: Step, error: VramError) -> tuple[OutcomeStatus, str]:
         # A trim or a park that failed leaves its target as it was, and the next one may succeed.
         # A kill is different: others may hold the same bytes, and would die for nothing.
-        if isinstance(error, WorldChanged) or step.kind in ("kill", "reset"):
+        if isinstance(error, WorldChanged | TargetDied) or step.kind in ("kill", "reset"):
             if isinstance(error, Refused) and not self._touched:
                 raise error
-            self._stop = "not tried: an earlier step did not go as planned"
+            self._stop = _STOPPED
         return "refused" if isinstance(error, Refused) else "failed", str(error)
 
     def _unverified(self, message: str) -> tuple[OutcomeStatus, str]:
-        self._stop = "not tried: an earlier step did not go as planned"
+        self._stop = _STOPPED
         return "failed", f"{message}; but afterwards the target is not as promised"
 
     def _expected_bytes(self, step: Step, status: OutcomeStatus) -> int | None:

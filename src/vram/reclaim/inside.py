@@ -15,7 +15,18 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.errors import NoSuchProcess, NotOnGpu, NotPermitted, Protected, TimedOut, VramError, WorldChanged
+from vram.errors import (
+    CallsGivenUp,
+    NoSuchProcess,
+    NotOnGpu,
+    NotPermitted,
+    Protected,
+    Refused,
+    TargetDied,
+    TimedOut,
+    VramError,
+    WorldChanged,
+)
 from vram.host.ports import Host
 from vram.ledger.deepen import Measured, gpus_of, splits
 from vram.ledger.processes import processes
@@ -37,6 +48,8 @@ EACH_S = 2.0
 OFFERED = ("agent", "jupyter")
 
 _REASONS: tuple[tuple[type[VramError], str], ...] = (
+    (CallsGivenUp, "has given up system calls (seccomp)"),
+    (TargetDied, "ended while vram was in it"),
     (NotPermitted, "belongs to another user (root may query it)"),
     (Protected, "is part of the system"),
     (TimedOut, "did not answer in time"),
@@ -52,6 +65,8 @@ class Measurements(Struct, frozen=True):
 
     answers: dict[int, Measured]
     unasked: dict[int, str]
+    died: tuple[int, ...] = ()
+    """Those of them that ended while vram was in them."""
 
 
 def measure_all(host: Host, pids: Iterable[int], deadline_s: float) -> Measurements:
@@ -59,6 +74,7 @@ def measure_all(host: Host, pids: Iterable[int], deadline_s: float) -> Measureme
     until = host.clock.monotonic() + deadline_s
     answers: dict[int, Measured] = {}
     unasked: dict[int, str] = {}
+    died: list[int] = []
 
     def ask(pid: int) -> None:
         left_s = until - host.clock.monotonic()
@@ -69,10 +85,12 @@ def measure_all(host: Host, pids: Iterable[int], deadline_s: float) -> Measureme
             answers[pid] = _measured(host, pid, min(max(EACH_S, deadline_s / AT_ONCE), left_s))
         except VramError as error:
             unasked[pid] = _reason(error)
+            if isinstance(error, TargetDied):
+                died.append(pid)
 
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vram-measure") as pool:
         list(pool.map(ask, dict.fromkeys(pids)))
-    return Measurements(answers, unasked)
+    return Measurements(answers, unasked, tuple(sorted(died)))
 
 
 def charged_pids(ledger: Ledger) -> list[int]:
@@ -90,6 +108,8 @@ def measure_one(host: Host, pid: int, deadline_s: float) -> tuple[dict[int, Meas
         found = _measured(host, pid, deadline_s)
         cost = f"queried: {interruption(found.stopped_s, found.waited_s)}"
         return {pid: found}, (cost, f"`vram inside {pid}` lists its arrays")
+    except TargetDied:
+        raise
     except VramError as error:
         return {}, (f"its contents are unknown: {error}",)
 
@@ -214,7 +234,7 @@ def _asked(
             answer = ask(target, "inside", fields, deadline_s, via=via)
     except BaseException as error:
         if token is not None:
-            status = "refused" if isinstance(error, VramError) else "failed"
+            status = "refused" if isinstance(error, Refused) else "failed"
             audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     if token is not None:

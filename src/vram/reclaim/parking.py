@@ -25,6 +25,7 @@ from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, V
 from vram.host.ports import CheckpointWorker, Host, ParkTarget, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare, Parked, Purpose, Unrecorded
 from vram.model.plan import Target
+from vram.reach.python_process import died
 from vram.reclaim import audit, identity
 from vram.reclaim.checkpoint_errors import NOT_KNOWN_TO_DRIVER, explain, not_parked
 from vram.reclaim.claims import ProcessClaim
@@ -231,6 +232,8 @@ class Parking:
                     self.journal.remove(each.entry)
             if unsure:
                 self._undo(unsure)
+        if refused[1].status == "ended":
+            raise died(refused[0].entry.target.process.pid)
         error = explain(refused[1], refused[0].entry, "park", self._host.limits.profiler)
         if len(members) == 1:
             raise error
@@ -325,6 +328,8 @@ class Parking:
         silent: list[int] = []
         unknown_state: str | None = None
         for pid in sorted(set(seen.pids).difference(known, self._host.signals.self_and_ancestors())):
+            if self._host.limits.read(pid).given_up:
+                continue  # the driver answers by a thread in it, and vram does not park such a process
             left_s = deadline - self._host.clock.monotonic()
             if left_s <= 0:
                 return Unjournaled(tuple(found), False, tuple(silent), unknown_state)

@@ -224,6 +224,7 @@ def parkable_shares(
     _driver_can(report.driver_version)
     _gpus_can(report, lines)
     _process_can(pid, facts, lines)
+    _calls_allowed(pid, limits)
     if not anyway:
         _nothing_warns(pid, limits, managed_bytes, together)
     _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), limits, taken_before)
@@ -292,6 +293,15 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) 
         raise CannotPark(
             f"pid {pid} {_CANNOT_RUN[facts.state]}: only a running process can be parked",
             hint=f"resume a stopped one with `kill -CONT {pid}`" if facts.state == "T" else "see `vram why`",
+        )
+
+
+def _calls_allowed(pid: int, limits: ProcessLimits) -> None:
+    """Parking stops the process, and the driver works in it: either may need a call that kills it."""
+    if limits.given_up is not None:
+        raise CannotPark(
+            f"pid {pid} has given up system calls (seccomp), and may be killed when it is parked",
+            hint="ask its owner to save the work and end it",
         )
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context, is_stopped, is_stuck
 from vram.diagnosis.leftover import code_of, doubt
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
-from vram.errors import AttachDenied, CannotPark, NotPermitted, NotReachable, Protected, Refused
+from vram.errors import AttachDenied, CallsGivenUp, CannotPark, NotPermitted, NotReachable, Protected, Refused
 from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, living_holders
 from vram.model.ledger import Entry, Holder, known_bytes
@@ -152,6 +152,8 @@ def _why_used(context: PlanContext, process: ProcessMemory, refusal: Refused | N
         return f"in use by {holder.user or 'another user'}", "", False
     if isinstance(refusal, Protected):
         return str(refusal), "", False
+    if isinstance(refusal, CallsGivenUp):
+        return f"in use; {_WOULD_DIE}", "", False
     # That it cannot be attached to, or that its driver cannot park, is usual: it is in use nevertheless.
     usual = NotReachable | AttachDenied | CannotPark | NotPermitted
     if refusal is not None and not isinstance(refusal, usual):
@@ -186,6 +188,7 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
                 )
 
 
+_WOULD_DIE = "it has given up system calls (seccomp), and may be killed when it is reached"
 _UNSEEN = "its holder is not visible"
 
 

@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, to_builtins
 
 from vram.errors import (
+    CallsGivenUp,
     CannotRecord,
     NoSuchProcess,
     NotReachable,
     Refused,
+    TargetDied,
     UsageError,
     VramError,
     WorldChanged,
@@ -41,6 +43,8 @@ Outcome = Literal[
 LongText = Annotated[str, Meta(max_length=5000)]
 
 _RUN_INSTEAD = "`vram run -- COMMAND` records any program from its start, also one without Python"
+
+_RUN_BEFORE = "`vram run -- COMMAND` records a program from its start, before it gives them up"
 
 
 class HeldLine(Struct, frozen=True):
@@ -145,6 +149,8 @@ def held_now(host: Host, pid: int, deadline_s: float) -> list[dict[str, Any]]:
 def _require_python(target: Target, via: str | None) -> None:
     try:
         choose_injector(target, via)
+    except CallsGivenUp as error:
+        raise CallsGivenUp(str(error), hint=_RUN_BEFORE) from error
     except NotReachable as error:
         raise NotReachable(str(error), hint=_RUN_INSTEAD) from error
 
@@ -157,7 +163,7 @@ def _asked(
     try:
         reply, answer = _ask(host, target, fields, via, deadline_s)
     except BaseException as error:
-        status = "refused" if isinstance(error, VramError) else "failed"
+        status = "refused" if isinstance(error, Refused) else "failed"
         audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     audit.log_outcome(token, {"status": "done", "outcome": answer.outcome, "file": answer.file})
@@ -266,7 +272,7 @@ def _is_recording(host: Host, receipt: AttachReceipt) -> bool:
     fields = {"verb": "status", "file": receipt.answer.file}
     try:
         _, answer = _ask(host, receipt.target, fields, receipt.via, _ENDING_S)
-    except (NoSuchProcess, WorldChanged):  # it has ended, or is another program now
+    except (NoSuchProcess, TargetDied, WorldChanged):  # it has ended, or is another program now
         return False
     except Refused:  # it does not answer just now
         return True

@@ -24,9 +24,10 @@ it. The contents of its GPU memory, including secrets, are in host memory. Sever
 are parked as one: all of them, or none.
 
 Checked before anything is touched: driver 570 or later, permission for ptrace, no MIG, no
-MPS, no managed memory, no NCCL peers, enough host memory plus a reserve. The driver refuses
-memory shared with other processes and programs under a profiler; they keep running. If vram
-is interrupted, fails or is killed, what was started is undone."""
+MPS, no managed memory, no NCCL peers, no system calls that it has given up (seccomp), enough
+host memory plus a reserve. The driver refuses memory shared with other processes and programs
+under a profiler; they keep running. If vram is interrupted, fails or is killed, what was
+started is undone."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -66,8 +66,9 @@ def run(args: Namespace) -> int:
     findings = diagnose(ledger)
     if args.pid is not None:
         return _one_process(args, host, ledger, findings)
+    died: tuple[int, ...] = ()
     if args.deep:
-        ledger = _deepened(ledger, host, args)
+        ledger, died = _deepened(ledger, host, args)
     if args.json:
         # Scripts get their object even where there is no driver: its probes say why.
         emit(json.why(ledger, findings))
@@ -75,16 +76,21 @@ def run(args: Namespace) -> int:
     else:
         require_driver(ledger)
         _show(ledger, findings, args)
+    if died:
+        from vram.reach import python_process
+
+        raise python_process.died(*died)
     return completeness(ledger)
 
 
-def _deepened(ledger: Ledger, host: LocalHost | None, args: Namespace) -> Ledger:
+def _deepened(ledger: Ledger, host: LocalHost | None, args: Namespace) -> tuple[Ledger, tuple[int, ...]]:
+    """The ledger with what each process answered, and the pids of those that ended meanwhile."""
     from vram.ledger.deepen import deepen
     from vram.reclaim.inside import charged_pids, measure_all, noted
 
     assert host is not None
     measured = measure_all(host, charged_pids(ledger), args.deadline)
-    return deepen(noted(ledger, measured), measured.answers)
+    return deepen(noted(ledger, measured), measured.answers), measured.died
 
 
 def _one_process(
@@ -127,7 +133,7 @@ def _arrays(
     args: Namespace, host: LocalHost | None, ledger: Ledger, options: RenderOptions
 ) -> list[RenderableType]:
     """Its largest arrays, where it answers; that it had answered before does not mean that it still does."""
-    from vram.errors import VramError
+    from vram.errors import TargetDied, VramError
     from vram.reclaim.inside import look_inside
     from vram.report.inside import largest_arrays
     from vram.units import MIB
@@ -135,6 +141,8 @@ def _arrays(
     assert host is not None
     try:
         receipt = look_inside(host, ledger, args.pid, None, args.deadline, MIB)
+    except TargetDied:
+        raise
     except VramError:
         return []
     return largest_arrays(receipt, options)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from vram.host.local.processes import TICKS_PER_S
+from vram.host.local.seccomp import given_up_since_start
 from vram.host.ports import CudaProcesses, ParkedMemory
 from vram.model.parking import RECORDER, ProcessLimits
 from vram.payloads import libcuda
@@ -49,6 +50,7 @@ class LocalProcessLimits:
             nccl_ranks=ranks,
             cpu_s=cpu_s,
             runnable=runnable,
+            given_up=given_up_since_start(pid, self._proc),
         )
 
     def parked_memory(self, pid: int) -> ParkedMemory:

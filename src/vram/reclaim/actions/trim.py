@@ -10,13 +10,23 @@ from collections.abc import Sequence
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from vram.errors import NotOnGpu, NotPermitted, Protected, Refused, UsageError, VramError
+from vram.errors import (
+    NoSuchProcess,
+    NotOnGpu,
+    NotPermitted,
+    Protected,
+    Refused,
+    TargetDied,
+    UsageError,
+    VramError,
+)
 from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, processes
 from vram.model.inside import Trimmable, Trimmed, TrimReceipt, Verb
 from vram.model.observation import HostFacts
 from vram.model.plan import Step, StepKind, Target
 from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
+from vram.reach.python_process import died
 from vram.reclaim import audit
 from vram.reclaim.device_state import read_ledger, used_bytes
 from vram.reclaim.identity import identify, open_verified, require_certain
@@ -40,6 +50,8 @@ class Trim:
             return replace(step, via=injector.NAME)
         try:
             answer = ask_process(host, target, "measure", injector.NAME, ASKING_S).answer
+        except TargetDied:
+            raise
         except VramError:
             return replace(step, via=injector.NAME)
         return replace(step, via=injector.NAME, predicted_bytes=answer.reclaimable_bytes)
@@ -48,9 +60,13 @@ class Trim:
         return _summary(ask_process(host, _target(step), "trim", step.via, timeout_s).answer)
 
     def verify(self, host: Host, step: Step) -> bool:
-        """It is still there, and nobody left it stopped."""
-        with open_verified(host, _target(step)) as process:
-            return process.facts.state not in ("T", "t")
+        """It is still there, and nobody left it stopped. Raises TargetDied where it has ended."""
+        target = _target(step)
+        try:
+            with open_verified(host, target) as process:
+                return process.facts.state not in ("T", "t")
+        except NoSuchProcess as error:
+            raise died(target.process.pid) from error
 
 
 def ask_process(
@@ -160,7 +176,7 @@ def trim(
 ) -> TrimReceipt:
     """Trim one process; logged before and after, measured by the driver.
 
-    Raises why it was not done; the process continues to run in every case.
+    Raises why it was not done, and then the process continues to run; TargetDied where it does not.
     """
     began = host.clock.monotonic()
     record = {"action": "trim", "target": to_builtins(order.target), "via": order.via}
@@ -169,7 +185,7 @@ def trim(
     try:
         run = ask_process(host, order.target, "trim", order.via, deadline_s, **options)
     except BaseException as error:
-        status = "refused" if isinstance(error, VramError) else "failed"
+        status = "refused" if isinstance(error, Refused) else "failed"
         audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     took_s = host.clock.monotonic() - began
