@@ -26,12 +26,15 @@ _CONFIG_BYTES = 1 << 20
 
 def host_list(text: str) -> tuple[str, ...]:
     """The hosts that *text* names: a,b,c or @FILE with one a line; # begins a comment."""
-    words = _of_file(text[1:]) if text.startswith("@") else [word.strip() for word in text.split(",")]
+    file = text[1:] if text.startswith("@") else None
+    words = _of_file(file) if file is not None else [word.strip() for word in text.split(",")]
     names = [word for word in words if word]
-    for name in names:
-        if not _NAME.fullmatch(name):
+    for number, name in enumerate(words, 1):
+        if name and not _NAME.fullmatch(name):
+            # The file may be one whose content whoever reads this message may not read.
+            shown = repr(name[:80]) if file is None else f"line {number} of {file}"
             raise UsageError(
-                f"{name[:80]!r} is not a host name",
+                f"{shown} is not a host name",
                 hint="letters, digits, '.', '_' and '-', and USER@ before it; ports belong to ssh's config",
             )
     if not names:
@@ -45,7 +48,8 @@ def _of_file(path: str) -> list[str]:
     try:
         text = read_file(path, nbytes=_MOST_HOSTS_BYTES, follow=True, pipes=True).decode()
     except (Rejected, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the hosts in {path}: {error}", hint="one host a line") from error
+        reason = str(error) if isinstance(error, Rejected) else f"it is not UTF-8 at byte {error.start}"
+        raise BadInput(f"cannot read the hosts in {path}: {reason}", hint="one host a line") from error
     return [line.partition("#")[0].strip() for line in text.splitlines()]
 
 
