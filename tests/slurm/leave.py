@@ -8,6 +8,7 @@ KIND: daemon    escaped (double fork, setsid), with a context of its own
       family    escaped, with COUNT forked children that have its files open while it lives
       forked    COUNT children that hold the memory of their dead parent
       respawns  escaped, without a context: its child has one, and is started again whenever it ends
+      restarts  the same, and no worker is its descendant
       exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
       late      a daemon that uses the GPU only once it is sent SIGUSR1
       works     no leftover: allocates, prints, and stays
@@ -46,6 +47,8 @@ def escape(tell: int, nbytes: int, kind: str, count: int) -> None:
         driver.alloc(nbytes)
     elif kind == "respawns":
         respawn(tell, nbytes)
+    elif kind == "restarts":
+        restart(tell, nbytes)
     elif kind == "family":
         driver.context()
         driver.alloc(nbytes)
@@ -80,6 +83,35 @@ def respawn(tell: int, nbytes: int) -> None:
             os.close(tell)
             told = True
         os.waitpid(worker, 0)
+
+
+def restart(tell: int, nbytes: int) -> None:
+    """As respawn(), with workers that are nobody's children: each is known to live by its end of a pipe."""
+    told = False
+    while True:
+        lives, worker_lives = os.pipe()
+        ready, worker_says = os.pipe()
+        starter = os.fork()
+        if starter == 0:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            if not told:
+                os.close(tell)
+            use(worker_says, nbytes)
+            while True:
+                signal.pause()
+        os.close(worker_lives)
+        os.close(worker_says)
+        os.waitpid(starter, 0)
+        os.read(ready, 1)
+        if not told:
+            os.write(tell, b"%d\n" % os.getpid())
+            os.close(tell)
+            told = True
+        os.read(lives, 1)
+        os.close(lives)
+        os.close(ready)
 
 
 def use(tell: int, nbytes: int) -> None:
