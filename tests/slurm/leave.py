@@ -10,6 +10,8 @@ KIND: daemon    escaped (double fork, setsid), with a context of its own
       respawns  escaped, without a context: its child has one, and is started again whenever it ends
       restarts  the same, and no worker is its descendant
       exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
+      executed  a child that holds the memory of its dead parent, and has executed another program
+      handed    a process that never used CUDA, and was handed the descriptors of one that has died
       late      a daemon that uses the GPU only once it is sent SIGUSR1
       works     no leftover: allocates, prints, and stays
 
@@ -161,6 +163,49 @@ def hold_exported(tell: int, nbytes: int, kind: str) -> None:
         signal.pause()
 
 
+def hold_executed(tell: int, nbytes: int) -> None:
+    """In a child: allocate, fork a holder that executes another program with the driver's files open, die."""
+    os.setsid()
+    driver.context()
+    driver.alloc(nbytes)
+    if os.fork():
+        os._exit(0)
+    for descriptor in device_files():
+        os.set_inheritable(descriptor, True)
+    for descriptor in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    os.write(tell, b"%d\n" % os.getpid())
+    os.close(tell)
+    os.execv("/bin/sleep", ["sleep", "1000000"])
+
+
+def hold_handed(tell: int, nbytes: int) -> None:
+    """In a child: a holder that never uses CUDA, and a process that hands over its files and dies."""
+    os.setsid()
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        driver.context()
+        driver.alloc(nbytes)
+        socket.send_fds(theirs, [b"."], device_files())
+        theirs.recv(1)
+        os._exit(0)
+    socket.recv_fds(ours, 1, 100)
+    ours.send(b".")
+    os.wait()
+    for descriptor in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    os.write(tell, b"%d\n" % os.getpid())
+    os.close(tell)
+    while True:
+        signal.pause()
+
+
+def device_files() -> list[int]:
+    """The descriptors that the driver has open in this process."""
+    links = {number: os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}
+    return [int(number) for number, path in links.items() if os.path.basename(path).startswith("nvidia")]
+
+
 def works(nbytes: int) -> None:
     driver.context()
     pointer = driver.alloc(nbytes)
@@ -187,12 +232,16 @@ def main() -> None:
             hold_of_the_dead(tell, nbytes, count)
         elif kind in ("exported", "dmabuf"):
             hold_exported(tell, nbytes, kind)
+        elif kind == "executed":
+            hold_executed(tell, nbytes)
+        elif kind == "handed":
+            hold_handed(tell, nbytes)
         else:
             escape(tell, nbytes, kind, count)
     os.close(tell)
     with os.fdopen(hear, "rb") as told:  # to its end: all of them have spoken
         pids = [int(line) for line in told]
-    if kind not in ("exported", "dmabuf"):
+    if kind not in ("exported", "dmabuf", "handed"):
         os.waitpid(child, 0)
     say(pids)
     return None

@@ -108,6 +108,20 @@ def test_who_starts_workers_again_and_again_is_ended_with_them(
     assert [each.living() == each.pids for each in beside] == [True, True]
 
 
+@pytest.mark.parametrize("kind", ["executed", "handed"])
+def test_who_keeps_the_files_of_a_dead_process_is_ended(site: Site, beside: list[Running], kind: str) -> None:
+    """Without mapping them, so that the driver's memory has no visible holder."""
+    beside.append(site.background(*site.program("works", 64), options=SHARD))
+    beside.append(site.background(*site.program("works", 64), command="env"))
+    left = site.leave(kind, 128, options=SHARD)
+    result = site.result(left.job)
+    assert site.ended(left.job).keys() == set(left.pids), site.events(left.job)
+    assert (result["exit_code"], not left.living()) == (0, True)
+    assert not [each for each in site.events(left.job) if each["event"] == "held" and each["pid"] is None]
+    assert result["freed_bytes"] > 128 * MIB
+    assert [each.living() == each.pids for each in beside] == [True, True]
+
+
 SHELL = """echo '{"pids": ['$$'], "job": "0", "gpus": null}'; exec sleep 1000"""
 
 

@@ -95,8 +95,8 @@ class Ender:
     def run(self, ledger: Ledger, gpus: tuple[int, ...]) -> Inventory:
         """End them, round after round while new ones appear; return what is held after the last reading.
 
-        At first those that hold memory. Where others hold it after that, all processes that are surely of
-        the same owner.
+        At first those that hold memory and, where memory has no visible holder, those that have the GPUs'
+        files open. Where others hold it after that, all processes that are surely of the same owner.
         """
         inventory = self._take(ledger, gpus)
         for _ in range(MOST_ROUNDS):
@@ -105,7 +105,7 @@ class Ender:
                 self._at_first = frozenset(map(_key, targets))
             elif not self._at_first.issuperset(map(_key, targets)):
                 self._respawns = True
-            others = self._left_running(gpus) if self._respawns else {}
+            others = self._others(ledger, inventory)
             if not (targets or others) or self._deadline.left_s() < _RESERVE_S:
                 break
             self._end(ledger, gpus, targets, others)
@@ -201,6 +201,30 @@ class Ender:
                 self._refused(targets.pop(pid), str(error), for_good=not isinstance(error, _PASSING))
                 dropped = True
         return dropped
+
+    def _others(self, ledger: Ledger, inventory: Inventory) -> Others:
+        """Who is ended although the ledger names nothing that it holds."""
+        if self._respawns:
+            return self._left_running(inventory.gpus)
+        if any(piece.pid is None for piece in inventory.held):
+            return self._with_files_open(ledger, inventory.gpus)
+        return {}
+
+    def _with_files_open(self, ledger: Ledger, gpus: tuple[int, ...]) -> Others:
+        """Who has the GPUs' device files open: where nobody is known to hold some memory, one of these may.
+
+        A process that executed another program, or was handed a descriptor, keeps a dead process's memory
+        without having it mapped.
+        """
+        minors = {gpu.facts.minor if gpu.facts else None for gpu in ledger.gpus if gpu.index in gpus}
+        found = self._host.files.scan(self._deadline.read_s()).holders
+        pids = [
+            each.process.pid
+            for each in found
+            if any(None in minors or file.kind != "gpu" or file.minor in minors for file in each.files)
+        ]
+        why = "it has the GPU's device files open, and memory is held there by no visible process"
+        return self._surely_left(gpus, pids, why)
 
     def _left_running(self, gpus: tuple[int, ...]) -> Others:
         """Everybody who is surely of the same owner: where new holders came after the first round, one of
