@@ -9,6 +9,7 @@ KIND: daemon    escaped (double fork, setsid), with a context of its own
       forked    COUNT children that hold the memory of their dead parent
       respawns  escaped, without a context: its child has one, and is started again whenever it ends
       restarts  the same, and no worker is its descendant
+      pair      two that start each other and workers again, and that leave a copy when they are sent SIGTERM
       exported  a holder of an exported handle whose allocator has died; dmabuf: of a dma-buf
       executed  a child that holds the memory of its dead parent, and has executed another program
       handed    a process that never used CUDA, and was handed the descriptors of one that has died
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -51,6 +53,8 @@ def escape(tell: int, nbytes: int, kind: str, count: int) -> None:
         respawn(tell, nbytes)
     elif kind == "restarts":
         restart(tell, nbytes)
+    elif kind == "pair":
+        pair(tell, nbytes)
     elif kind == "family":
         driver.context()
         driver.alloc(nbytes)
@@ -114,6 +118,59 @@ def restart(tell: int, nbytes: int) -> None:
         os.read(lives, 1)
         os.close(lives)
         os.close(ready)
+
+
+def pair(tell: int, nbytes: int) -> None:
+    """Start workers one after the other, and somebody who goes on with that once we have ended.
+
+    Each knows by a pipe that the other lives. Who is sent SIGTERM leaves a copy of itself.
+    """
+    signal.signal(signal.SIGTERM, lambda *about: os._exit(0) if os.fork() else None)
+    while True:
+        other_ended, other_lives = os.pipe()
+        we_ended, we_live = os.pipe()
+        if os.fork() == 0:
+            os.close(other_ended)
+            os.close(we_live)
+            if tell >= 0:
+                os.close(tell)
+            tell = -1
+            os.read(we_ended, 1)
+            os.close(other_lives)
+            os.close(we_ended)
+            continue
+        os.close(other_lives)
+        os.close(we_ended)
+        ended: list[int] = []
+        while other_ended not in ended:
+            worker = work(tell, we_live, nbytes)
+            tell = -1
+            ended, _, _ = select.select([other_ended, worker], [], [])
+            os.close(worker)
+        os.close(other_ended)
+        os.close(we_live)
+
+
+def work(tell: int, we_live: int, nbytes: int) -> int:
+    """Start a worker, and return what can be read once it has ended; *tell* who we are when it works."""
+    ended, lives = os.pipe()
+    ready, says = os.pipe()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(we_live)
+        if tell >= 0:
+            os.close(tell)
+        use(says, nbytes)
+        while True:
+            signal.pause()
+    os.close(lives)
+    os.close(says)
+    os.read(ready, 1)
+    os.close(ready)
+    if tell >= 0:
+        os.write(tell, b"%d\n" % os.getpid())
+        os.close(tell)
+    return ended
 
 
 def use(tell: int, nbytes: int) -> None:

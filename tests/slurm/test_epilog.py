@@ -8,6 +8,9 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -92,7 +95,7 @@ def test_neighbours_on_the_same_gpu_do_not_notice(site: Site, beside: list[Runni
     assert site.state() != "drain"
 
 
-@pytest.mark.parametrize("kind", ["respawns", "restarts"])
+@pytest.mark.parametrize("kind", ["respawns", "restarts", "pair"])
 def test_who_starts_workers_again_and_again_is_ended_with_them(
     site: Site, beside: list[Running], kind: str
 ) -> None:
@@ -104,6 +107,7 @@ def test_who_starts_workers_again_and_again_is_ended_with_them(
     assert (result["verdict"], result["exit_code"]) == ("clean", 0), site.events(left.job)
     assert not left.living()
     assert left.pids[0] in site.ended(left.job)
+    assert not list(processes_of(left.job))
     assert "drain" not in site.state()
     assert [each.living() == each.pids for each in beside] == [True, True]
 
@@ -120,6 +124,14 @@ def test_who_keeps_the_files_of_a_dead_process_is_ended(site: Site, beside: list
     assert not [each for each in site.events(left.job) if each["event"] == "held" and each["pid"] is None]
     assert result["freed_bytes"] > 128 * MIB
     assert [each.living() == each.pids for each in beside] == [True, True]
+
+
+def processes_of(job: str) -> Iterator[int]:
+    """Those whose environment names *job*."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"SLURM_JOB_ID={job}".encode() in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
 
 
 SHELL = """echo '{"pids": ['$$'], "job": "0", "gpus": null}'; exec sleep 1000"""

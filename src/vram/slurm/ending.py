@@ -91,6 +91,7 @@ class Ender:
         self.result = Ending([], {}, set())
         self._at_first: frozenset[ProcessKey] | None = None
         self._respawns = False
+        self._rounds_of_all = 0
 
     def run(self, ledger: Ledger, gpus: tuple[int, ...]) -> Inventory:
         """End them, round after round while new ones appear; return what is held after the last reading.
@@ -154,6 +155,7 @@ class Ender:
                 on_outcome=lambda outcome: self._note(outcome, by_pid, claims),
                 used_now=used_in(ledger, made.gpus),
                 together=True,
+                stop_first=self._rounds_of_all > 1,
             )
         except VramError as error:  # nothing was touched: the audit log cannot be written, say
             for each in targets:
@@ -205,6 +207,7 @@ class Ender:
     def _others(self, ledger: Ledger, inventory: Inventory) -> Others:
         """Who is ended although the ledger names nothing that it holds."""
         if self._respawns:
+            self._rounds_of_all += 1
             return self._left_running(inventory.gpus)
         if any(piece.pid is None for piece in inventory.held):
             return self._with_files_open(ledger, inventory.gpus)
