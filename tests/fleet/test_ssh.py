@@ -121,6 +121,17 @@ def test_hosts_come_from_a_file_too(tmp_path: Path) -> None:
         with pytest.raises(VramError, match=r"line 3|at byte 6") as caught:
             host_list(f"@{file}")
         assert "hunter2" not in str(caught.value), "it may be a link to somebody's secrets"
+    file.write_text("gpu-1\n")
+    (tmp_path / "own").symlink_to(file)
+    assert host_list(f"@{tmp_path}/own") == ("gpu-1",)
+    tmp_path.chmod(0o1777)
+    with pytest.raises(BadInput, match="is a link of"):
+        host_list(f"@{tmp_path}/own")  # somebody else can have made it
+    ours, theirs = os.pipe()
+    os.write(theirs, b"gpu-2\n")
+    os.close(theirs)
+    assert host_list(f"@/dev/fd/{ours}") == ("gpu-2",)
+    os.close(ours)
     file.write_text("# nobody\n")
     with pytest.raises(UsageError):
         host_list(f"@{file}")

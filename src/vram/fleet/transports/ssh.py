@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 from collections.abc import Sequence
 
 from vram.errors import BadInput, UsageError
+from vram.files import open_given
 from vram.fleet.programs import Programs
 from vram.fleet.transport import CommandResult, NodeAddress, NodeFailed
-from vram.untrusted import Rejected, read_file
+from vram.untrusted import Rejected, read_file, read_stream
 
 _USER = r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?"
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252})"
@@ -20,6 +22,7 @@ _ADDRESS = re.compile(r"[0-9.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:%A-Za-z0-9._-]*", re.AS
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+", re.ASCII | re.DOTALL)
 _MOST_HOSTS_BYTES = 4 << 20
 _MOST_HOSTS = 100_000
+_OWN_DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NOT_FOUND, _SSH_FAILED = 127, 255
 _CONFIG_BYTES = 1 << 20
 
@@ -46,11 +49,24 @@ def host_list(text: str) -> tuple[str, ...]:
 
 def _of_file(path: str) -> list[str]:
     try:
-        text = read_file(path, nbytes=_MOST_HOSTS_BYTES, follow=True, pipes=True).decode()
-    except (Rejected, UnicodeDecodeError) as error:
-        reason = str(error) if isinstance(error, Rejected) else f"it is not UTF-8 at byte {error.start}"
+        text = _content(path).decode()
+    except (Rejected, OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"it is not UTF-8 at byte {error.start}"
         raise BadInput(f"cannot read the hosts in {path}: {reason}", hint="one host a line") from error
     return [line.partition("#")[0].strip() for line in text.splitlines()]
+
+
+def _content(path: str) -> bytes:
+    """Each word in it is looked up as a host, and shown: it must not be a file that somebody linked to."""
+    if path.startswith(_OWN_DESCRIPTORS):  # as a shell's <(...) is
+        return read_file(path, nbytes=_MOST_HOSTS_BYTES, follow=True, pipes=True)
+    file = open_given(path)
+    try:
+        return read_stream(file, nbytes=_MOST_HOSTS_BYTES)
+    finally:
+        os.close(file)
 
 
 class SshNodes:
