@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
 
 from bench.native import ROOT
 from bench.row import Row
+from bench.target import asked, heard
 from bench.timing import CommandFailed, program
 
 MILLION, HUNDRED_THOUSAND, FEW = 1_000_000, 100_000, 100
@@ -44,14 +44,14 @@ def _figures(objects: int, arrays: int, environment: dict[str, str], turns: int)
     """The best of some tries: the machine's own noise only ever adds."""
     argv = [sys.executable, str(ROOT / "bench" / "visited.py"), str(objects), str(arrays)]
     with subprocess.Popen(argv, env=environment, stdin=-1, stdout=-1, text=True) as target:
-        pid = _heard(target)["pid"]
+        pid = heard(target)["pid"]
         tries = []
         for _ in range(turns):
-            _told(target)
+            asked(target)
             time.sleep(1.0)  # how it works alone
-            _, alone_s, _ = _told(target)
+            _, alone_s, _ = asked(target)
             took_s = _inside(pid, environment)
-            _, step_s, longest_s = _told(target)
+            _, step_s, longest_s = asked(target)
             tries.append({"took_s": took_s, "alone_s": alone_s, "step_s": step_s, "longest_s": longest_s})
         target.kill()
     return {name: min(each[name] for each in tries) for name in tries[0]}
@@ -68,15 +68,3 @@ def _inside(pid: int, environment: dict[str, str]) -> float:
     if answer["was_cut"] or not answer["groups"]:
         raise CommandFailed("vram inside: the search was cut short")
     return elapsed_s
-
-
-def _told(target: subprocess.Popen[str]) -> Any:
-    assert target.stdin is not None
-    target.stdin.write("\n")
-    target.stdin.flush()
-    return _heard(target)
-
-
-def _heard(target: subprocess.Popen[str]) -> Any:
-    assert target.stdout is not None
-    return json.loads(target.stdout.readline())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,10 +9,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from bench.native import ROOT
 from bench.row import Row
+from bench.target import asked, heard
 from bench.timing import CommandFailed, program
 
 OBJECTS = (0, 1_000_000, 3_000_000)
@@ -33,7 +32,7 @@ def run(turns: int) -> list[Row]:
 
 def _rows(objects: int, turns: int) -> Iterator[Row]:
     with _target(objects) as target:
-        pid = str(_heard(target)["pid"])
+        pid = str(heard(target)["pid"])
         for name, words in COMMANDS:
             argv = [pid if word == "PID" else word for word in words]
             # The best of some tries: the machine's own noise only ever adds.
@@ -63,22 +62,10 @@ def _target(objects: int) -> Iterator[subprocess.Popen[str]]:
 
 def _tried(target: subprocess.Popen[str], words: list[str]) -> tuple[float, float]:
     """The longest wait while the command ran, and how long it took."""
-    _told(target)
+    asked(target)
     began = time.perf_counter()
     done = subprocess.run([program("vram") or "vram", *words, "--json"], stdout=subprocess.PIPE)
     took_s = time.perf_counter() - began
     if done.returncode:
         raise CommandFailed(f"vram {' '.join(words)}: exit status {done.returncode}")
-    return float(_told(target)), took_s
-
-
-def _told(target: subprocess.Popen[str]) -> Any:
-    assert target.stdin is not None
-    target.stdin.write("\n")
-    target.stdin.flush()
-    return _heard(target)
-
-
-def _heard(target: subprocess.Popen[str]) -> Any:
-    assert target.stdout is not None
-    return json.loads(target.stdout.readline())
+    return float(asked(target)), took_s

@@ -1,4 +1,5 @@
 """Files that vram writes for people: whole or not at all, and never through what somebody else put there.
+Files that others give it are opened by the same rules.
 
 A file is made beside its place, under a name that nobody can foresee, and moved there in one step. Links are
 followed only in folders that nobody but this user and root can change. A device or a pipe cannot be replaced,
@@ -121,6 +122,25 @@ def open_plain(path: str, flags: int = 0) -> int:
         return os.open(f"{_OWN_DESCRIPTORS}/{entry}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(entry)
+
+
+def open_given(path: str) -> int:
+    """`open_plain` for a file that somebody else may have put there: what it leads to is not their choice.
+
+    Links are followed as for writing. In a folder that others can change, the file must be ours, root's or
+    the folder's owner's, and have no other name: whoever made a second name may not be able to read it.
+    """
+    folder, name = _locate(path)
+    try:
+        file = open_plain(f"{_OWN_DESCRIPTORS}/{folder}/{name}", os.O_NOFOLLOW)
+        try:
+            _require_put_here(folder, os.fstat(file))
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+    finally:
+        os.close(folder)
 
 
 def _cannot_write(path: str, error: OSError) -> UsageError:
@@ -309,6 +329,16 @@ def _require_replaceable(folder: int, entry: os.stat_result) -> None:
     if entry.st_uid != os.geteuid() and not is_at_home and not folders.is_ours_alone(folder):
         owner = folders.owner_name(entry.st_uid)
         raise _refusal(f"it is a file of {owner} in a folder that others can write to")
+
+
+def _require_put_here(folder: int, file: os.stat_result) -> None:
+    if folders.is_ours_alone(folder):
+        return
+    if not folders.is_trusted_owner(file.st_uid) and file.st_uid != os.fstat(folder).st_uid:
+        owner = folders.owner_name(file.st_uid)
+        raise _refusal(f"it is a file of {owner} in a folder that others can write to")
+    if file.st_nlink > 1:
+        raise _refusal("it has another name elsewhere, and its folder is one that others can write to")
 
 
 def _lstat(folder: int, name: str) -> os.stat_result | None:

@@ -18,6 +18,7 @@ _INSTALLED = ("/usr/", "/bin/", "/sbin/", "/lib/", "/opt/", "/snap/", "/nix/stor
 _KERNEL_THREADS_PARENT = 2
 
 _DISPLAY = "a display server or compositor"
+_LOGIN = "a login service"
 
 _NAMES = {
     _DISPLAY: (
@@ -35,9 +36,11 @@ _NAMES = {
         *("runc", "crun", "conmon", "crio", "podman", "nvidia-container-runtime", "nvidia-device-plugin"),
     ),
     "a cluster service": ("kubelet", "k3s", "slurmd", "slurmstepd", "slurmctld"),
-    "a login service": ("sshd", "sshd-session", "login", "systemd-logind", "elogind", "seatd"),
+    _LOGIN: ("sshd", "sshd-session", "login", "systemd-logind", "elogind", "seatd"),
     "the system's service manager": ("systemd", "init", "dbus-daemon", "dbus-broker"),
 }
+
+_SWITCHES_USER = ("su", "sudo", "runuser", "doas")
 
 _ROLES = {name: role for role, names in _NAMES.items() for name in names}
 
@@ -54,6 +57,12 @@ def role(pid: int, process: ProcessFacts | Holder) -> str | None:
 def is_display(process: ProcessFacts | Holder) -> bool:
     """Whether *process* draws the screen: it ends with the graphical session, and not by a signal."""
     return _ROLES.get(_installed_name(process.executable)) == _DISPLAY
+
+
+def is_login(process: ProcessFacts | Holder) -> bool:
+    """Whether users begin to work below *process*, which is root's: sshd, login, su."""
+    name = _installed_name(process.executable)
+    return _ROLES.get(name) == _LOGIN or name in _SWITCHES_USER
 
 
 def is_mps_server(process: ProcessFacts | Holder) -> bool:

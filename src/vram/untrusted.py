@@ -45,6 +45,8 @@ _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 # Possessive, and an open string reaches to the end: nothing is tried twice, whatever the text.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _LONG_NUMBER = re.compile(rb"(?<![0-9.])(-?)([0-9]{%d,})([.eE]?)" % _FEWEST_DIGITS)
+# What msgspec quotes where a value is none of those that are known; what lies behind it is the place.
+_QUOTED_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?= - at `\$[^`]*`\Z|\Z)", re.DOTALL)
 
 Shape = TypeVar("Shape")
 
@@ -61,7 +63,8 @@ def decode(data: bytes, kind: type[Shape], *, most_items: int = MOST_ITEMS) -> S
     """Decode JSON into *kind*.
 
     *most_items* bounds the objects, lists and members together, and so the memory that a small text
-    can be made to take. Integers are those of 64 bits, signed or not.
+    can be made to take. Integers are those of 64 bits, signed or not. No message quotes anything of *data*:
+    whoever reads it may not be permitted to read the file that it comes from.
     """
     if data.count(b",") + data.count(b"{") + data.count(b"[") > most_items:
         raise Rejected("too-many", f"it has more than {most_items} items")
@@ -69,12 +72,12 @@ def decode(data: bytes, kind: type[Shape], *, most_items: int = MOST_ITEMS) -> S
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise Rejected("wrong-shape", str(error)) from error
+        raise Rejected("wrong-shape", _QUOTED_VALUE.sub(r"\1", str(error))) from error
     except msgspec.DecodeError as error:
         truncated = "truncated" in str(error)
         raise Rejected("cut-short" if truncated else "not-json", str(error)) from error
     except UnicodeDecodeError as error:
-        raise Rejected("not-text", f"it is not UTF-8 (byte 0x{error.object[error.start]:02x})") from error
+        raise Rejected("not-text", f"it is not UTF-8 at byte {_first_not_text(data)}") from error
     except RecursionError as error:
         raise Rejected("too-deep", "it is nested too deeply") from error
 
@@ -162,6 +165,15 @@ def receive(
                 raise Rejected("late", "it was not complete in time")
             if descriptor not in ready:
                 raise Rejected("ended", "the process has exited")
+
+
+def _first_not_text(data: bytes) -> int:
+    """Where the first byte is that is not UTF-8: the decoder counts from the beginning of a string."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return 0
 
 
 def _portion(source: int | socket.socket) -> bytes | None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fleet.conftest import vram_fleet
 from tests.fleet.mutations import mutations
 from tests.fleet.snapshots import encoded, haunted, healthy, judged, named, write
 from tests.ledger.world import World
+from tests.needs import skip_without
 from tests.patience import must_end
 from vram.fleet.judge import MOST_SNAPSHOT_BYTES, JudgeRequest
 from vram.fleet.judges import Judges
@@ -93,6 +95,83 @@ def test_files_that_are_no_snapshots_are_lines_and_the_others_are_judged(hostile
     good = {name for name, node in nodes.items() if node.state not in ("rejected", "unread")}
     assert good == {"good", "crowded"}
     assert nodes["huge"].code == "too-large"
+
+
+SECRET = "hunter2-hunter2"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that everybody can write to, with one good snapshot, beside a file that is only ours."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    write(folder, healthy("good"))
+    for name, text in (("secret", f"root:{SECRET}\n"), ("secret.json", f'{{"schema": "{SECRET}"}}')):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    return folder
+
+
+def plant_links(folder: Path) -> None:
+    """What somebody who can write to *folder* would put there."""
+    (folder / "text.json").symlink_to(folder.parent / "secret")
+    (folder / "object.json").symlink_to(folder.parent / "secret.json")
+    os.link(folder.parent / "secret", folder / "second-name.json")
+
+
+def test_a_planted_link_is_not_followed(shared: Path) -> None:
+    plant_links(shared)
+    run = vram_fleet("--from", shared, "--json")
+    assert {name: node["code"] for name, node in run.nodes.items()} == {
+        "good": None,
+        **dict.fromkeys(("text", "object", "second-name"), "unreachable"),
+    }
+    assert "is a link of" in run.nodes["text"]["message"]
+    assert "another name" in run.nodes["second-name"]["message"]
+    assert SECRET not in run.output + run.errors
+
+
+def test_a_planted_folder_is_not_entered(shared: Path) -> None:
+    """The folder itself is named through a link: what lies there is judged by where it lies."""
+    plant_links(shared)
+    (shared.parent / "alias").symlink_to(shared)
+    run = vram_fleet("--from", shared.parent / "alias", "--json")
+    assert run.nodes["good"]["state"] == "ok"
+    assert run.nodes["text"]["code"] == "unreachable"
+
+
+def test_files_of_others_are_not_read_from_a_shared_folder(shared: Path) -> None:
+    if os.geteuid() != 0:
+        skip_without("root", "only root can give files away")
+    write(shared, healthy("ours"), healthy("theirs"))
+    os.chown(shared / "theirs.json", 65534, 65534)
+    nodes = vram_fleet("--from", shared, "--json").nodes
+    assert (nodes["ours"]["state"], nodes["theirs"]["code"]) == ("ok", "unreachable")
+    os.chown(shared, 65534, 65534)
+    shared.chmod(0o755)
+    nodes = vram_fleet("--from", shared, "--json").nodes
+    assert {node["state"] for node in nodes.values()} == {"ok"}, "the owner of a folder puts files there"
+
+
+def test_a_link_in_ones_own_folder_is_followed_and_quotes_nothing(shared: Path) -> None:
+    plant_links(shared)
+    write(shared.parent, healthy("other"))
+    (shared / "other.json").symlink_to("../other.json")
+    shared.chmod(0o755)
+    run = vram_fleet("--from", shared, "--json")
+    assert run.nodes["other"]["state"] == "ok"
+    assert {run.nodes[name]["code"] for name in ("text", "object", "second-name")} == {"bad-snapshot"}
+    assert SECRET not in run.output + run.errors
+
+
+@pytest.mark.parametrize("field", ["schema", "program", "taken_at", "host", "observations", "probes"])
+def test_no_message_quotes_a_snapshot(field: str) -> None:
+    """Whatever it has instead of what is expected."""
+    whole = msgspec.to_builtins(healthy("good"))
+    for value in (SECRET, [SECRET], {SECRET: SECRET}, [{"status": SECRET}], [{"facts": {"type": SECRET}}]):
+        node = judged(msgspec.json.encode({**whole, field: value}), now=None)
+        assert SECRET not in (node.message or "")
 
 
 def test_a_judge_that_is_killed_costs_one_node_at_most(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.fleet.conftest import in_time, vram_fleet
 from tests.fleet.sshd import SshCluster
 from tests.needs import needs
 from tests.patience import PATIENCE_S, until, until_ended
-from vram.errors import BadInput, UsageError
+from vram.errors import BadInput, UsageError, VramError
 from vram.fleet.transports.ssh import SshNodes, host_list
 
 PATIENCE = ("--deadline", "60")
@@ -116,6 +116,22 @@ def test_hosts_come_from_a_file_too(tmp_path: Path) -> None:
     assert host_list(f"@{file}") == ("gpu-1", "gpu-2")
     with pytest.raises(BadInput):
         host_list(f"@{tmp_path}/none")
+    for content in (b"gpu-1\n\nroot:$6$hunter2:1\n", b"gpu-1\n\xffhunter2"):
+        file.write_bytes(content)
+        with pytest.raises(VramError, match=r"line 3|at byte 6") as caught:
+            host_list(f"@{file}")
+        assert "hunter2" not in str(caught.value), "it may be a link to somebody's secrets"
+    file.write_text("gpu-1\n")
+    (tmp_path / "own").symlink_to(file)
+    assert host_list(f"@{tmp_path}/own") == ("gpu-1",)
+    tmp_path.chmod(0o1777)
+    with pytest.raises(BadInput, match="is a link of"):
+        host_list(f"@{tmp_path}/own")  # somebody else can have made it
+    ours, theirs = os.pipe()
+    os.write(theirs, b"gpu-2\n")
+    os.close(theirs)
+    assert host_list(f"@/dev/fd/{ours}") == ("gpu-2",)
+    os.close(ours)
     file.write_text("# nobody\n")
     with pytest.raises(UsageError):
         host_list(f"@{file}")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import count
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.parking.conftest import (
     kill_both,
     runs_on,
 )
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, must_end, until
 from vram.errors import CannotPark, NotPermitted
 from vram.model.parking import RECORDER, CheckpointAnswer, Parked
 from vram.model.plan import Target
@@ -185,6 +186,24 @@ def test_one_whose_threads_must_not_be_traced_is_refused_with_what_to_do() -> No
     assert isinstance(error, NotPermitted)
     assert "it was not touched" in str(error)
     assert "attach" in error.hint or "ptrace" in error.hint
+
+
+def test_one_that_keeps_starting_threads_with_the_drivers_names_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each reading finds a new one: that ends by a deadline, with its own reason."""
+    beyond_any_thread = count(1 << 30)
+    monkeypatch.setattr(driver_threads, "driver_threads", lambda pid: [next(beyond_any_thread)])
+    with subprocess.Popen(["sleep", "1000"]) as target:
+        try:
+            with must_end(), pytest.raises(driver_threads.CannotHold, match=driver_threads.KEEPS_STARTING):
+                driver_threads.DriverThreads(target.pid).__enter__()
+        finally:
+            target.kill()
+    answer = CheckpointAnswer(status="not-held", message=driver_threads.KEEPS_STARTING)
+    error = explain(answer, entry(), "park")
+    assert isinstance(error, CannotPark)
+    assert "it was not touched" in str(error)
 
 
 def test_names_of_threads() -> None:

@@ -11,7 +11,7 @@ from vram.model.parking import GpuShare, ProcessLimits
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.reclaim.borrow import ParkCandidate, enough
-from vram.reclaim.preflight import DriverReport, ListedProcess, parkable_shares, reserve
+from vram.reclaim.preflight import DriverReport, ListedProcess, ParkOptions, parkable_shares, reserve
 from vram.units import GIB, MIB
 
 PID = 4711
@@ -71,7 +71,7 @@ def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:
     assert parkable_shares(devices(), TARGET, RUNNING, replace(ROOMY, memory_left=just))
     for limits, before in ((replace(ROOMY, memory_left=just - 1), 0), (replace(ROOMY, memory_left=just), 1)):
         with pytest.raises(CannotPark, match="host memory left"):
-            parkable_shares(devices(), TARGET, RUNNING, limits, taken_before=before)
+            parkable_shares(devices(), TARGET, RUNNING, limits, ParkOptions(taken_before=before))
 
 
 def test_a_control_group_can_be_what_is_too_small() -> None:

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 from msgspec.structs import replace
@@ -284,6 +284,32 @@ def test_together_each_is_ended_for_itself(state: Path):
     assert [each["event"] for each in records(state)] == ["intend"] * 4 + ["outcome"] * 4
     tokens = [each["token"] for each in records(state)]
     assert tokens[:4] == tokens[4:]
+
+
+def test_those_that_start_each_other_are_stopped_before_the_first_is_killed(state: Path):
+    town = Town(orphans(51, 52, 53, 54), returns={51: 2 * GIB, 54: 2 * GIB})
+    what = made(town)
+    town.living[52] = replace(town.living[52], executable="/usr/bin/another")
+    del town.living[53]
+    receipt = execute(town, what, timeout_s=PATIENCE, together=True, stop_first=True)
+    assert statuses(receipt) == ["done", "refused", "not-needed", "done"]
+    assert town.signals_sent == [(51, SIGSTOP), (54, SIGSTOP), (51, SIGKILL), (54, SIGKILL)]
+    assert receipt.outcomes[0].message == "it was killed (SIGKILL)"
+
+
+def test_who_was_stopped_and_must_not_be_killed_runs_on(state: Path):
+    class Moved(PidHandle):
+        def send(self, number: int):
+            self.town.living[self.pid] = replace(self.town.living[self.pid], executable="/usr/bin/another")
+            return super().send(number)
+
+    town = Town(orphans(51))
+    what = made(town)
+    town.open = lambda pid: Moved(town, pid) if pid in town.living else None  # type: ignore[method-assign]
+    receipt = execute(town, what, timeout_s=PATIENCE, together=True, stop_first=True)
+    assert statuses(receipt) == ["failed"]
+    assert receipt.outcomes[0].message.startswith("pid 51 was sent SIGSTOP and nothing more: ")
+    assert town.signals_sent == [(51, SIGSTOP), (51, SIGCONT)]
 
 
 def test_together_without_a_log_nobody_is_signalled(state: Path):

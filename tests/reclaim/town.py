@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from signal import SIGCONT
+from signal import SIGCONT, SIGSTOP
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ class PidHandle:
         if self.pid not in self.town.living:
             return "gone"
         self.town.signals_sent.append((self.pid, number))
-        if number != SIGCONT:
+        if number not in (SIGCONT, SIGSTOP):
             self.town.die(self.pid)
         return "sent"
 

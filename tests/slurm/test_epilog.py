@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -91,13 +95,75 @@ def test_neighbours_on_the_same_gpu_do_not_notice(site: Site, beside: list[Runni
     assert site.state() != "drain"
 
 
-def test_who_starts_workers_again_and_again_is_ended_with_them(site: Site) -> None:
-    """It holds no memory itself, and all that it starts does."""
-    left = site.leave("respawns", 64, options=SHARD)
+@pytest.mark.parametrize("kind", ["respawns", "restarts", "pair"])
+def test_who_starts_workers_again_and_again_is_ended_with_them(
+    site: Site, beside: list[Running], kind: str
+) -> None:
+    """It holds no memory itself, and all that it starts does, whether they are its children or not."""
+    beside.append(site.background(*site.program("works", 64), options=SHARD))
+    beside.append(site.background("sh", "-c", SHELL, command="env"))
+    left = site.leave(kind, 64, options=SHARD)
     result = site.result(left.job)
     assert (result["verdict"], result["exit_code"]) == ("clean", 0), site.events(left.job)
     assert not left.living()
     assert left.pids[0] in site.ended(left.job)
+    assert not list(processes_of(left.job))
+    assert "drain" not in site.state()
+    assert [each.living() == each.pids for each in beside] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["executed", "handed"])
+def test_who_keeps_the_files_of_a_dead_process_is_ended(site: Site, beside: list[Running], kind: str) -> None:
+    """Without mapping them, so that the driver's memory has no visible holder."""
+    beside.append(site.background(*site.program("works", 64), options=SHARD))
+    beside.append(site.background(*site.program("works", 64), command="env"))
+    left = site.leave(kind, 128, options=SHARD)
+    result = site.result(left.job)
+    assert site.ended(left.job).keys() == set(left.pids), site.events(left.job)
+    assert (result["exit_code"], not left.living()) == (0, True)
+    assert not [each for each in site.events(left.job) if each["event"] == "held" and each["pid"] is None]
+    assert result["freed_bytes"] > 128 * MIB
+    assert [each.living() == each.pids for each in beside] == [True, True]
+
+
+def processes_of(job: str) -> Iterator[int]:
+    """Those whose environment names *job*."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"SLURM_JOB_ID={job}".encode() in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
+
+
+SHELL = """echo '{"pids": ['$$'], "job": "0", "gpus": null}'; exec sleep 1000"""
+
+
+def test_who_holds_nothing_is_ended_only_if_it_is_surely_of_the_job(
+    site: Site, beside: list[Running]
+) -> None:
+    """Shells that name the job in their environment, below a login or another process of the user, live."""
+    job = site.first_job + 8_000
+    names = {"SLURM_JOB_ID": str(job)}
+    inner = f"SLURM_JOB_ID={job} sh -c {shlex.quote(SHELL)}; true"
+    shell = ("sh", "-c", SHELL)
+    shells = {
+        "a login": site.background("nobody", "-s", "/bin/sh", "-c", SHELL, command="su", user=0, **names),
+        "below the user's": site.background("sh", "-c", inner, command="env"),
+        "another job's": site.background(*shell, command="env", SLURM_JOB_ID=str(job + 1)),
+        "another user's": site.background(*shell, command="env", user=DAEMON, **names),
+        "nobody's": site.background(*shell, command="env"),
+    }
+    beside += shells.values()
+    idle = site.background(*shell, command="env", **names)
+    restarts = site.background(*site.program("restarts", 64), command="env", **names)
+    beside += (idle, restarts)
+    done = by_hand(site, "epilog", site.hook_environment(job, NOBODY, "0"), "--json")
+    result = json.loads(done.stdout)
+    if result["verdict"] != "clean":  # workers that are nobody's children would outlive the test
+        Left(list(processes_of(str(job))), None, None).signal(signal.SIGKILL)
+    assert (done.returncode, result["verdict"]) == (0, "clean"), done.stdout
+    assert {*restarts.pids, *idle.pids} <= {each["pid"] for each in result["ended"]}
+    assert not restarts.living() + idle.living()
+    assert {name for name, each in shells.items() if each.living()} == shells.keys()
 
 
 def test_a_job_array_is_many_jobs(site: Site) -> None:

@@ -418,8 +418,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read() -> None:
     [
         (b"", "is empty"),
         (b"VRAM", "is cut off within its header"),
-        (b"#!/bin/sh\nrm", "is not a trace (it begins with '#!/bin/s')"),
-        (b"\x1b[2J\x1b[31m...", r"is not a trace (it begins with '\x1b[2J\x1b[31')"),
+        (b"#!/bin/sh\nrm", "file is not a trace of vram"),
         (TraceFile().section(major=2).header, "was written by a newer vram: format 2, this one reads 1"),
         (TraceFile().section().header[:79], "is cut off within its header"),
     ],

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -25,10 +25,16 @@ from vram.untrusted import Rejected, decode, read_file, receive
 MIB = 1 << 20
 
 
+class Variant(Struct, tag="known"):
+    pass
+
+
 class Sample(Struct):
     number: int = 0
     text: str = ""
     anything: Any = None
+    choice: Literal["a"] = "a"
+    variant: Variant | None = None
 
 
 def code_of(data: bytes, **limits: int) -> str:
@@ -58,6 +64,23 @@ class TestDecode:
     )
     def test_each_fault_has_its_code(self, data: bytes, code: str) -> None:
         assert code_of(data) == code
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b'{"choice": "hunter2"}', "Invalid enum value - at `$.choice`"),
+            (b'{"choice": "hunter2 - at `$.text`"}', "Invalid enum value - at `$.choice`"),
+            (b'{"choice": "hunter2\\n - at `$.text`"}', "Invalid enum value - at `$.choice`"),
+            (b'{"variant": {"type": "hunter2"}}', "Invalid value - at `$.variant.type`"),
+            (b'{"variant": "hunter2"}', "Expected `object | null`, got `str` - at `$.variant`"),
+            (b'{"text": "ab", "anything": "\xffhunter2"}', "it is not UTF-8 at byte 28"),
+            (b"hunter2", "JSON is malformed: invalid character (byte 0)"),
+        ],
+    )
+    def test_no_message_quotes_what_was_read(self, data: bytes, said: str) -> None:
+        with pytest.raises(Rejected) as caught:
+            decode(data, Sample)
+        assert str(caught.value) == said
 
     @pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63), 0])
     def test_integers_of_64_bits_are_read(self, number: int) -> None:

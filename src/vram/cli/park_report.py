@@ -14,7 +14,7 @@ from vram.errors import ExitCode, VramError
 from vram.model.parking import GpuShare, Parked
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import DriverReport, identify_parkable
+from vram.reclaim.preflight import DriverReport, ParkOptions, identify_parkable
 from vram.report.escape import inert
 from vram.report.json import encode
 
@@ -72,9 +72,8 @@ class ParkRun:
             if pid not in report.listed or parking.journal.find(pid):
                 self._require_not_parked(host, parking, pid)
             taken = sum(share.nbytes for _, shares in found for share in shares)
-            found.append(
-                identify_parkable(host, report, pid, taken_before=taken, together=len(pids), anyway=anyway)
-            )
+            options = ParkOptions(taken_before=taken, together=len(pids), anyway=anyway)
+            found.append(identify_parkable(host, report, pid, options))
         return found
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:

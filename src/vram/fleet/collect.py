@@ -122,7 +122,8 @@ class _NodeReader:
 
     def _judged(self, node: NodeAddress, began: float) -> FleetNode:
         if isinstance(self._source, RecordedNodes):
-            return self._judges.judge(JudgeRequest(name=node.name, path=node.address, by=self._options.by))
+            with self._source.opened(node) as path:
+                return self._judges.judge(JudgeRequest(name=node.name, path=path, by=self._options.by))
         until = min(began + self._options.node_s, self._fleet_until)
         if began >= self._fleet_until:
             raise NodeFailed("not-asked", "the deadline of the whole fleet passed before its turn")

@@ -40,6 +40,7 @@ _MOST_SHARES = 256
 _LONGEST_NAME = 200
 
 _UNREAD = ("no-driver", "not-judged", "too-large", "unreachable")
+_NO_OBJECT = "it is not a snapshot of vram: it does not begin with {, as after what a login script prints"
 _PROBE_FAILURES = ("failed", "timeout", "lost")
 
 
@@ -88,11 +89,9 @@ def _read(data: bytes) -> Survey:
     except NewerSnapshot as error:
         raise _Rejected("other-version", str(error)) from error
     except BadSnapshot as error:
-        if data[:1] in (b"{", b""):
-            raise _Rejected("bad-snapshot", str(error)) from error
-        # Mostly what a login script prints.
-        begins = data[:40].decode(errors="backslashreplace")
-        raise _Rejected("bad-snapshot", f"it is no snapshot, it begins with {begins!r}") from error
+        # Nothing of it is quoted: it may be a file that whoever reads this message may not read.
+        words = str(error) if data[:1] in (b"{", b"") else _NO_OBJECT
+        raise _Rejected("bad-snapshot", words) from error
 
 
 # ---- is it what was asked for, and can it be? ----
@@ -124,7 +123,7 @@ def _require_time(text: str, now: float | None) -> None:
         taken = datetime.fromisoformat(text)
         at = (taken if taken.tzinfo else taken.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise _Rejected("impossible", f"its snapshot was taken at {text[:40]!r}, which is no time") from error
+        raise _Rejected("impossible", "its snapshot was taken at no time that exists") from error
     apart_s = at - (datetime.now(UTC).timestamp() if now is None else now)
     if apart_s > _MOST_APART_S or (now is not None and apart_s < -_MOST_APART_S):
         where = "in the future" if apart_s > 0 else "ago"

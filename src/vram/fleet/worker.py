@@ -38,4 +38,4 @@ def _judged(asked: JudgeRequest) -> FleetNode:
     except MemoryError:
         return rejected(asked.name, "not-judged", "judging its snapshot takes too much memory")
     except Exception as error:  # whatever it made us stumble over, the other nodes are judged
-        return rejected(asked.name, "bad-snapshot", f"it cannot be judged: {type(error).__name__}: {error}")
+        return rejected(asked.name, "bad-snapshot", f"it cannot be judged: {type(error).__name__}")

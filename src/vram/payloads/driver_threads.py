@@ -23,11 +23,14 @@ from vram.payloads.procfs import ProcessFolder, Stat
 # "cuda00001400006" carries out the checkpoints, "cuda-EvtHandlr" comes with the first context.
 _NAMES = re.compile(r"cuda[0-9a-f]{8,11}|cuda-EvtHandlr")
 NO_PERMISSION = "no permission to trace it"
+KEEPS_STARTING = "it keeps starting threads with names of the driver's"
 _TURN_S = 0.0005
 # A thread that hangs in the kernel (state D) does not stop before its call returns.
 STOP_S = 5.0
 _LEAVE_S = 2.0
 _OTHERS_S = 0.5
+# The driver has a handful of threads in a process; any thread can have their names.
+_SEIZE_S = 2.0
 
 
 class CannotHold(Exception):
@@ -90,7 +93,10 @@ class DriverThreads:
 
     def _seize_each(self) -> bool:
         """Whether the kernel let us: not where another tracer was faster."""
+        deadline = time.monotonic() + _SEIZE_S
         while fresh := [tid for tid in driver_threads(self._pid) if tid not in self._seized]:
+            if time.monotonic() > deadline:
+                raise CannotHold(KEEPS_STARTING)
             for tid in fresh:
                 with suppress(ProcessLookupError):  # it has ended
                     try:

@@ -69,7 +69,7 @@ def loads(data: bytes, origin: str = "the snapshot") -> Survey:
 def _require_our_schema(label: _Label, origin: str) -> None:
     if label.schema > SURVEY_SCHEMA:
         raise NewerSnapshot(
-            f"{origin} was written by a newer version ({label.program[:40]!r}, schema {label.schema})",
+            f"{origin} was written by a newer version of vram (schema {label.schema})",
             hint=f"this version reads schema {SURVEY_SCHEMA}: upgrade vram",
         )
     if label.schema != SURVEY_SCHEMA:
@@ -141,19 +141,19 @@ def _decode(data: bytes, kind: type[Shape], complaint: str) -> Shape:
 
 def _check(survey: Survey, origin: str) -> None:
     """Refuse sizes that no survey takes: whoever judges it may trust them."""
-    for observation in survey.observations:
-        for name, nbytes in (("nbytes", observation.nbytes), *_sizes(observation.facts)):
+    for at, observation in enumerate(survey.observations):
+        for nbytes in (observation.nbytes, *_sizes(observation.facts)):
             if nbytes is not None and not 0 <= nbytes < _MOST_BYTES:
-                raise BadSnapshot(f"{origin} has an invalid size: {nbytes} ({name})", hint=_TAKE_AGAIN)
+                raise BadSnapshot(f"{origin} has an invalid size in observations[{at}]", hint=_TAKE_AGAIN)
 
 
-def _sizes(facts: Facts | None) -> Iterator[tuple[str, Any]]:
+def _sizes(facts: Facts | None) -> Iterator[Any]:
     facts = facts.memory if isinstance(facts, MigFacts) else facts
     if isinstance(facts, MemoryFacts | CapacityFacts | SystemMemoryFacts):
-        yield from msgspec.structs.asdict(facts).items()
+        yield from msgspec.structs.astuple(facts)
     elif isinstance(facts, WindowsMemoryFacts | AdapterFacts):
         names = ("local", "non_local", "dedicated", "shared", "total")
-        yield from ((name, getattr(facts, name, None)) for name in names)
+        yield from (getattr(facts, name, None) for name in names)
     elif isinstance(facts, ClientFacts):
         for region in facts.regions:
-            yield from ((region.name, region.nbytes), (region.name, region.shared))
+            yield from (region.nbytes, region.shared)

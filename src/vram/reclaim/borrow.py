@@ -20,7 +20,13 @@ from vram.host.ports import Host
 from vram.model.parking import GpuShare, Parked, ProcessLimits
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import DriverReport, identify_parkable, require_checkpoints, seen_by_cuda
+from vram.reclaim.preflight import (
+    DriverReport,
+    ParkOptions,
+    identify_parkable,
+    require_checkpoints,
+    seen_by_cuda,
+)
 from vram.reclaim.selection import fewest
 from vram.units import MIB, counted, size
 
@@ -154,7 +160,7 @@ def _candidates(
 def _admit(
     host: Host, report: DriverReport, pid: int, gpu: int, taken: int, *, named: bool
 ) -> tuple[Target, tuple[GpuShare, ...]]:
-    target, shares = identify_parkable(host, report, pid, taken_before=taken)
+    target, shares = identify_parkable(host, report, pid, ParkOptions(taken_before=taken))
     if target.uid != host.facts().uid:
         raise NotPermitted(
             f"pid {pid} belongs to {target.user}: borrow parks only your own processes", hint="ask them"

@@ -95,6 +95,7 @@ def execute(
     used_now: int | None = None,
     goal_now: int | None = None,
     together: bool = False,
+    stop_first: bool = False,
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
@@ -102,8 +103,8 @@ def execute(
     *used_now* is what the plan's GPUs had in use a moment ago, where that was read, and *goal_now* what was
     missing then, where a size was to be available: others come and go after a plan was made. *together* ends
     all processes of a plan that has only kills and no goal at once, each for itself: one that cannot be
-    ended does not keep the others. Raises only while nothing was touched: from then on, what goes wrong is an
-    outcome.
+    ended does not keep the others; *stop_first* is for those that start each other again, see
+    ``kill.end_together``. Raises only while nothing was touched: from then on, what goes wrong is an outcome.
     """
     if together and (plan.goal_bytes is not None or any(step.kind != "kill" for step in plan.steps)):
         raise UsageError("only processes can be ended together, and without a goal")
@@ -112,7 +113,7 @@ def execute(
     goal = plan.goal_bytes if goal_now is None else goal_now
     run = _Run(host, plan, timeout_s, used_now, goal)
     outcomes = []
-    for outcome in run.outcomes_together() if together else run.outcomes():
+    for outcome in run.outcomes_together(stop_first) if together else run.outcomes():
         outcomes.append(outcome)
         if on_outcome:
             on_outcome(outcome)
@@ -219,7 +220,7 @@ class _Run:
             status, message = self._verified(step, message)
         return status, message, self._host.clock.monotonic()
 
-    def outcomes_together(self) -> Iterator[Outcome]:
+    def outcomes_together(self, stop_first: bool) -> Iterator[Outcome]:
         """All at once, every intent logged before the first signal is sent."""
         from vram.reclaim.actions.kill import end_together
 
@@ -227,7 +228,7 @@ class _Run:
         steps = self._plan.steps
         tokens = audit.log_intents([self._record(step, used_before=before) for step in steps])
         try:
-            ended = end_together(self._host, steps, self._timeout_s["kill"])
+            ended = end_together(self._host, steps, self._timeout_s["kill"], stop_first=stop_first)
         except BaseException as error:
             _log_broken(tokens, error)
             raise

@@ -35,6 +35,22 @@ _CANNOT_RUN = {
 _BROKEN = ("failed", "timeout", "lost")
 
 
+class ParkOptions(Struct, frozen=True, kw_only=True):
+    """How a process is to be parked.
+
+    ``taken_before`` is host memory that will be taken before its turn comes. So many processes are parked
+    ``together``: all ranks of an NCCL job may be. ``anyway`` leaves the decision to the driver where NCCL
+    peers or managed memory speak against it.
+    """
+
+    taken_before: int = 0
+    together: int = 1
+    anyway: bool = False
+
+
+_ALONE = ParkOptions()
+
+
 class ListedProcess(Struct, frozen=True):
     """One line of the driver's process lists."""
 
@@ -146,27 +162,19 @@ def identify_parkable(
     host: Host,
     report: DriverReport,
     pid: int,
-    *,
-    taken_before: int = 0,
-    together: int = 1,
-    anyway: bool = False,
+    options: ParkOptions = _ALONE,
 ) -> tuple[Target, tuple[GpuShare, ...]]:
     """Say who has *pid* and what it has on each GPU, or raise why it must not be parked."""
     require_checkpoints(host)
     target = identity.identify(host, pid)
-    return target, require_parkable(
-        host, report, target, taken_before=taken_before, together=together, anyway=anyway
-    )
+    return target, require_parkable(host, report, target, options)
 
 
 def require_parkable(
     host: Host,
     report: DriverReport,
     target: Target,
-    *,
-    taken_before: int = 0,
-    together: int = 1,
-    anyway: bool = False,
+    options: ParkOptions = _ALONE,
 ) -> tuple[GpuShare, ...]:
     """Return what *target* has on each GPU, or raise why it must not be parked; see :func:`parkable_shares`.
 
@@ -188,10 +196,8 @@ def require_parkable(
         target,
         seen[1],
         host.limits.read(pid),
+        options,
         managed_bytes=next((each.managed_bytes for each in holdings if each.process.pid == pid), None),
-        taken_before=taken_before,
-        together=together,
-        anyway=anyway,
     )
 
 
@@ -205,18 +211,11 @@ def parkable_shares(
     target: Target,
     facts: ProcessFacts,
     limits: ProcessLimits,
+    options: ParkOptions = _ALONE,
     *,
     managed_bytes: int | None = None,
-    taken_before: int = 0,
-    together: int = 1,
-    anyway: bool = False,
 ) -> tuple[GpuShare, ...]:
-    """Return what the process has on each GPU, or raise the reason why it must stay there.
-
-    *taken_before* is host memory that will be taken before its turn comes. So many processes are parked
-    *together*: all ranks of an NCCL job may be. *anyway* leaves the decision to the driver where NCCL peers
-    or managed memory speak against it.
-    """
+    """Return what the process has on each GPU, or raise the reason why it must stay there."""
     pid = target.process.pid
     lines = report.listed.get(pid, ())
     if not lines:
@@ -225,9 +224,9 @@ def parkable_shares(
     _gpus_can(report, lines)
     _process_can(pid, facts, lines)
     _calls_allowed(pid, limits)
-    if not anyway:
-        _nothing_warns(pid, limits, managed_bytes, together)
-    _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), limits, taken_before)
+    if not options.anyway:
+        _nothing_warns(pid, limits, managed_bytes, options.together)
+    _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), limits, options.taken_before)
     return report.shares(pid)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -12,8 +12,8 @@ from vram.errors import NoSuchProcess, Refused, TimedOut, VramError, WorldChange
 from vram.host.ports import Host
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
-from vram.model.plan import Outcome, Plan, PlanRequest, Step
-from vram.model.slurm import EndedProcess, JobHolder, SlurmJob, Whose
+from vram.model.plan import Outcome, Plan, PlanRequest, Step, Target
+from vram.model.slurm import EndedProcess, JobClaim, JobHolder, SlurmJob, Whose
 from vram.probes.survey import survey
 from vram.reclaim import executor
 from vram.reclaim.actions import TIMEOUT_S
@@ -21,7 +21,7 @@ from vram.reclaim.device_state import used_in
 from vram.reclaim.identity import identify
 from vram.reclaim.plan_file import with_digest
 from vram.reclaim.planner import plan
-from vram.slurm.inventory import Inventory, Judged, is_of, take
+from vram.slurm.inventory import Inventory, Judged, LeftProcesses, is_of, take
 from vram.slurm.ownership import Node
 
 READ_S = 5.0
@@ -65,6 +65,9 @@ class Ending(Struct):
     freed_bytes: int | None = 0
 
 
+Others = dict[int, tuple[Step, JobClaim]]
+"""Processes that are ended although no memory is known to be theirs, by pid."""
+
 NewNode = Callable[[], Node]
 """Reads anew which jobs run here."""
 
@@ -87,17 +90,26 @@ class Ender:
         self._grace_s, self._deadline, self._on_ended = grace_s, deadline, on_ended
         self.result = Ending([], {}, set())
         self._at_first: frozenset[ProcessKey] | None = None
+        self._respawns = False
+        self._rounds_of_all = 0
 
     def run(self, ledger: Ledger, gpus: tuple[int, ...]) -> Inventory:
-        """End them, round after round while new ones appear; return what is held after the last reading."""
+        """End them, round after round while new ones appear; return what is held after the last reading.
+
+        At first those that hold memory and, where memory has no visible holder, those that have the GPUs'
+        files open. Where others hold it after that, all processes that are surely of the same owner.
+        """
         inventory = self._take(ledger, gpus)
         for _ in range(MOST_ROUNDS):
             targets = [each for each in inventory.processes.values() if self._is_target(each, inventory)]
-            if not targets or self._deadline.left_s() < _RESERVE_S:
-                break
             if self._at_first is None:
                 self._at_first = frozenset(map(_key, targets))
-            self._end(ledger, gpus, targets)
+            elif not self._at_first.issuperset(map(_key, targets)):
+                self._respawns = True
+            others = self._others(ledger, inventory)
+            if not (targets or others) or self._deadline.left_s() < _RESERVE_S:
+                break
+            self._end(ledger, gpus, targets, others)
             ledger, inventory = self._settled(gpus)
         return inventory
 
@@ -123,25 +135,32 @@ class Ender:
             return False
         return True
 
-    def _end(self, ledger: Ledger, gpus: tuple[int, ...], targets: list[Judged]) -> None:
-        made = self._planned(ledger, gpus, {each.memory.pid: each for each in targets})
-        if made is None:
-            return
-        made = self._with_starters(made, targets)
+    def _end(self, ledger: Ledger, gpus: tuple[int, ...], targets: list[Judged], others: Others) -> None:
         by_pid = {each.memory.pid: each for each in targets}
+        made = self._planned(ledger, gpus, dict(by_pid))
+        others = {pid: found for pid, found in others.items() if pid not in by_pid}
+        steps = (*(step for step, _ in others.values()), *(made.steps if made else ()))
+        if not steps:
+            return
+        # Who starts holders comes before them.
+        made = with_digest(ledger.taken_at, self._host.limits.boot_id(), None, gpus, steps)
+        claims = {pid: claimed for pid, (_, claimed) in others.items()}
+        claims |= {pid: each.claim for pid, each in by_pid.items()}
         grace_s = max(0.0, min(self._grace_s, self._deadline.left_s() / 3))
         try:
             receipt = executor.execute(
                 self._host,
                 made,
                 timeout_s={**TIMEOUT_S, "kill": grace_s},
-                on_outcome=lambda outcome: self._note(outcome, by_pid),
+                on_outcome=lambda outcome: self._note(outcome, by_pid, claims),
                 used_now=used_in(ledger, made.gpus),
                 together=True,
+                stop_first=self._rounds_of_all > 1,
             )
         except VramError as error:  # nothing was touched: the audit log cannot be written, say
             for each in targets:
                 self._refused(each, str(error))
+            self.result.given_up.update(_target_key(step.target) for step in steps if step.target)
             return
         returned = receipt.returned_bytes
         if returned is None or self.result.freed_bytes is None:
@@ -185,48 +204,52 @@ class Ender:
                 dropped = True
         return dropped
 
-    def _with_starters(self, made: Plan, targets: list[Judged]) -> Plan:
-        """*made* and, before it, the job's processes that start new ones on the GPU as often as they end.
+    def _others(self, ledger: Ledger, inventory: Inventory) -> Others:
+        """Who is ended although the ledger names nothing that it holds."""
+        if self._respawns:
+            self._rounds_of_all += 1
+            return self._left_running(inventory.gpus)
+        if any(piece.pid is None for piece in inventory.held):
+            return self._with_files_open(ledger, inventory.gpus)
+        return {}
 
-        They are judged as the others are; that they hold no memory themselves helps nobody.
+    def _with_files_open(self, ledger: Ledger, gpus: tuple[int, ...]) -> Others:
+        """Who has the GPUs' device files open: where nobody is known to hold some memory, one of these may.
+
+        A process that executed another program, or was handed a descriptor, keeps a dead process's memory
+        without having it mapped.
         """
-        if self._at_first is None or all(_key(each) in self._at_first for each in targets):
-            return made
-        found: dict[int, Step] = {}
-        for each in targets:
-            if _key(each) not in self._at_first:
-                found |= {_pid(step): step for step in self._starters(each, made.gpus, self._node())}
-        steps = (*found.values(), *(step for step in made.steps if _pid(step) not in found))
-        return with_digest(made.made_at, made.boot_id, None, made.gpus, steps) if found else made
+        minors = {gpu.facts.minor if gpu.facts else None for gpu in ledger.gpus if gpu.index in gpus}
+        found = self._host.files.scan(self._deadline.read_s()).holders
+        pids = [
+            each.process.pid
+            for each in found
+            if any(None in minors or file.kind != "gpu" or file.minor in minors for file in each.files)
+        ]
+        why = "it has the GPU's device files open, and memory is held there by no visible process"
+        return self._surely_left(gpus, pids, why)
 
-    def _starters(self, child: Judged, gpus: tuple[int, ...], node: Node) -> list[Step]:
-        """The ancestors of *child* that are the job's own, up to one that is root's; none below a login."""
-        found: list[Step] = []
-        parent = child.memory.holder.parent
-        while parent is not None:
+    def _left_running(self, gpus: tuple[int, ...]) -> Others:
+        """Everybody who is surely of the same owner: where new holders came after the first round, one of
+        these starts them, whether they are its children or not."""
+        why = "new processes of the same job have appeared on the GPU since the job ended"
+        return self._surely_left(gpus, self._host.proc.descendants(0), why)
+
+    def _surely_left(self, gpus: tuple[int, ...], pids: Iterable[int], reason: str) -> Others:
+        found: Others = {}
+        left = LeftProcesses(self._host, self._whose, self._job, self._node())
+        for pid in pids:
+            if left.claim(pid) is None:
+                continue
             try:
-                target = identify(self._host, parent)
-            except VramError:
-                target = None
-            facts = is_of(self._host, parent, self._whose, self._job, node)
-            if target is None or facts is None:
-                above = self._host.proc.facts(parent)
-                # A shell of the user has its own reasons to start things, whatever its environment says.
-                return found if above is not None and above[1].uid == 0 else []
-            reason = f"it has started pid {child.memory.pid} on the GPU since the job ended"
-            found.append(
-                Step(
-                    kind="kill",
-                    target=target,
-                    gpus=gpus,
-                    predicted_bytes=0,
-                    loses="all unsaved work",
-                    reversible=False,
-                    reason=reason,
-                )
-            )
-            parent = facts.parent
-        return []
+                target = identify(self._host, pid)
+            except VramError:  # it is gone, or a part of the system
+                continue
+            # Judged again now that it is known who it is: were it another program by then, acting notices.
+            claimed = LeftProcesses(self._host, self._whose, self._job, left.node).claim(pid)
+            if claimed is not None and _target_key(target) not in self.result.given_up:
+                found[pid] = _step(target, gpus, reason), claimed
+        return found
 
     def _is_still(self, pid: int, node: Node) -> bool:
         return is_of(self._host, pid, self._whose, self._job, node) is not None
@@ -236,15 +259,18 @@ class Ender:
         if for_good:
             self.result.given_up.add(_key(judged))
 
-    def _note(self, outcome: Outcome, by_pid: dict[int, Judged]) -> None:
+    def _note(self, outcome: Outcome, by_pid: dict[int, Judged], claims: dict[int, JobClaim]) -> None:
         target = outcome.step.target
         if target is None:
             return
         judged = by_pid.get(target.process.pid)
         message = outcome.message or ""
-        if judged is not None and outcome.status not in ("done", "not-needed"):
-            self._refused(judged, message, for_good=outcome.status != "refused")
-        claimed = judged.claim if judged else next(iter(by_pid.values())).claim
+        if outcome.status not in ("done", "not-needed"):
+            if judged is not None:
+                self._refused(judged, message, for_good=outcome.status != "refused")
+            elif outcome.status != "refused":
+                self.result.given_up.add(_target_key(target))
+        claimed = claims[target.process.pid]
         ended = EndedProcess(
             pid=target.process.pid,
             user=target.user,
@@ -258,13 +284,16 @@ class Ender:
         self._on_ended(ended)
 
     def _settled(self, gpus: tuple[int, ...]) -> tuple[Ledger, Inventory]:
-        """Read again; where memory is still without a holder, once more in a moment."""
+        """Read again, and for a moment again and again: while memory is without a holder, or while nobody
+        holds any and a process of the same owner lives on, which may be about to start a new holder."""
         deadline = time.monotonic() + min(SETTLE_S, self._deadline.left_s() / 2)
+        may_start = bool(self._left_running(gpus))
         while True:
             ledger = read(self._host, self._deadline)
             inventory = self._take(ledger, gpus)
             left = inventory.of(self._whose, "unknown")
-            if not any(_is_passing(each, inventory) for each in left) or time.monotonic() > deadline:
+            passing = any(_is_passing(each, inventory) for each in left)
+            if not (passing or (may_start and not left)) or time.monotonic() > deadline:
                 return ledger, inventory
             time.sleep(_PAUSE_S)
 
@@ -280,8 +309,20 @@ def _is_passing(piece: JobHolder, inventory: Inventory) -> bool:
     return judged is None or judged.memory.holder.exiting
 
 
-def _pid(step: Step) -> int:
-    return step.target.process.pid if step.target else 0
+def _step(target: Target, gpus: tuple[int, ...], reason: str) -> Step:
+    return Step(
+        kind="kill",
+        target=target,
+        gpus=gpus,
+        predicted_bytes=0,
+        loses="all unsaved work",
+        reversible=False,
+        reason=reason,
+    )
+
+
+def _target_key(target: Target) -> ProcessKey:
+    return target.process.pid, target.process.started_at
 
 
 def _key(judged: Judged) -> ProcessKey:

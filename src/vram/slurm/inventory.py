@@ -12,7 +12,7 @@ from vram.ledger.processes import ProcessMemory, living_holders, processes
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.model.slurm import JobClaim, JobHolder, SlurmJob, Whose
-from vram.protected import role
+from vram.protected import is_login, role
 from vram.slurm.ownership import Node, claim, is_of_earlier_job, is_of_job
 
 _UNREAD = ("failed", "timeout", "lost", "denied")
@@ -123,6 +123,46 @@ def is_of(host: Host, pid: int, whose: Whose, job: SlurmJob | None, node: Node) 
     who, facts = found
     answer = _Judge(host.proc.facts, job, node).whose(who, facts, claim(pid, facts, node))
     return facts if answer == whose else None
+
+
+class LeftProcesses:
+    """Which processes are surely *whose*, holding memory or not, as of one moment.
+
+    None below a login, or below another process of the user: a shell has its own reasons to start things,
+    whatever its environment says. So everybody above must be *whose* too, up to a process of root.
+    """
+
+    def __init__(self, host: Host, whose: Whose, job: SlurmJob | None, node: Node) -> None:
+        self._facts, self._whose, self.node = host.proc.facts, whose, node
+        self._judge = _Judge(host.proc.facts, job, node)
+        self._known: dict[int, tuple[JobClaim | None, ProcessFacts | None]] = {}
+
+    def claim(self, pid: int) -> JobClaim | None:
+        """The job that *pid* surely belongs to, and how that is known; None where it is not sure."""
+        claimed, facts = self._judged(pid)
+        return claimed if facts is not None and self._is_below_the_same(facts) else None
+
+    def _judged(self, pid: int) -> tuple[JobClaim | None, ProcessFacts | None]:
+        if pid not in self._known:
+            found = self._facts(pid)
+            claimed = claim(pid, found[1], self.node) if found else None
+            if found and claimed and self._judge.whose(*found, claimed) != self._whose:
+                claimed = None
+            self._known[pid] = claimed, found[1] if found else None
+        return self._known[pid]
+
+    def _is_below_the_same(self, facts: ProcessFacts) -> bool:
+        parent = facts.parent
+        while parent is not None:
+            claimed, above = self._judged(parent)
+            if above is None:
+                return False  # it has just ended, and the next reading knows whose child this is now
+            if above.uid == 0:
+                return not is_login(above)
+            if claimed is None:
+                return False
+            parent = above.parent
+        return False
 
 
 def _pieces(gpu: GpuLedger, known: dict[int, Judged]) -> Iterator[JobHolder]:

@@ -264,7 +264,7 @@ def require_trace(descriptor: int, path: Path) -> None:
     if not head:
         raise BadTrace(f"{path} is empty", hint="the program that was recorded may have ended at once")
     if not head.startswith(MAGIC[: len(head)]):
-        raise BadTrace(f"{path} is not a trace (it begins with {ascii(head[:8])[1:]})")
+        raise BadTrace(f"{path} is not a trace of vram", hint="`vram run -o FILE -- COMMAND` makes one")
     if len(head) < 12:
         raise BadTrace(f"{path} is cut off within its header")
     major = int.from_bytes(head[8:10], "little")

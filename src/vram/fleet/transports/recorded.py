@@ -1,11 +1,17 @@
-"""Nodes that were recorded: a folder with one snapshot a node, as `vram snapshot -o NODE.json` writes it."""
+"""Nodes that were recorded: a folder with one snapshot a node, as `vram snapshot -o NODE.json` writes it.
+
+Whoever can write to the folder could put a link to somebody else's file there: see `files.open_given`.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from vram.errors import UsageError
-from vram.fleet.transport import NodeAddress
+from vram.files import open_given
+from vram.fleet.transport import NodeAddress, NodeFailed
 
 _SUFFIX = ".json"
 _MOST_FILES = 100_000
@@ -34,6 +40,19 @@ class RecordedNodes:
         if len(names) > _MOST_FILES:
             raise UsageError(f"{self._folder} has {len(names):,} snapshots; {_MOST_FILES:,} are the most")
         return tuple(_node(self._folder, name) for name in sorted(names))
+
+    @contextmanager
+    def opened(self, node: NodeAddress) -> Iterator[str]:
+        """A path under which a child of ours can read the snapshot of *node*. Raises NodeFailed."""
+        try:
+            file = open_given(node.address)
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            reason = getattr(error, "strerror", None) or str(error)
+            raise NodeFailed("unreachable", f"its snapshot cannot be read: {reason}") from error
+        try:
+            yield f"/proc/{os.getpid()}/fd/{file}"
+        finally:
+            os.close(file)
 
 
 def _node(folder: str, name: str) -> NodeAddress:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 from collections.abc import Sequence
 
 from vram.errors import BadInput, UsageError
+from vram.files import open_given
 from vram.fleet.programs import Programs
 from vram.fleet.transport import CommandResult, NodeAddress, NodeFailed
-from vram.untrusted import Rejected, read_file
+from vram.untrusted import Rejected, read_file, read_stream
 
 _USER = r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?"
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252})"
@@ -20,18 +22,22 @@ _ADDRESS = re.compile(r"[0-9.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:%A-Za-z0-9._-]*", re.AS
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+", re.ASCII | re.DOTALL)
 _MOST_HOSTS_BYTES = 4 << 20
 _MOST_HOSTS = 100_000
+_OWN_DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NOT_FOUND, _SSH_FAILED = 127, 255
 _CONFIG_BYTES = 1 << 20
 
 
 def host_list(text: str) -> tuple[str, ...]:
     """The hosts that *text* names: a,b,c or @FILE with one a line; # begins a comment."""
-    words = _of_file(text[1:]) if text.startswith("@") else [word.strip() for word in text.split(",")]
+    file = text[1:] if text.startswith("@") else None
+    words = _of_file(file) if file is not None else [word.strip() for word in text.split(",")]
     names = [word for word in words if word]
-    for name in names:
-        if not _NAME.fullmatch(name):
+    for number, name in enumerate(words, 1):
+        if name and not _NAME.fullmatch(name):
+            # The file may be one whose content whoever reads this message may not read.
+            shown = repr(name[:80]) if file is None else f"line {number} of {file}"
             raise UsageError(
-                f"{name[:80]!r} is not a host name",
+                f"{shown} is not a host name",
                 hint="letters, digits, '.', '_' and '-', and USER@ before it; ports belong to ssh's config",
             )
     if not names:
@@ -43,10 +49,24 @@ def host_list(text: str) -> tuple[str, ...]:
 
 def _of_file(path: str) -> list[str]:
     try:
-        text = read_file(path, nbytes=_MOST_HOSTS_BYTES, follow=True, pipes=True).decode()
-    except (Rejected, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the hosts in {path}: {error}", hint="one host a line") from error
+        text = _content(path).decode()
+    except (Rejected, OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"it is not UTF-8 at byte {error.start}"
+        raise BadInput(f"cannot read the hosts in {path}: {reason}", hint="one host a line") from error
     return [line.partition("#")[0].strip() for line in text.splitlines()]
+
+
+def _content(path: str) -> bytes:
+    """Each word in it is looked up as a host, and shown: it must not be a file that somebody linked to."""
+    if path.startswith(_OWN_DESCRIPTORS):  # as a shell's <(...) is
+        return read_file(path, nbytes=_MOST_HOSTS_BYTES, follow=True, pipes=True)
+    file = open_given(path)
+    try:
+        return read_stream(file, nbytes=_MOST_HOSTS_BYTES)
+    finally:
+        os.close(file)
 
 
 class SshNodes:

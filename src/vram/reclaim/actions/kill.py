@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from signal import SIGCONT, SIGKILL, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
 from vram.errors import NoSuchProcess, Refused, UsageError, VramError
 from vram.host.ports import Host, Sent
@@ -49,18 +49,27 @@ class Kill:
 
 
 def end_together(
-    host: Host, steps: Sequence[Step], timeout_s: float, teardown_s: float = TEARDOWN_S
+    host: Host,
+    steps: Sequence[Step],
+    timeout_s: float,
+    teardown_s: float = TEARDOWN_S,
+    *,
+    stop_first: bool = False,
 ) -> list[str | VramError]:
     """Terminate the targets of *steps* with one grace for all; for each, what was done or why it was not.
 
     One after the other, a hundred processes that ignore SIGTERM would take a hundred times as long. Each is
-    compared with its target before every signal, as alone.
+    compared with its target before every signal, as alone. *stop_first* is for processes that start each
+    other again: all are stopped (SIGSTOP), which none can notice, then killed without a grace.
     """
     found: list[str | VramError] = []
     for first in range(0, len(steps), MOST_AT_ONCE):
         with ExitStack() as opened:
             part = [_open(host, step, opened) for step in steps[first : first + MOST_AT_ONCE]]
-            found += _end_opened(host, part, timeout_s, teardown_s)
+            if stop_first:
+                found += _kill_stopped(host, part, teardown_s)
+            else:
+                found += _end_opened(host, part, timeout_s, teardown_s)
     return found
 
 
@@ -88,20 +97,59 @@ def _end_opened(
     grace_ends = host.clock.monotonic() + timeout_s
     stubborn = {at: each for at, each in living.items() if not _ended_by(host, each, grace_ends)}
     results |= dict.fromkeys(living.keys() - stubborn.keys(), "it exited after SIGTERM")
+    results |= _kill_all(host, stubborn, teardown_s, lambda sent, exiting: _killed(sent, exiting, timeout_s))
+    return [results[at] for at in range(len(part))]
+
+
+def _kill_stopped(
+    host: Host, part: Sequence[VerifiedProcess | VramError], teardown_s: float
+) -> Iterable[str | VramError]:
+    results: dict[int, str | VramError] = {}
+    stopped: dict[int, VerifiedProcess] = {}
+    try:
+        for at, each in enumerate(part):
+            if isinstance(each, VramError):
+                results[at] = each
+                continue
+            try:
+                stopped[at] = each
+                if each.send(SIGSTOP) == "gone":
+                    raise NoSuchProcess(f"process {each.target.process.pid} has exited")
+            except VramError as error:
+                results[at] = error
+                del stopped[at]
+        results |= _kill_all(
+            host, stopped, teardown_s, lambda sent, exiting: "it was killed (SIGKILL)", "SIGSTOP"
+        )
+    finally:  # nobody stays stopped, whatever became of it
+        for process in stopped.values():
+            process.handle.send(SIGCONT)
+    return [results[at] for at in range(len(part))]
+
+
+def _kill_all(
+    host: Host,
+    living: Mapping[int, VerifiedProcess],
+    teardown_s: float,
+    words: Callable[[Sent, bool], str],
+    before: str = "SIGTERM",
+) -> dict[int, str | VramError]:
+    """SIGKILL; for each what was done, in *words* for what was sent and whether it was exiting."""
+    results: dict[int, str | VramError] = {}
     killed: dict[int, tuple[Sent, bool]] = {}
-    for at, process in stubborn.items():
+    for at, process in living.items():
         try:
-            killed[at] = _kill(process)
+            killed[at] = _kill(process, before)
         except VramError as error:
             results[at] = error
     teardown_ends = host.clock.monotonic() + teardown_s
     for at, (sent, was_exiting) in killed.items():
-        if _ended_by(host, stubborn[at], teardown_ends):
-            results[at] = _killed(sent, was_exiting, timeout_s)
+        if _ended_by(host, living[at], teardown_ends):
+            results[at] = words(sent, was_exiting)
         else:
-            why = _why_it_lives(host, stubborn[at].target)
+            why = _why_it_lives(host, living[at].target)
             results[at] = Unkillable(why, hint="wait, then check again with `vram why`")
-    return [results[at] for at in range(len(part))]
+    return results
 
 
 def _ended_by(host: Host, process: VerifiedProcess, deadline: float) -> bool:
@@ -127,8 +175,8 @@ def _terminate(process: VerifiedProcess) -> None:
         process.handle.send(SIGCONT)
 
 
-def _kill(process: VerifiedProcess) -> tuple[Sent, bool]:
-    """SIGKILL; also, whether it was exiting. What forbids it now is no refusal: it was sent SIGTERM."""
+def _kill(process: VerifiedProcess, before: str = "SIGTERM") -> tuple[Sent, bool]:
+    """SIGKILL; also, whether it was exiting. What forbids it now is no refusal: it was sent *before*."""
     try:
         return process.send_again(SIGKILL)
     except NoSuchProcess:
@@ -136,7 +184,7 @@ def _kill(process: VerifiedProcess) -> tuple[Sent, bool]:
     except Refused as error:
         pid = process.target.process.pid
         raise Unfinished(
-            f"pid {pid} was sent SIGTERM and nothing more: {error}", hint="check with `vram why`"
+            f"pid {pid} was sent {before} and nothing more: {error}", hint="check with `vram why`"
         ) from error
 
 

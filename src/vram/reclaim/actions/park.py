@@ -9,7 +9,7 @@ from vram.model.parking import GpuShare
 from vram.model.plan import Step, StepKind, Target
 from vram.reclaim import identity
 from vram.reclaim.parking import PROMPT_S, Parking
-from vram.reclaim.preflight import read_driver, require_parkable
+from vram.reclaim.preflight import ParkOptions, read_driver, require_parkable
 from vram.units import size
 
 
@@ -22,7 +22,7 @@ class Park:
     def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> Step:
         # Their bytes are still on the GPU, and the host memory that they will take is still free.
         taken = sum(each.predicted_bytes or 0 for each in before if each.kind == "park")
-        require_parkable(host, read_driver(host), _target(step), taken_before=taken)
+        require_parkable(host, read_driver(host), _target(step), ParkOptions(taken_before=taken))
         return step
 
     def apply(self, host: Host, step: Step, timeout_s: float) -> str:
