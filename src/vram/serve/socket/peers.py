@@ -14,13 +14,14 @@ from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import ProcessFolder
-from vram.serve.socket.worker_process import RunAs
+from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
 _SO_PEERGROUPS = 59
 _MOST_GROUPS = 65536
 _OVERFLOW_UID = 65534
 _MOST_ENVIRONMENT = 2 << 20
+_MOST_CGROUPS = 64 << 10
 
 
 class Peer(Struct, frozen=True):
@@ -30,17 +31,26 @@ class Peer(Struct, frozen=True):
     gid: int
     pid: int
     groups: tuple[int, ...] = ()
+    cgroups: str = ""
 
     @property
     def run_as(self) -> RunAs:
-        return RunAs(self.uid, self.gid, self.groups)
+        return RunAs(self.uid, self.gid, self.groups, self.cgroups)
 
 
 def peer_of(connection: socket.socket) -> Peer:
     """The credentials with which the other end connected."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3I", raw)
-    return Peer(uid, gid, pid, _groups(connection))
+    return Peer(uid, gid, pid, _groups(connection), _cgroups(pid))
+
+
+def _cgroups(pid: int) -> str:
+    try:
+        with ProcessFolder("/proc", pid) as folder:
+            return _membership(folder)
+    except OSError:
+        return ""
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
@@ -119,7 +129,11 @@ def _owner(folder: ProcessFolder) -> RunAs | None:
     # A program that runs set-uid is partly somebody else's: nobody alone may decide about it.
     if len(uids) != 1 or len(set(gids)) != 1:
         return None
-    return RunAs(uids.pop(), gids[0], tuple(_numbers(status.get(b"Groups"))))
+    return RunAs(uids.pop(), gids[0], tuple(_numbers(status.get(b"Groups"))), _membership(folder))
+
+
+def _membership(folder: ProcessFolder) -> str:
+    return (folder.read("cgroup", _MOST_CGROUPS) or b"").decode("utf-8", "replace")
 
 
 def _numbers(field: bytes | None) -> list[int]:
