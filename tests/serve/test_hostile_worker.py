@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -130,20 +131,19 @@ def _but_freezer(cgroups: str) -> set[str]:
 # Everything is imported first: the user may not be able to read the interpreter's files.
 
 SAYING = f"""
-import json, os, signal, subprocess, sys
+import ctypes, json, os, signal, subprocess, sys
 sys.path.append({str(ROOT / "src")!r})
 from vram.errors import NotPermitted
 from vram.serve.socket.become import become
 def say(**told):
     os.write(1, json.dumps({{"is_last": True, "message": json.dumps(told)}}).encode() + b"\\n")
     signal.pause()
-become(sys.argv[1])
 """
 
 
 def heard(code: str, run_as: RunAs, then: Any = lambda worker, told: None) -> Any:
     """What *code* says in a worker; *then* is done while it waits. Nothing of it is left afterwards."""
-    command = (sys.executable, "-c", SAYING + code)
+    command = (sys.executable, "-c", f"{SAYING}\nbecome(sys.argv[1])\n{code}")
 
     async def run() -> Any:
         worker = WorkerProcess(WorkerRequest(job="plan"), run_as, PATIENCE_S, command=command, grace_s=0.1)
@@ -260,3 +260,45 @@ def test_it_enters_the_group_of_the_process_that_it_acts_on(job: Path):
         os.close(_ends)
     assert _but_freezer(told["cgroups"]) == _but_freezer(owner.cgroups)
     assert f"/{job.name}" in told["cgroups"]
+
+
+# ---- keys ----
+
+_KEYCTL, _ADD_KEY = {"x86_64": (250, 248), "aarch64": (219, 217)}.get(platform.machine(), (0, 0))
+_JOIN, _SEARCH, _READ, _SESSION = 1, 10, 11, -3
+
+STEALING = f"""
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+key = libc.syscall({_KEYCTL}, {_SEARCH}, {_SESSION}, b"user", b"vram-test", 0)
+stolen = ctypes.create_string_buffer(64)
+size = libc.syscall({_KEYCTL}, {_READ}, key, stolen, 64) if key > 0 else 0
+say(stolen=stolen.raw[:max(size, 0)].decode())
+"""
+
+
+def test_the_keys_of_whoever_started_the_service_are_not_the_workers():
+    """As with `sudo vram serve`: root's session keyring is in the service, and a worker inherits from it."""
+    if not _KEYCTL:
+        skip_without("kernel", "the numbers of keyctl are not known here")
+    pid = os.fork()
+    if pid == 0:  # a service with a session keyring of its own, which ends with it
+        os._exit(_with_a_key())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _with_a_key() -> int:
+    """0 where the worker found no key, 1 where it has read it, 2 where something else went wrong."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.syscall.restype = ctypes.c_long
+        assert libc.syscall(_KEYCTL, _JOIN, None) > 0
+        key = libc.syscall(_ADD_KEY, b"user", b"vram-test", b"secret", ctypes.c_size_t(6), _SESSION)
+        assert key > 0
+        found = ctypes.create_string_buffer(64)
+        assert libc.syscall(_KEYCTL, _READ, key, found, 64) == 6
+        told = heard(STEALING, RunAs(ALICE, ALICE, (), own_cgroups()), then=lambda worker, told: None)
+        return int(told["stolen"] != "")
+    except BaseException as error:
+        print(error)
+        return 2

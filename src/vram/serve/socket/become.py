@@ -1,14 +1,15 @@
 """Becomes a user, inside the running interpreter of a worker that the service started as root.
 
 Rights that are dropped after exec leave a process that its user may signal, and neither trace nor dump: the
-kernel clears "dumpable". Before that the worker leaves the service's control groups, which may allow devices
-that the user's own deny.
+kernel clears "dumpable". Before that the worker leaves what is the service's: its control groups, which may
+allow devices that the user's own deny, and its session keyring, which may hold keys of root's.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 import sys
 from contextlib import suppress
@@ -19,6 +20,9 @@ from msgspec import Struct
 from vram.errors import NotPermitted
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_JOIN_SESSION_KEYRING = 1
+_ENOSYS = 38
 # Each starts another program. One in the service's control groups could be traced and taken over by its user.
 _STARTS_A_PROGRAM = frozenset(("os.exec", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"))
 
@@ -40,6 +44,7 @@ def become(text: str) -> None:
     run_as = msgspec.json.decode(text, type=RunAs)
     service = os.getppid()
     is_moved = join_cgroups(run_as.cgroups)
+    _join_new_keyring()
     os.setgroups(run_as.groups)
     os.setresgid(run_as.gid, run_as.gid, run_as.gid)
     os.setresuid(run_as.uid, run_as.uid, run_as.uid)
@@ -63,6 +68,18 @@ def _refuse_programs(event: str, _: object) -> None:
 def _prctl(option: int, value: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def _join_new_keyring() -> None:
+    """Have an empty session keyring. Raises where there are keyrings and we cannot leave ours."""
+    number = _KEYCTL.get(platform.machine())
+    if number is None:
+        raise NotPermitted(f"the system calls of {platform.machine()} are not known here")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(number), ctypes.c_long(_JOIN_SESSION_KEYRING), None) < 0:
+        error = ctypes.get_errno()
+        if error != _ENOSYS:  # a kernel without keyrings
+            raise OSError(error, os.strerror(error))
 
 
 # ---- control groups ----
