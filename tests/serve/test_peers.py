@@ -18,6 +18,7 @@ from tests.policy.conftest import gpu, ledger, process
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import started_at
 from vram.policy.decision import Waiter
+from vram.serve.socket import peers
 from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of, peer_of, require_may_act
 from vram.serve.socket.waiting import GRANT_S, WaitingList
 from vram.units import GIB
@@ -57,6 +58,26 @@ def test_a_peer_is_what_the_kernel_says():
     assert (found.uid, found.gid, found.pid) == (os.geteuid(), os.getegid(), os.getpid())
     assert set(found.groups) == set(os.getgroups())
     require_may_act(found)
+
+
+def test_a_kernel_without_a_pidfd_of_the_peer_is_asked_by_pid(monkeypatch: pytest.MonkeyPatch):
+    """Before Linux 6.5; who has ended when the connection is accepted may not act."""
+    monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_of(ours).is_here
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("")  # a name that the kernel chooses
+    listening.listen()
+    made = socket.socket(socket.AF_UNIX)
+    pid = os.fork()
+    if pid == 0:
+        made.connect(listening.getsockname())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with listening, made, listening.accept()[0] as accepted:
+        found = peer_of(accepted)
+    assert (found.pid, found.is_here) == (pid, False)
 
 
 @pytest.mark.parametrize("peer", [Peer(0, 0, 0), Peer(65534, 65534, os.getpid()), Peer(0, 0, 1 << 22)])

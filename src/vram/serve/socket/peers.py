@@ -1,12 +1,15 @@
 """Who is at the other end of the socket, as the kernel says; and which processes are whose.
 
 Nothing that a client writes about itself is used. A peer in another PID or user namespace may read, and not
-act: its pids and uids mean others there than here.
+act: its pids and uids mean others there than here. All of that is judged when the connection is accepted: who
+connects and exits leaves a pid that may be anybody's by the time of a request.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import struct
 
@@ -17,7 +20,7 @@ from vram.payloads.procfs import ProcessFolder
 from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
-_SO_PEERGROUPS = 59
+_SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
 _MOST_GROUPS = 65536
 _OVERFLOW_UID = 65534
 _MOST_ENVIRONMENT = 2 << 20
@@ -25,13 +28,17 @@ _MOST_CGROUPS = 64 << 10
 
 
 class Peer(Struct, frozen=True):
-    """Who connected. ``pid`` is 0 where it is in a PID namespace that we do not see into."""
+    """Who connected. ``pid`` is 0 where it is in a PID namespace that we do not see into.
+
+    ``is_here``: it lived when the connection was accepted, in our PID and user namespaces.
+    """
 
     uid: int
     gid: int
     pid: int
     groups: tuple[int, ...] = ()
     cgroups: str = ""
+    is_here: bool = False
 
     @property
     def run_as(self) -> RunAs:
@@ -42,15 +49,36 @@ def peer_of(connection: socket.socket) -> Peer:
     """The credentials with which the other end connected."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3I", raw)
-    return Peer(uid, gid, pid, _groups(connection), _cgroups(pid))
+    is_here, cgroups = _judged(connection, pid)
+    return Peer(uid, gid, pid, _groups(connection), cgroups, is_here)
 
 
-def _cgroups(pid: int) -> str:
+def _judged(connection: socket.socket, pid: int) -> tuple[bool, str]:
+    """Whether the process that connected is in our namespaces, and its control groups."""
     try:
-        with ProcessFolder("/proc", pid) as folder:
-            return _membership(folder)
+        pidfd = _pidfd(connection, pid)
+        try:
+            with ProcessFolder("/proc", pid) as folder:
+                is_here, cgroups = _shares_our_namespaces(pid), _membership(folder)
+            # If it has not ended by now, its pid meant nobody else meanwhile.
+            return (is_here, cgroups) if not select.select((pidfd,), (), (), 0)[0] else (False, "")
+        finally:
+            os.close(pidfd)
     except OSError:
-        return ""
+        return False, ""
+
+
+def _pidfd(connection: socket.socket, pid: int) -> int:
+    """Of the process that connected, even if another has its pid now. Raises OSError where it has ended.
+
+    Before Linux 6.5 it is the one that has the pid when the connection is accepted.
+    """
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    return os.pidfd_open(pid)
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
@@ -69,9 +97,9 @@ def require_may_act(peer: Peer) -> None:
             "the kernel does not name your user here, or it is nobody",
             hint="run it as a user of this machine",
         )
-    if peer.pid <= 0 or not _shares_our_namespaces(peer.pid):
+    if not peer.is_here:
         raise NotPermitted(
-            "you are in another PID or user namespace, where pids and users mean others than here",
+            "you have ended, or are in another PID or user namespace, where pids and users mean others",
             hint="run it on the host, outside of the container",
         )
     if os.geteuid() not in (0, peer.uid):
@@ -82,13 +110,11 @@ def require_may_act(peer: Peer) -> None:
 
 
 def _shares_our_namespaces(pid: int) -> bool:
-    try:
-        return all(
-            os.path.samestat(os.stat(f"/proc/{pid}/ns/{kind}"), os.stat(f"/proc/self/ns/{kind}"))
-            for kind in ("pid", "user")
-        )
-    except OSError:  # it has ended, or hides from us
-        return False
+    """Raises OSError where it has ended, or hides from us."""
+    return all(
+        os.path.samestat(os.stat(f"/proc/{pid}/ns/{kind}"), os.stat(f"/proc/self/ns/{kind}"))
+        for kind in ("pid", "user")
+    )
 
 
 # ---- processes and their owners ----
