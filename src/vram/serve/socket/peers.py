@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import ProcessFolder
+from vram.serve.accounts import OTHERS, account_of
 from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
@@ -30,7 +31,8 @@ _MOST_CGROUPS = 64 << 10
 class Peer(Struct, frozen=True):
     """Who connected. ``pid`` is 0 where it is in a PID namespace that we do not see into.
 
-    ``is_here``: it lived when the connection was accepted, in our PID and user namespaces.
+    ``is_here``: it lived when the connection was accepted, in our PID and user namespaces. ``account`` is
+    whose share of the service it uses.
     """
 
     uid: int
@@ -39,6 +41,7 @@ class Peer(Struct, frozen=True):
     groups: tuple[int, ...] = ()
     cgroups: str = ""
     is_here: bool = False
+    account: int = OTHERS
 
     @property
     def run_as(self) -> RunAs:
@@ -50,7 +53,8 @@ def peer_of(connection: socket.socket) -> Peer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3I", raw)
     is_here, cgroups = _judged(connection, pid)
-    return Peer(uid, gid, pid, _groups(connection), cgroups, is_here)
+    account = account_of(uid) if is_here else OTHERS
+    return Peer(uid, gid, pid, _groups(connection), cgroups, is_here, account)
 
 
 def _judged(connection: socket.socket, pid: int) -> tuple[bool, str]:
