@@ -14,14 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs
-from tests.policy.conftest import gpu, ledger, process
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import started_at
-from vram.policy.decision import Waiter
 from vram.serve.socket import peers
 from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of, peer_of, require_may_act
-from vram.serve.socket.waiting import GRANT_S, WaitingList
-from vram.units import GIB
 
 needs_root = needs("root", detail="only root can become another user")
 ME = Peer(os.geteuid(), os.getegid(), os.getpid())
@@ -133,23 +129,3 @@ def test_consent_is_one_word_in_the_environment(value: str | None, allowed: bool
         assert opted_in(program.pid, began) is allowed
         assert not opted_in(program.pid, began + 1)
         program.kill()
-
-
-# ---- those who wait ----
-
-
-def test_who_came_first_is_served_first_and_room_is_not_given_twice():
-    heard: list[tuple[str, int]] = []
-    waiting = WaitingList()
-    first = waiting.add(1, 50 * GIB, (), lambda gpu, free: heard.append(("first", gpu)))
-    waiting.add(2, 40 * GIB, (), lambda gpu, free: heard.append(("second", gpu)))
-    waiting.add(3, 10 * GIB, (0,), lambda gpu, free: heard.append(("small", gpu)))
-    found = ledger(gpu(process(1, 10 * GIB)))  # 70 GiB are free
-    waiting.serve(found, 100.0)
-    assert heard == [("first", 0), ("small", 0)]
-    waiting.serve(found, 100.0 + GRANT_S / 2)
-    assert len(heard) == 2
-    waiting.remove(first.number)
-    waiting.serve(found, 101.0 + GRANT_S / 2)
-    assert heard[2:] == [("second", 0)]
-    assert [type(each) for each in waiting.waiters] == [Waiter, Waiter]
