@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.needs import skip_without
-from tests.patience import PATIENCE_S, must_end, until, until_ended
+from tests.patience import PATIENCE_S, must_end, until, until_ended, until_gone
 from tests.serve.users import ROOT, USERS, UsersMachine, needs_root
 from vram.serve.socket.become import RunAs
 from vram.serve.socket.peers import owner_of
@@ -222,6 +222,27 @@ say(child=pid)
     )
     until_ended(children[0])
     os.close(children[0])
+
+
+def test_it_ends_with_a_service_that_was_killed():
+    """In a group of the user's, systemd does not end it."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # the service
+
+        def die(worker: WorkerProcess, said: Any) -> None:
+            os.write(tell, str(worker.pid).encode())
+            os._exit(0)
+
+        try:
+            heard("say()", RunAs(ALICE, ALICE, (), own_cgroups()), die)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    with open(told) as said:
+        worker = int(said.read())
+    os.waitpid(pid, 0)
+    until_gone(worker)
 
 
 def test_outside_of_its_users_group_it_starts_no_program():
