@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.patience import PATIENCE_S, until_async
 from vram.errors import CannotListen
 from vram.serve.config import Address
+from vram.serve.web.clients import MOST_OF_ONE_CLIENT
 from vram.serve.web.http import (
-    MOST_CONNECTIONS,
     MOST_HEAD_BYTES,
+    Answer,
     BadRequest,
     HttpRequest,
     HttpResponse,
@@ -33,7 +34,9 @@ async def answer(request: HttpRequest) -> HttpResponse:
     return HttpResponse(body=request.path.encode())
 
 
-def serving(play: Callable[[HttpServer, int], Awaitable[None]], **options: float) -> None:
+def serving(
+    play: Callable[[HttpServer, int], Awaitable[None]], answer: Answer = answer, **options: float
+) -> None:
     """Run *play* beside a server."""
 
     async def run() -> None:
@@ -198,11 +201,38 @@ def test_a_thousand_connections_do_not_keep_a_request_out() -> None:
             if number % 200 == 0:
                 assert b"200 OK" in await ask(port)
         assert b"200 OK" in await ask(port)
-        assert server.connections <= MOST_CONNECTIONS
+        assert server.connections <= MOST_OF_ONE_CLIENT
         for writer in crowd:
             writer.transport.abort()
 
     serving(play)
+
+
+def test_requests_that_come_at_once_are_answered_by_turns() -> None:
+    """Eight clients that send hundreds of questions without waiting: a scrape waits for a few of them."""
+    answered: list[str] = []
+
+    async def slow(request: HttpRequest) -> HttpResponse:
+        answered.append(request.path)
+        if request.path != "/metrics":
+            sum(range(100_000))  # as a question to the history does: nothing else runs meanwhile
+        return HttpResponse(body=b"ok")
+
+    async def play(server: HttpServer, port: int) -> None:
+        server.quick_paths = frozenset(("/metrics",))
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for _, writer in crowd:
+            writer.write(b"GET /question HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300)
+        await until_async(lambda: len(answered) > 20)
+        for _ in range(10):
+            before = len(answered)
+            assert b"200 OK" in await ask(port, "/metrics")
+            assert len(answered) - before < 15
+        assert len(answered) < 8 * 300, "all were answered before anybody else"
+        for _, writer in crowd:
+            writer.transport.abort()
+
+    serving(play, answer=slow)
 
 
 def test_a_connection_stays_open_for_the_next_request() -> None:

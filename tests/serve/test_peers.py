@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs
-from tests.policy.conftest import gpu, ledger, process
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import started_at
-from vram.policy.decision import Waiter
+from vram.serve.socket import peers
 from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of, peer_of, require_may_act
-from vram.serve.socket.waiting import GRANT_S, WaitingList
-from vram.units import GIB
 
 needs_root = needs("root", detail="only root can become another user")
 ME = Peer(os.geteuid(), os.getegid(), os.getpid())
@@ -57,6 +54,26 @@ def test_a_peer_is_what_the_kernel_says():
     assert (found.uid, found.gid, found.pid) == (os.geteuid(), os.getegid(), os.getpid())
     assert set(found.groups) == set(os.getgroups())
     require_may_act(found)
+
+
+def test_a_kernel_without_a_pidfd_of_the_peer_is_asked_by_pid(monkeypatch: pytest.MonkeyPatch):
+    """Before Linux 6.5; who has ended when the connection is accepted may not act."""
+    monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_of(ours).is_here
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("")  # a name that the kernel chooses
+    listening.listen()
+    made = socket.socket(socket.AF_UNIX)
+    pid = os.fork()
+    if pid == 0:
+        made.connect(listening.getsockname())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with listening, made, listening.accept()[0] as accepted:
+        found = peer_of(accepted)
+    assert (found.pid, found.is_here) == (pid, False)
 
 
 @pytest.mark.parametrize("peer", [Peer(0, 0, 0), Peer(65534, 65534, os.getpid()), Peer(0, 0, 1 << 22)])
@@ -112,23 +129,3 @@ def test_consent_is_one_word_in_the_environment(value: str | None, allowed: bool
         assert opted_in(program.pid, began) is allowed
         assert not opted_in(program.pid, began + 1)
         program.kill()
-
-
-# ---- those who wait ----
-
-
-def test_who_came_first_is_served_first_and_room_is_not_given_twice():
-    heard: list[tuple[str, int]] = []
-    waiting = WaitingList()
-    first = waiting.add(1, 50 * GIB, (), lambda gpu, free: heard.append(("first", gpu)))
-    waiting.add(2, 40 * GIB, (), lambda gpu, free: heard.append(("second", gpu)))
-    waiting.add(3, 10 * GIB, (0,), lambda gpu, free: heard.append(("small", gpu)))
-    found = ledger(gpu(process(1, 10 * GIB)))  # 70 GiB are free
-    waiting.serve(found, 100.0)
-    assert heard == [("first", 0), ("small", 0)]
-    waiting.serve(found, 100.0 + GRANT_S / 2)
-    assert len(heard) == 2
-    waiting.remove(first.number)
-    waiting.serve(found, 101.0 + GRANT_S / 2)
-    assert heard[2:] == [("second", 0)]
-    assert [type(each) for each in waiting.waiters] == [Waiter, Waiter]

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.needs import needs, require
 from tests.patience import PATIENCE_S, must_end
 from vram.reclaim import state
+from vram.serve.socket.become import RunAs
 from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
-from vram.serve.socket.worker_process import RunAs, WorkerProcess, clean_environment, own_rights
+from vram.serve.socket.worker_process import WorkerProcess, clean_environment, own_rights
 
-needs_root = needs("root", detail="only root can become another user")
 REQUEST = WorkerRequest(job="plan")
 
 
@@ -113,30 +112,6 @@ os.write(1, json.dumps({"is_last": True, "message": said}).encode() + b"\\n")
     assert {"SECRET_OF_THE_TEST", "LD_PRELOAD", "HOME"}.isdisjoint(names)
     assert folder == "/"
     assert json.loads(request)["job"] == "plan"
-
-
-@needs_root
-def test_it_has_the_rights_of_that_user_and_cannot_regain_others():
-    code = """
-import json
-told = [os.getresuid(), os.getresgid(), sorted(os.getgroups())]
-try:
-    os.setuid(0)
-    told.append("root again")
-except PermissionError:
-    told.append("denied")
-os.write(1, json.dumps({"is_last": True, "message": json.dumps(told)}).encode() + b"\\n")
-"""
-    # By an interpreter that this user may run: the test's own may lie where only root can go.
-    command = ("/usr/bin/python3", "-c", f"import os\n{code}")
-    require("system-python", detail="there is no interpreter that every user may run")
-
-    async def heard() -> WorkerAnswer:
-        worker = WorkerProcess(REQUEST, RunAs(4101, 4102, (4103, 4104)), PATIENCE_S, command=command)
-        return await worker.last()
-
-    told = json.loads(asyncio.run(heard()).message)
-    assert told == [[4101] * 3, [4102] * 3, [4103, 4104], "denied"]
 
 
 def test_the_lock_lasts_as_long_as_the_worker(tmp_path: Path):

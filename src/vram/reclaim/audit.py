@@ -1,7 +1,8 @@
 """The audit log: what is about to be done, and its outcome. No log, no action.
 
 One JSON object on each line of ``audit.jsonl`` in the private state folder. A line is written
-whole and is on the disk before anything is done.
+whole and is on the disk before anything is done. A file that is full becomes ``audit.jsonl.1``; the
+oldest of these goes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vram.reclaim import state
 
 FILE = "audit.jsonl"
 LOCK_S = 5.0
+MOST_BYTES, MOST_FULL_FILES = 16 << 20, 8
 _PAUSE_S = 0.001
 
 
@@ -98,9 +100,8 @@ def _header() -> dict[str, Any]:
 
 
 def _append(records: Sequence[Mapping[str, Any]]) -> None:
-    file = state.open_file(FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    file = _locked()
     try:
-        _lock(file)
         lines = b"".join(_encoded(record) + b"\n" for record in records)
         if _is_torn(file):
             lines = b"\n" + lines
@@ -112,6 +113,36 @@ def _append(records: Sequence[Mapping[str, Any]]) -> None:
         os.close(file)
     if written != len(lines):
         raise _unavailable("only part of the line was written; the disk is full")
+
+
+def _locked() -> int:
+    """The file, locked, and moved aside before where it is full."""
+    while True:
+        file = state.open_file(FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            _lock(file)
+            about = os.fstat(file)
+            is_named = os.path.samestat(about, os.lstat(path()))  # another vram may have moved it aside
+            if is_named and about.st_size < MOST_BYTES:
+                return file
+            if is_named:
+                _move_aside()
+        except FileNotFoundError:
+            pass  # it is moved aside at this moment
+        except OSError as error:
+            os.close(file)
+            raise _unavailable(error.strerror or str(error)) from error
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _move_aside() -> None:
+    for number in range(MOST_FULL_FILES - 1, 0, -1):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path()}.{number}", f"{path()}.{number + 1}")
+    os.replace(path(), f"{path()}.1")
 
 
 def _lock(file: int) -> None:

@@ -28,10 +28,11 @@ from vram.reclaim import audit, state
 from vram.serve.part import PartHealth, ServicePart
 from vram.serve.policies import policy_memory
 from vram.serve.policies.notices import notice
+from vram.serve.socket.become import RunAs
 from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of
 from vram.serve.socket.waiting import WaitingList
 from vram.serve.socket.worker import WorkerAnswer, WorkerRequest
-from vram.serve.socket.worker_process import RunAs, failed, own_rights, start_worker
+from vram.serve.socket.worker_process import failed, own_rights, start_worker
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -1,12 +1,15 @@
 """Who is at the other end of the socket, as the kernel says; and which processes are whose.
 
 Nothing that a client writes about itself is used. A peer in another PID or user namespace may read, and not
-act: its pids and uids mean others there than here.
+act: its pids and uids mean others there than here. All of that is judged when the connection is accepted: who
+connects and exits leaves a pid that may be anybody's by the time of a request.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import struct
 
@@ -14,33 +17,72 @@ from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import ProcessFolder
-from vram.serve.socket.worker_process import RunAs
+from vram.serve.accounts import OTHERS, account_of
+from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
-_SO_PEERGROUPS = 59
+_SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
 _MOST_GROUPS = 65536
 _OVERFLOW_UID = 65534
 _MOST_ENVIRONMENT = 2 << 20
+_MOST_CGROUPS = 64 << 10
 
 
 class Peer(Struct, frozen=True):
-    """Who connected. ``pid`` is 0 where it is in a PID namespace that we do not see into."""
+    """Who connected. ``pid`` is 0 where it is in a PID namespace that we do not see into.
+
+    ``is_here``: it lived when the connection was accepted, in our PID and user namespaces. ``account`` is
+    whose share of the service it uses.
+    """
 
     uid: int
     gid: int
     pid: int
     groups: tuple[int, ...] = ()
+    cgroups: str = ""
+    is_here: bool = False
+    account: int = OTHERS
 
     @property
     def run_as(self) -> RunAs:
-        return RunAs(self.uid, self.gid, self.groups)
+        return RunAs(self.uid, self.gid, self.groups, self.cgroups)
 
 
 def peer_of(connection: socket.socket) -> Peer:
     """The credentials with which the other end connected."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3I", raw)
-    return Peer(uid, gid, pid, _groups(connection))
+    is_here, cgroups = _judged(connection, pid)
+    account = account_of(uid) if is_here else OTHERS
+    return Peer(uid, gid, pid, _groups(connection), cgroups, is_here, account)
+
+
+def _judged(connection: socket.socket, pid: int) -> tuple[bool, str]:
+    """Whether the process that connected is in our namespaces, and its control groups."""
+    try:
+        pidfd = _pidfd(connection, pid)
+        try:
+            with ProcessFolder("/proc", pid) as folder:
+                is_here, cgroups = _shares_our_namespaces(pid), _membership(folder)
+            # If it has not ended by now, its pid meant nobody else meanwhile.
+            return (is_here, cgroups) if not select.select((pidfd,), (), (), 0)[0] else (False, "")
+        finally:
+            os.close(pidfd)
+    except OSError:
+        return False, ""
+
+
+def _pidfd(connection: socket.socket, pid: int) -> int:
+    """Of the process that connected, even if another has its pid now. Raises OSError where it has ended.
+
+    Before Linux 6.5 it is the one that has the pid when the connection is accepted.
+    """
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    return os.pidfd_open(pid)
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
@@ -59,9 +101,9 @@ def require_may_act(peer: Peer) -> None:
             "the kernel does not name your user here, or it is nobody",
             hint="run it as a user of this machine",
         )
-    if peer.pid <= 0 or not _shares_our_namespaces(peer.pid):
+    if not peer.is_here:
         raise NotPermitted(
-            "you are in another PID or user namespace, where pids and users mean others than here",
+            "you have ended, or are in another PID or user namespace, where pids and users mean others",
             hint="run it on the host, outside of the container",
         )
     if os.geteuid() not in (0, peer.uid):
@@ -72,13 +114,11 @@ def require_may_act(peer: Peer) -> None:
 
 
 def _shares_our_namespaces(pid: int) -> bool:
-    try:
-        return all(
-            os.path.samestat(os.stat(f"/proc/{pid}/ns/{kind}"), os.stat(f"/proc/self/ns/{kind}"))
-            for kind in ("pid", "user")
-        )
-    except OSError:  # it has ended, or hides from us
-        return False
+    """Raises OSError where it has ended, or hides from us."""
+    return all(
+        os.path.samestat(os.stat(f"/proc/{pid}/ns/{kind}"), os.stat(f"/proc/self/ns/{kind}"))
+        for kind in ("pid", "user")
+    )
 
 
 # ---- processes and their owners ----
@@ -119,7 +159,11 @@ def _owner(folder: ProcessFolder) -> RunAs | None:
     # A program that runs set-uid is partly somebody else's: nobody alone may decide about it.
     if len(uids) != 1 or len(set(gids)) != 1:
         return None
-    return RunAs(uids.pop(), gids[0], tuple(_numbers(status.get(b"Groups"))))
+    return RunAs(uids.pop(), gids[0], tuple(_numbers(status.get(b"Groups"))), _membership(folder))
+
+
+def _membership(folder: ProcessFolder) -> str:
+    return (folder.read("cgroup", _MOST_CGROUPS) or b"").decode("utf-8", "replace")
 
 
 def _numbers(field: bytes | None) -> list[int]:

@@ -24,6 +24,7 @@ from vram import untrusted
 from vram.errors import AuditUnavailable, ExitCode, NotPermitted, UsageError, VramError
 from vram.reclaim import audit
 from vram.report.escape import json_inert
+from vram.serve.accounts import is_privileged
 from vram.serve.socket.peers import Peer, peer_of, require_may_act
 from vram.serve.socket.protocol import (
     LARGEST_REQUEST,
@@ -35,6 +36,7 @@ from vram.serve.socket.protocol import (
     WorkerError,
     require_sound,
 )
+from vram.serve.socket.refusals import RefusalLog
 from vram.serve.socket.worker import WorkerAnswer, WorkerRequest
 from vram.serve.socket.worker_process import own_rights, start_worker
 
@@ -51,30 +53,34 @@ _LONGEST_MESSAGE = 500
 
 
 class RequestBudget:
-    """How often each user asks: so many requests a minute, so many connections at once."""
+    """How often each account asks: so many requests a minute, so many connections at once.
+
+    The last connections are root's and the service's own user's.
+    """
 
     def __init__(self, per_minute: int = REQUESTS_PER_MINUTE) -> None:
         self._per_minute = per_minute
         self._open: Counter[int] = Counter()
         self._asked: dict[int, deque[float]] = {}
 
-    def enter(self, uid: int, now: float) -> str:
+    def enter(self, account: int, now: float) -> str:
         """Count a connection; why it is refused, or nothing. Each that was not refused must :meth:`leave`."""
-        if self._open.total() >= MOST_CONNECTIONS or self._open[uid] >= MOST_OF_ONE_USER:
+        most = MOST_CONNECTIONS - (0 if is_privileged(account) else MOST_OF_ONE_USER)
+        if self._open.total() >= most or self._open[account] >= MOST_OF_ONE_USER:
             return "too many connections at once"
-        asked = self._asked.setdefault(uid, deque())
+        asked = self._asked.setdefault(account, deque())
         while asked and now - asked[0] >= 60.0:
             asked.popleft()
         if len(asked) >= self._per_minute:
             return f"more than {self._per_minute} requests in a minute"
         asked.append(now)
-        self._open[uid] += 1
+        self._open[account] += 1
         return ""
 
-    def leave(self, uid: int, now: float) -> None:
-        self._open[uid] -= 1
-        if self._open[uid] <= 0:
-            del self._open[uid]
+    def leave(self, account: int, now: float) -> None:
+        self._open[account] -= 1
+        if self._open[account] <= 0:
+            del self._open[account]
         for each in [each for each, asked in self._asked.items() if not asked or now - asked[-1] >= 60.0]:
             del self._asked[each]
 
@@ -176,7 +182,7 @@ class SocketServer:
                 continue
             try:
                 peer = peer_of(connection)
-                refusal = self._budget.enter(peer.uid, loop.time())
+                refusal = self._budget.enter(peer.account, loop.time())
             except OSError:
                 connection.close()
                 continue
@@ -193,7 +199,7 @@ class SocketServer:
             reader, writer = await asyncio.open_unix_connection(sock=raw, limit=LARGEST_REQUEST)
         except OSError:
             raw.close()
-            self._budget.leave(peer.uid, asyncio.get_running_loop().time())
+            self._budget.leave(peer.account, asyncio.get_running_loop().time())
             return
         client = Connection(peer, reader, writer)
         try:
@@ -205,7 +211,7 @@ class SocketServer:
             self._on_error(f"a request failed: {type(error).__name__}: {error}")
         finally:
             client.abort()
-            self._budget.leave(peer.uid, asyncio.get_running_loop().time())
+            self._budget.leave(peer.account, asyncio.get_running_loop().time())
 
     async def _answered(self, client: Connection) -> None:
         try:
@@ -240,13 +246,17 @@ def _turn_away(connection: socket.socket, refusal: str) -> None:
 
 
 class ActionRunner:
-    """Runs what users ask for: each in a worker with that user's rights, one for each user at a time."""
+    """Runs what users ask for: each in a worker with that user's rights, one for each account at a time."""
 
     def __init__(self, state: str, on_acted: Callable[[], None]) -> None:
         self._state = state
         self._on_acted = on_acted
         self._busy: set[int] = set()
         self._runs = RequestBudget(RUNS_PER_MINUTE)
+        self._refusals = RefusalLog()
+
+    def close(self) -> None:
+        self._refusals.flush()
 
     async def plan(self, client: Connection, request: SocketRequest) -> None:
         await self._do(client, request, PLAN_S)
@@ -255,14 +265,14 @@ class ActionRunner:
         if not request.digest:
             raise UsageError("a run needs the digest of its plan", hint="ask for the plan first")
         record = {"action": "socket", "peer_uid": client.peer.uid, "words": _short(request.words)}
-        uid, now = client.peer.uid, asyncio.get_running_loop().time()
-        if refusal := self._runs.enter(uid, now):
+        account, now = client.peer.account, asyncio.get_running_loop().time()
+        if refusal := self._runs.enter(account, now):
             raise NotPermitted(refusal, hint="wait a moment")
-        self._runs.leave(uid, now)
+        self._runs.leave(account, now)
         try:
-            require_may_act(client.peer)
+            self._require_possible(client.peer, request)
         except NotPermitted as error:
-            audit.log_refusal({**record, "message": str(error)})
+            self._refusals.add(account, {**record, "message": str(error)})
             raise
         token = audit.log_intent({**record, "digest": request.digest[:64]})
         outcome = {"status": "failed", "message": "cut off"}
@@ -276,17 +286,20 @@ class ActionRunner:
             with suppress(AuditUnavailable):  # the next request meets it before anything is done
                 audit.log_outcome(token, outcome)
 
-    async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
-        require_may_act(client.peer)
+    def _require_possible(self, peer: Peer, request: SocketRequest) -> None:
+        """Raise where no worker is started for this request: nothing is done, and not each is logged."""
+        require_may_act(peer)
         require_sound(request.words)
         if not (0.1 <= request.grace_s <= 600.0 and 0.1 <= request.deadline_s <= 60.0):
             raise UsageError("grace or deadline is not possible", hint="from 0.1 to 600 or 60 seconds")
-        uid = client.peer.uid
-        if uid in self._busy:
+        if peer.account in self._busy:
             raise NotPermitted("another request of yours is being worked on", hint="wait until it is done")
-        if len(self._busy) >= MOST_WORKERS and uid != 0:
+        if len(self._busy) >= MOST_WORKERS and not is_privileged(peer.account):
             raise NotPermitted("requests of many others are being worked on", hint="try again in a moment")
-        self._busy.add(uid)
+
+    async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
+        self._require_possible(client.peer, request)
+        self._busy.add(client.peer.account)
         try:
             last = await self._worked(client, request, limit_s)
             if last is None:
@@ -296,7 +309,7 @@ class ActionRunner:
             await client.answer(_as_socket_answer(last))
             return _outcome(last)
         finally:
-            self._busy.discard(uid)
+            self._busy.discard(client.peer.account)
 
     async def _worked(
         self, client: Connection, request: SocketRequest, limit_s: float

@@ -47,6 +47,7 @@ class SocketPart(ServicePart):
         self._service = service
         self._listening: ListeningSocket | None = None
         self._server: SocketServer | None = None
+        self._runner: ActionRunner | None = None
         self._error = ""
 
     async def start(self) -> None:
@@ -56,7 +57,7 @@ class SocketPart(ServicePart):
     def _listen(self) -> None:
         service = self._service
         self._listening = ListeningSocket(service.places.socket)
-        runner = ActionRunner(service.places.state, service.read_soon)
+        self._runner = runner = ActionRunner(service.places.state, service.read_soon)
         self._server = SocketServer(
             self._listening.socket,
             {
@@ -88,6 +89,8 @@ class SocketPart(ServicePart):
             listening.close()
         if server is not None:
             await server.close()
+        if self._runner is not None:
+            self._runner.close()
 
     def health(self) -> PartHealth:
         return PartHealth()

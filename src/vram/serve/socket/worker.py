@@ -20,6 +20,7 @@ from vram import untrusted
 from vram.errors import CannotPark, ExitCode, UsageError, VramError, WorldChanged
 from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, StepKind
 from vram.policy.config import NotifyConfig
+from vram.serve.socket.become import become
 from vram.serve.socket.protocol import PlanWords, WorkerError, require_sound
 
 LARGEST_REQUEST = 256 << 10
@@ -72,7 +73,9 @@ class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def main() -> NoReturn:
-    """Do what standard input says."""
+    """Do what standard input says, as the user of the one argument; without one, as who we are."""
+    if len(sys.argv) > 1:
+        become(sys.argv[1])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave)
     code: int = ExitCode.OK

@@ -1,7 +1,8 @@
 """Starts workers and listens to them: as which user, with which environment, for how long, for how much.
 
-A worker of another user belongs to that user, who may stop it, kill it or write anything in its name. So it
-inherits nothing but its request and a pipe; what it answers is bounded, and proves nothing to anybody else.
+A worker of another user starts as root and becomes that user (``become.py``), who may then stop or kill it,
+and cannot trace it. It inherits nothing but its request and a pipe, and nothing of its process group outlives
+it; what it answers is bounded, and proves nothing to anybody else.
 """
 
 from __future__ import annotations
@@ -10,34 +11,23 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import msgspec
-from msgspec import Struct
 
 from vram import untrusted
 from vram.errors import ExitCode, NotPermitted, TimedOut, VramError
-from vram.host.local.child import interpreter
+from vram.serve.socket.become import RunAs
 from vram.serve.socket.protocol import WorkerError
 from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
 
 # From SIGTERM, on which a worker brings back what it was moving, to SIGKILL.
 GRACE_S = 20.0
 _MOST_ITEMS = 200_000
-_PASSED_ON = (
-    *("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH"),
-    *("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VRAM_VIRTUAL_GPU"),
-)
+_PASSED_ON = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VRAM_VIRTUAL_GPU")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-class RunAs(Struct, frozen=True):
-    """Whose rights a worker has, by numbers that the kernel said."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
 
 
 def own_rights() -> RunAs:
@@ -59,7 +49,8 @@ class WorkerProcess:
     ) -> None:
         """Start it; *lock* is a descriptor that a worker of our own user keeps open while it lives.
 
-        *command* is another program in its place, *grace_s* how long it has from SIGTERM to SIGKILL.
+        *command* is another program in its place: for another user's rights, one that gives its last argument
+        to :func:`become`. *grace_s* is how long it has from SIGTERM to SIGKILL.
 
         Raises OSError where no process can be started.
         """
@@ -70,8 +61,10 @@ class WorkerProcess:
         self._heard: list[bytes] = []
         self._total = 0
         self._grace_s = grace_s
-        words = command or interpreter("vram.serve.socket.worker")
-        self._process = _spawned(words, request, run_as if foreign else None, lock)
+        words = [*(command or _worker_command())]
+        if foreign:
+            words.append(msgspec.json.encode(run_as).decode())
+        self._process = _spawned(words, request, lock)
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
         os.set_blocking(self._pipe, False)
@@ -150,6 +143,9 @@ class WorkerProcess:
                 self._stop_reading()
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        # Not yet reaped, so the number is its own, and the group holds what it started and nobody else.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._timer.cancel()
         if self._kill_timer is not None:
@@ -207,9 +203,15 @@ def _decoded(line: bytes) -> WorkerAnswer:
         )
 
 
-def _spawned(
-    command: Sequence[str], request: WorkerRequest, run_as: RunAs | None, lock: int | None
-) -> subprocess.Popen[bytes]:
+def _worker_command() -> list[str]:
+    """Isolated (-I): no module comes from a user's home or from the environment."""
+    files = (untrusted.__file__, msgspec.__file__)
+    roots = [os.path.dirname(os.path.dirname(os.path.abspath(each))) for each in files]
+    code = f"import sys; sys.path += {roots!r}; from vram.serve.socket.worker import main; main()"
+    return [sys.executable, "-I", "-c", code]
+
+
+def _spawned(command: Sequence[str], request: WorkerRequest, lock: int | None) -> subprocess.Popen[bytes]:
     # A file in memory takes the whole request at once: nobody has to be waited for.
     text = os.memfd_create("vram-request", os.MFD_CLOEXEC)
     try:
@@ -223,9 +225,6 @@ def _spawned(
             env=clean_environment(),
             cwd="/",
             start_new_session=True,
-            user=run_as.uid if run_as else None,
-            group=run_as.gid if run_as else None,
-            extra_groups=run_as.groups if run_as else None,
             umask=0o077,
             pass_fds=() if lock is None else (lock,),
         )

@@ -2,7 +2,8 @@
 
 No framework: those that are kept well bring 10 to 30 MiB and a thread pool, and what is needed here is less
 than what would have to be switched off (docs/decisions/26-the-service.md). A request that is too long, too
-slow, has a body or asks for a host that is not ours gets a sentence and loses its connection.
+slow, has a body or asks for a host that is not ours gets a sentence and loses its connection. Who does not
+read the answer loses it too. Requests that come at once are answered one by one, by turns with other clients.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from msgspec import Struct
 from vram.errors import CannotListen
 from vram.report.json import encode
 from vram.serve.config import Address
+from vram.serve.web.clients import OpenConnection, OpenConnections, Turns, client_at
 
 MOST_HEAD_BYTES = 16 << 10
-MOST_CONNECTIONS = 64
 MOST_HEADERS = 100
 MOST_FIELDS = 20
 REQUEST_S = 10.0
 IDLE_S = 60.0
+STALL_S = 3.0
+"""Who takes no part of an answer for so long is not waited for."""
 _PORTION = 64 << 10
 _BACKLOG = 256
 JSON_TYPE = "application/json; charset=utf-8"
@@ -96,14 +99,6 @@ def json_response(report: msgspec.Struct, status: int = 200) -> HttpResponse:
 Answer = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
-class _Connection:
-    """An open connection. One that waits for words can be closed for a newcomer."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
-        self.is_waiting = True
-
-
 class HttpServer:
     """Listens on some addresses and asks *answer* for each request."""
 
@@ -114,16 +109,19 @@ class HttpServer:
         *,
         request_s: float = REQUEST_S,
         idle_s: float = IDLE_S,
+        stall_s: float = STALL_S,
     ) -> None:
         self._answer = answer
-        self._request_s, self._idle_s = request_s, idle_s
+        self._request_s, self._idle_s, self._stall_s = request_s, idle_s, stall_s
         self._servers: list[asyncio.Server] = []
-        self._open: dict[_Connection, None] = {}  # in the order of their coming
+        self._open = OpenConnections()
+        self._turns = Turns()
         self.hosts = frozenset(each.lower() for each in hosts)
         self.open_paths: frozenset[str] = frozenset()
         """Answered for any host: they name nobody."""
+        self.quick_paths: frozenset[str] = frozenset()
+        """Answered without waiting for a turn: what watches the service is not held up by who uses it."""
         self.answered: Counter[int] = Counter()
-        self.refused = 0
 
     async def listen(self, addresses: Sequence[Address]) -> None:
         """Listen there from now on and nowhere else; raises CannotListen with everything as before."""
@@ -161,48 +159,44 @@ class HttpServer:
     def connections(self) -> int:
         return len(self._open)
 
+    @property
+    def evicted(self) -> int:
+        return self._open.evicted
+
     async def close(self) -> None:
         for server in self._servers:
             server.close()
-        for connection in list(self._open):
+        for connection in self._open:
             connection.writer.transport.abort()
         self._servers = []
 
     # ---- one connection ----
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = _Connection(writer)
-        if not self._make_room():
-            self.refused += 1
+        try:
+            client = client_at(writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
+        except (TypeError, ValueError):  # it has gone already
             writer.transport.abort()
             return
-        self._open[connection] = None
+        connection = OpenConnection(client, writer)
+        self._open.add(connection)
         # What is sent is sent when drain() returns: no answer piles up for somebody who does not read.
         writer.transport.set_write_buffer_limits(0)
         try:
             while await self._exchange(reader, connection):
-                pass
+                await asyncio.sleep(0)  # what was sent along with this request waits until others were served
         except (TimeoutError, OSError, EOFError):  # too slow, or gone
             writer.transport.abort()
         finally:
-            del self._open[connection]
+            self._open.remove(connection)
             writer.close()
 
-    def _make_room(self) -> bool:
-        """Whether one more connection is allowed: the oldest that only waits makes room for it."""
-        if len(self._open) < MOST_CONNECTIONS:
-            return True
-        oldest = next((each for each in self._open if each.is_waiting), None)
-        if oldest is not None:
-            oldest.is_waiting = False
-            oldest.writer.transport.abort()
-        return oldest is not None
-
-    async def _exchange(self, reader: asyncio.StreamReader, connection: _Connection) -> bool:
+    async def _exchange(self, reader: asyncio.StreamReader, connection: OpenConnection) -> bool:
         """Take one request and answer it; False where nothing may follow."""
         connection.is_waiting = True
         async with asyncio.timeout(self._idle_s):
             first = await reader.read(1)
+        connection.moved()
         if not first:
             return False
         async with asyncio.timeout(self._request_s):
@@ -215,12 +209,18 @@ class HttpServer:
                 await _drop(reader)
                 return False
             connection.is_waiting = False
-            response = await self._answer(request)
+            response = await self._answered(connection, request)
             await self._send(connection, response, request.method == "GET", keeps_open=request.keeps_open)
         return request.keeps_open
 
+    async def _answered(self, connection: OpenConnection, request: HttpRequest) -> HttpResponse:
+        if request.path in self.quick_paths:
+            return await self._answer(request)
+        async with self._turns.turn(connection.client):
+            return await self._answer(request)
+
     async def _send(
-        self, connection: _Connection, response: HttpResponse, with_body: bool = True, *, keeps_open: bool
+        self, connection: OpenConnection, response: HttpResponse, with_body: bool = True, *, keeps_open: bool
     ) -> None:
         self.answered[response.status] += 1
         writer = connection.writer
@@ -228,8 +228,13 @@ class HttpServer:
         body = memoryview(response.body if with_body else b"")
         for at in range(0, len(body), _PORTION):
             writer.write(body[at : at + _PORTION])
-            await writer.drain()
-        await writer.drain()
+            await self._taken(connection)
+        await self._taken(connection)
+
+    async def _taken(self, connection: OpenConnection) -> None:
+        async with asyncio.timeout(self._stall_s):
+            await connection.writer.drain()
+        connection.moved()
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:

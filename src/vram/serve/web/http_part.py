@@ -29,6 +29,7 @@ class HttpPart(ServicePart):
     def __init__(self, service: Service) -> None:
         self._service = service
         self._server = HttpServer(self._answer)
+        self._server.quick_paths = NAMELESS_PATHS
         self._set_hosts(service.config)
         self._wanted = service.config.http.addresses
         self._error = ""
@@ -77,7 +78,7 @@ class HttpPart(ServicePart):
             answered.add_metric([str(status)], count)
         yield answered
         yield CounterMetricFamily(
-            "vram_http_refused_connections", "too many at once", value=self._server.refused
+            "vram_http_refused_connections", "closed to make room", value=self._server.evicted
         )
         yield GaugeMetricFamily("vram_http_connections", "open connections", value=self._server.connections)
 
