@@ -40,6 +40,7 @@ static int order_by_number(const void *left, const void *right) {
 static int order(const void *left, const void *right) {
     const struct vramscan_descriptor *one = left, *other = right;
     if (one->group != other->group) return one->group < other->group ? -1 : 1;
+    if (!in_time()) return 0; /* whatever comes of it is not used */
     long answer = compare(one, other);
     return answer == LESS ? -1 : answer == GREATER ? 1 : 0;
 }
@@ -69,7 +70,8 @@ static uint64_t find_firsts(struct vramscan_descriptor *all, uint64_t count, str
     return found;
 }
 
-/* Sorts *firsts*, and numbers the open files behind them by the places that they had. */
+/* Sorts *firsts*, and numbers the open files behind them by the places that they had; 0 where there was no
+ * time for all of them: a number that is missing would look like an open file of its own. */
 static uint32_t number(struct vramscan_descriptor *firsts, uint64_t count, uint32_t *numbers) {
     uint32_t descriptions = 0;
     qsort(firsts, count, sizeof *firsts, order);
@@ -77,7 +79,7 @@ static uint32_t number(struct vramscan_descriptor *firsts, uint64_t count, uint3
         bool same = at && firsts[at - 1].group == firsts[at].group && compare(&firsts[at - 1], &firsts[at]) == SAME;
         numbers[firsts[at].description] = same ? descriptions : ++descriptions;
     }
-    return descriptions;
+    return in_time() ? descriptions : 0;
 }
 
 int vramscan_describe(struct vramscan_descriptor *all, uint64_t count, uint64_t deadline_ns) {
@@ -90,9 +92,10 @@ int vramscan_describe(struct vramscan_descriptor *all, uint64_t count, uint64_t 
     qsort(all, count, sizeof *all, order_by_number);
     uint64_t found = firsts && numbers ? find_firsts(all, count, firsts, &error) : 0;
     if (found) {
-        result = (int)number(firsts, found, numbers);
+        uint32_t descriptions = number(firsts, found, numbers);
+        result = descriptions ? (int)descriptions : -ETIMEDOUT;
         for (uint64_t at = 0; at < count; at++)
-            if (all[at].description) all[at].description = numbers[all[at].description - 1];
+            if (all[at].description) all[at].description = descriptions ? numbers[all[at].description - 1] : 0;
     } else {
         result = firsts && numbers ? -error : -ENOMEM;
     }

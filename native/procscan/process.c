@@ -25,7 +25,10 @@ struct subject {
     bool denied, identified;
     uint64_t started_at;
     uint32_t files; /* how many of its descriptors were recorded */
+    uint32_t limit; /* and how many may be; known with the first */
+    struct share *share; /* its user's; NULL for root */
     size_t last;    /* where the last of them lies */
+    bool cut;       /* it has more than its limit: the rest need not be read */
 };
 
 static char *write_number(char *end, unsigned number) {
@@ -106,10 +109,35 @@ static bool wants_info(const struct walk *walk, const char *link, size_t length,
     return walk->info_prefixes && matches(walk->info_prefixes, link, length) && (!about || S_ISCHR(about->st_mode));
 }
 
+/* That of *uid*; the users after the first thousand share one. */
+static struct share *share_of(struct walk *walk, uint32_t uid) {
+    for (unsigned at = 0; at < walk->users_seen; at++)
+        if (walk->shares[at].uid == uid) return &walk->shares[at];
+    if (walk->users_seen < MOST_USERS) walk->shares[walk->users_seen++] = (struct share){.uid = uid};
+    return &walk->shares[walk->users_seen - 1];
+}
+
+/* Finds out how many descriptors of the process may be recorded: one where its user has had his share. The
+ * folder above is the user's also where the process may not be dumped, and its other folders are root's. */
+static void set_limit(struct walk *walk, struct subject *subject) {
+    struct stat about;
+    subject->limit = walk->limits.of_process;
+    if (fstatat(subject->folder, subject->thread == subject->pid ? ".." : "../../..", &about, 0) != 0 || !about.st_uid)
+        return;
+    pthread_mutex_lock(&walk->lock);
+    subject->share = share_of(walk, about.st_uid);
+    bool over =
+        subject->share->files >= walk->limits.of_user || walk->files_of_users >= walk->limits.of_users;
+    pthread_mutex_unlock(&walk->lock);
+    if (over && subject->limit > 1) subject->limit = 1;
+}
+
 /* Whether one more may be recorded; if not, that is noted. */
 static bool has_room(struct worker *worker, struct subject *subject) {
     struct walk *walk = worker->walk;
-    if (subject->files == walk->limits.of_process) {
+    if (!subject->files) set_limit(walk, subject);
+    if (subject->files == subject->limit) {
+        subject->cut = true;
         if (subject->files) {
             pthread_mutex_lock(&walk->lock);
             ((struct vramscan_file *)(void *)(worker->files.bytes + subject->last))->cut = 1;
@@ -142,6 +170,10 @@ static void record(struct worker *worker, struct subject *subject, unsigned fd, 
         return;
     }
     subject->files++;
+    if (subject->share) {
+        subject->share->files++;
+        worker->walk->files_of_users++;
+    }
     subject->last = (size_t)((uint8_t *)file - worker->files.bytes);
     *file = (struct vramscan_file){
         .pid = subject->pid,
@@ -189,7 +221,7 @@ static unsigned read_listed(struct worker *worker, struct subject *subject, unsi
     unsigned found = 0;
     long filled;
     while ((filled = syscall(SYS_getdents64, subject->folder, list, sizeof list)) > 0)
-        for (long at = 0; at < filled && !subject->denied;) {
+        for (long at = 0; at < filled && !subject->denied && !subject->cut;) {
             struct listed *entry = (struct listed *)(list + at);
             at += entry->length;
             if (entry->name[0] < '0' || entry->name[0] > '9') continue;
@@ -209,9 +241,9 @@ static unsigned read_listed(struct worker *worker, struct subject *subject, unsi
  */
 static void read_counted(struct worker *worker, struct subject *subject, unsigned count) {
     unsigned found = 0, fd = 0;
-    for (; found < count && fd < count + SPARSE_ALLOWANCE && !subject->denied; fd++)
+    for (; found < count && fd < count + SPARSE_ALLOWANCE && !subject->denied && !subject->cut; fd++)
         found += read_descriptor(worker, subject, fd);
-    if (found < count && !subject->denied) read_listed(worker, subject, fd);
+    if (found < count && !subject->denied && !subject->cut) read_listed(worker, subject, fd);
 }
 
 static void note_denied(struct worker *worker, const char *pid) {

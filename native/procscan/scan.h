@@ -39,10 +39,11 @@ struct vramscan_result {
     uint32_t full;      /* 1: there are more than were wanted, and the answer is incomplete */
 };
 
-/* How many descriptors may match: of one process, and in all. Anybody can open thousands of files whose
- * links match, and the scan must not run out of memory for it. */
+/* How many descriptors may match: of one process, in all, of one user, and of all users but root together.
+ * Anybody can open thousands of files whose links match, and the scan must not run out of memory or time for
+ * it. Of a user who has more, only the first of each further process is reported. */
 struct vramscan_limits {
-    uint32_t of_process, in_all;
+    uint32_t of_process, in_all, of_user, of_users;
 };
 
 /* Scans *pids*, or every process under *proc* where count is 0. A link matches when
@@ -65,7 +66,7 @@ struct vramscan_descriptor {
 };
 
 /* Numbers open file descriptions from 1 on. Returns how many there are, or -errno where
- * the kernel compares none at all. */
+ * the kernel compares none at all, or not in time: then none has a number. */
 VRAMSCAN_API int vramscan_describe(struct vramscan_descriptor *all, uint64_t count, uint64_t deadline_ns);
 
 #endif

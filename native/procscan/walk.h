@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #define MOST_THREADS 8
+#define MOST_USERS 1024 /* who are told apart */
 
 struct buffer {
     uint8_t *bytes;
@@ -21,6 +22,11 @@ struct worker {
     bool exhausted;              /* of memory */
 };
 
+/* How many descriptors of one user were recorded. */
+struct share {
+    uint32_t uid, files;
+};
+
 /* Freed by the last thread that leaves it: a thread that hangs in a driver may outlive the call. */
 struct walk {
     int proc;
@@ -31,6 +37,9 @@ struct walk {
     uint64_t deadline_ns;
     struct vramscan_limits limits;
     atomic_size_t next, found;
+    struct share shares[MOST_USERS]; /* changed under the lock, as are those below */
+    unsigned users_seen;
+    uint32_t files_of_users; /* of all but root */
     atomic_bool late, full;
     pthread_mutex_t lock;
     pthread_cond_t left; /* a worker has left */

@@ -6,10 +6,13 @@ import ctypes
 import json
 import mmap
 import os
+import pwd
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +254,41 @@ def test_of_too_many_in_all_some_are_read_and_that_is_told(
         assert sum(len(holding.files) for holding in found.holders) == 5
         assert found.full
         process.kill()
+
+
+@needs("root", detail="only root can become another user")
+@pytest.mark.parametrize("kind", [NativeScan, PythonScan])
+def test_one_users_flood_takes_that_users_share_only(
+    folder: Path, native_libraries: Path, kind: type[NativeScan | PythonScan]
+) -> None:
+    """They may not be dumped, so that their folders look like root's."""
+    scan = kind(limits=ScanLimits(of_process=8, of_user=10))
+    device = str(folder / "dev" / "nvidia0.17")
+    as_nobody = MANY.replace("print(flush=True)", "os.setresuid(65534, 65534, 65534); print(flush=True)")
+    with ExitStack() as stack:
+        flood = [stack.enter_context(started(as_nobody, device, "7")) for _ in range(4)]
+        root = stack.enter_context(started(MANY, device, "7"))
+        found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0)
+        held = {holding.process.pid: len(holding.files) for holding in found.holders}
+        pids = [each.pid for each in flood]
+        assert sorted(held[pid] for pid in pids) == [1, 1, 8, 8]
+        assert held[root.pid] == 8
+        assert {each.pid for each in found.cut} == {pid for pid in pids if held[pid] == 1}
+        assert found.cut_users == (pwd.getpwuid(65534).pw_name,)
+        assert (found.full, found.complete) == (False, True)
+        for each in (*flood, root):
+            each.kill()
+
+
+def test_descriptions_that_there_is_no_time_for_have_no_number(scan: Scan) -> None:
+    """Some numbers and not the others would look like open files that nobody shares."""
+    ends = os.pipe()
+    wanted = [(os.getpid(), end, 0) for end in (*ends, os.dup(ends[0]))]
+    first, second, again = scan.describe(wanted, time.monotonic() + 60)
+    assert first == again != second
+    assert scan.describe(wanted, time.monotonic() - 1) == [None] * 3
+    for _, end, _ in wanted:
+        os.close(end)
 
 
 FORKS = (

@@ -73,6 +73,7 @@ class HostileMachine:
         # Whether the kernel compares descriptions, and how much a flood leaves no time for.
         self._numbers = chance.random() < 0.7
         self._flooded = chance.choice((0.0, 0.0, 0.3, 1.0))
+        self._unread = chance.choice((0.0, 0.0, 0.0, 0.3))
         for _ in range(chance.randint(4, 40)):
             chance.choice(self._moves())()
 
@@ -279,6 +280,8 @@ class HostileMachine:
         world.gpu(used=used + OVERHEAD + 3 * MIB, total=1 << 50)
         for context in kept:
             world.charge(context.owner, context.nbytes)
+        if self._unread:
+            world.out_of_time()
         for one in self.processes.values():
             if one.alive or one.zombie:
                 world.process(
@@ -290,7 +293,7 @@ class HostileMachine:
                     forked=one.forked,
                     state="Z" if one.zombie else "S",
                 )
-            if one.alive:
+            if one.alive and self._chance.random() >= self._unread:
                 self._see_files(world, one)
         return world
 

@@ -151,6 +151,10 @@ class World:
         """A process that has more device files open than were read."""
         return self._see("proc.files", status="failed", process=ProcessRef(pid), message="thousands")
 
+    def out_of_time(self) -> World:
+        """The files of some processes were not read before the deadline."""
+        return self._see("proc.files", status="timeout", message="stopped")
+
     def unlisted(self, status: str, gpu: int = 0) -> World:
         """A process list that could not be read."""
         return self._see("nvml.processes", gpu=gpu, status=status, message="no list")

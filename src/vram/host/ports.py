@@ -59,7 +59,8 @@ class FileHolder(Struct, frozen=True):
 class FileScan(Struct, frozen=True):
     """Who has device files open, and how far we could look.
 
-    ``full``: there were too many to read them all. ``cut`` have more open than are listed.
+    ``full``: there were too many to read them all. ``cut`` have more open than are listed, and are processes
+    of ``cut_users``.
     """
 
     holders: tuple[FileHolder, ...]
@@ -70,6 +71,7 @@ class FileScan(Struct, frozen=True):
     """Whether the machine's first process is one of the denied."""
     full: bool = False
     cut: tuple[ProcessRef, ...] = ()
+    cut_users: tuple[str, ...] = ()
 
 
 class ExportCandidate(Struct, frozen=True):

@@ -131,12 +131,13 @@ def _still_there(survey: IndexedSurvey, charge: Charge) -> bool:
 
     A process that lost its memory by exec, or a newcomer with a reused pid, has no device
     file open. Clients of MPS reach the GPU through their server, so for them that proves
-    nothing; neither does it where we may not read files.
+    nothing; neither does it where we may not read files, or had no time for all of them.
     """
     pid = charge.process.pid
     if not survey.alive(pid):
         return False
-    return pid in survey.files or "mps" in charge.lists or not survey.may_read_files_of(pid)
+    unread = survey.unfinished or not survey.may_read_files_of(pid)
+    return pid in survey.files or "mps" in charge.lists or unread
 
 
 def _living(survey: IndexedSurvey, charge: Charge, forked: list[int]) -> Entry:

@@ -116,6 +116,8 @@ class IndexedSurvey(Struct):
     files: dict[int, FilesFacts] = {}
     cut: set[int] = set()
     """Who has more files open than were read."""
+    unfinished: bool = False
+    """There was no time, or no room, to read everybody's files: who has none may have some."""
     shares: list[ExportedDescriptor] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
@@ -279,6 +281,8 @@ def _place(survey: IndexedSurvey, observation: Observation) -> None:
             survey.windows.append(facts)
         case None if observation.probe == "proc.files" and observation.process:
             survey.cut.add(observation.process.pid)
+        case None if observation.probe == "proc.files":
+            survey.unfinished = True
         case None if observation.probe == "windows.ask":
             survey.windows_message = observation.message
             survey.windows_code = observation.code

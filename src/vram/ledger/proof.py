@@ -33,7 +33,7 @@ def left_behind(
     files and no charge too; but it was executed, or its parent lives, or it is charged seconds later: who is
     not of a dead pid's session, group or children either is ended only when it is seen twice.
     """
-    if not dead or survey.lists_other_pids:
+    if not dead or survey.lists_other_pids or survey.unfinished:
         return None
     proof: Proof = "relative"
     for pid in family:

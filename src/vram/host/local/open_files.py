@@ -7,7 +7,9 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
@@ -80,7 +82,7 @@ class LocalOpenFiles:
         denied, ours = walked.denied, set(self._ignore())
         pairs = ((file, self._names.name(file)) for file in walked.files if file.pid not in ours)
         named = [(file, named_as) for file, named_as in pairs if named_as]
-        numbers = _descriptions(self._scan, named, deadline)
+        numbers = _descriptions(self._scan, self._root, named, deadline)
         return FileScan(
             tuple(self._holders(named, numbers, deadline)),
             denied_users=tuple(sorted({user_name(uid) for uid in denied})),
@@ -88,6 +90,7 @@ class LocalOpenFiles:
             complete=not walked.late,
             full=walked.full,
             cut=tuple(ProcessRef(pid) for pid in sorted(set(walked.cut) - ours)),
+            cut_users=tuple(sorted({user_name(uid) for uid in _owners(self._root, walked.cut)})),
             denied_init=bool(denied) and _is_denied(f"{self._root}/1/fd"),
         )
 
@@ -147,8 +150,13 @@ class LocalOpenFiles:
         return mappings_in(maps, self._names.mapped, self._names.uvm) if maps is not None else None
 
 
+# To number n descriptions takes n log n calls of two microseconds: so many of one user's, and of all but
+# root's, are numbered. The rest may be shared with anybody.
+_MOST_OF_USER, _MOST_OF_USERS = 1 << 14, 1 << 15
+
+
 def _descriptions(
-    scan: Scan, named: list[tuple[RawFile, NamedFile]], deadline: float
+    scan: Scan, root: str, named: list[tuple[RawFile, NamedFile]], deadline: float
 ) -> dict[tuple[int, int], int | None]:
     """Number the open files behind descriptors on GPUs, on the control device and on Windows' one."""
     groups: dict[bytes, int] = {}
@@ -158,10 +166,36 @@ def _descriptions(
         if named_as.kind in ("gpu", "control", "dxg")
         or (named_as.kind == "drm" and _is_unnumbered(file.info))
     ]
+    if len(wanted) > _MOST_OF_USER:
+        kept = _within_shares(root, Counter(file.pid for file, _ in wanted))
+        wanted = [(file, group) for file, group in wanted if file.pid in kept]
     if not wanted:
         return {}
     numbers = scan.describe([(file.thread or file.pid, file.fd, group) for file, group in wanted], deadline)
     return {(file.pid, file.fd): number for (file, _), number in zip(wanted, numbers, strict=True)}
+
+
+def _within_shares(root: str, counts: Counter[int]) -> set[int]:
+    """Those pids whose users have few enough descriptors; who has the fewest comes first."""
+    owners = _owners(root, counts)
+    kept = set(owners.pop(0, ()))
+    left = _MOST_OF_USERS
+    by_size = sorted((sum(counts[pid] for pid in pids), uid) for uid, pids in owners.items())
+    for total, uid in by_size:
+        if total > min(_MOST_OF_USER, left):
+            break
+        left -= total
+        kept.update(owners[uid])
+    return kept
+
+
+def _owners(root: str, pids: Iterable[int]) -> dict[int, list[int]]:
+    """The pids of each user; without those that have ended."""
+    owners: dict[int, list[int]] = {}
+    for pid in pids:
+        with suppress(OSError):
+            owners.setdefault(os.stat(f"{root}/{pid}").st_uid, []).append(pid)
+    return owners
 
 
 def _dmabuf(folder: ProcessFolder, file: RawFile) -> Dmabuf:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, cmp_to_key, partial
 from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from vram.payloads.procfs import ProcessFolder, drain, inside_of, living_thread
 
@@ -53,14 +54,17 @@ class RawFile(Struct, frozen=True):
 
 
 class ScanLimits(Struct, frozen=True):
-    """How many descriptors a walk may find: of one process, and in all.
+    """How many descriptors a walk may find: of one process, in all, of one user, of all users but root.
 
     Anybody can open files without end whose links look like a device's. A process with a context on each of
-    16 GPUs has about 400; one for each allocation that it shares comes to that.
+    16 GPUs has about 400; one for each allocation that it shares comes to that. Of a user who has more than
+    the share, only the first of each further process is found.
     """
 
     of_process: int = 1 << 12
     in_all: int = 1 << 20
+    of_user: int = 1 << 16
+    of_users: int = 1 << 18
 
 
 LIMITS = ScanLimits()
@@ -70,7 +74,7 @@ class ScanResult(Struct, frozen=True):
     """What a walk over /proc found: matching descriptors, and owners of processes that may not be read.
 
     ``late``: the deadline came first. ``full``: there were more than the limit. ``cut`` are the pids that
-    have more than a process's limit.
+    have more than were read: than a process's limit, or than was left of their user's share.
     """
 
     files: list[RawFile]
@@ -135,7 +139,7 @@ class NativeScan:
             chosen,
             c.c_uint64(len(pids) if pids else 0),
             c.c_uint64(int(deadline * 1e9)),
-            (c.c_uint32 * 2)(self._limits.of_process, self._limits.in_all),
+            (c.c_uint32 * 4)(*astuple(self._limits)),
             c.byref(result),
         )
         try:
@@ -222,32 +226,49 @@ class PythonScan:
         denied: list[int] = []
         cut: list[int] = []
         late = full = False
+        shares: Counter[int] = Counter()
         for pid in pids or [int(name) for name in os.listdir(root) if name.isdigit()]:
             late = time.monotonic() >= deadline
             if late or full:
                 break
+            uid = next(iter(_owner(root, pid)), 0)
+            limit = self._limit(uid, shares)
             try:
-                found = _of_process(root, pid, tuple(prefixes), self._limits.of_process + 1)
+                found = _of_process(root, pid, tuple(prefixes), limit + 1)
             except PermissionError:
                 denied += _owner(root, pid)
                 continue
             except OSError:
                 continue  # it has ended meanwhile
-            if len(found) > self._limits.of_process:
+            if len(found) > limit:
                 cut.append(pid)
             room = self._limits.in_all - len(files)
-            wanted = found[: self._limits.of_process]
+            wanted = found[:limit]
+            shares[uid] += len(wanted)
             full = len(wanted) > room
             files += [_informed(root, file, tuple(informed)) for file in wanted[:room]]
         return ScanResult(files, denied, late, full, tuple(cut))
 
+    def _limit(self, uid: int, shares: Counter[int]) -> int:
+        """How many descriptors of one more process of *uid* are read."""
+        of_users = shares.total() - shares[0]
+        over = uid and (shares[uid] >= self._limits.of_user or of_users >= self._limits.of_users)
+        return min(1, self._limits.of_process) if over else self._limits.of_process
+
     def describe(self, descriptors: Sequence[Descriptor], deadline: float) -> list[int | None]:
-        """A number for the open file behind each (pid, fd, group); equal numbers, same file."""
+        """A number for the open file behind each (pid, fd, group); equal numbers, same file.
+
+        None at all where there is no time for all of them: one that is missing would look like a file of its
+        own.
+        """
         compare = _kernel_compare()
         if compare is None:
             return [None] * len(descriptors)
         known = [each for each in descriptors if time.monotonic() < deadline and compare(each, each) == 0]
-        known.sort(key=cmp_to_key(partial(_order, compare)))
+        try:
+            known.sort(key=cmp_to_key(partial(_order, compare, deadline)))
+        except TimeoutError:
+            return [None] * len(descriptors)
         numbers: dict[Descriptor, int] = {}
         number = 0
         for before, each in zip([None, *known], known, strict=False):
@@ -360,7 +381,9 @@ def _kernel_compare() -> Compare | None:
     return compare
 
 
-def _order(compare: Compare, one: Descriptor, other: Descriptor) -> int:
+def _order(compare: Compare, deadline: float, one: Descriptor, other: Descriptor) -> int:
+    if time.monotonic() >= deadline:
+        raise TimeoutError
     if one[2] != other[2]:
         return -1 if one[2] < other[2] else 1
     return {1: -1, 2: 1}.get(compare(one, other), 0)

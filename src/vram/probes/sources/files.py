@@ -64,8 +64,11 @@ def _holders(scan: FileScan) -> Iterator[Observation]:
                 nbytes=buffer.nbytes,
                 facts=DmabufFacts(buffer.fd, buffer.inode, buffer.exporter),
             )
+    many = len(scan.cut) > 1
+    whose = f"{len(scan.cut)} processes of {', '.join(scan.cut_users)} have"
     for process in scan.cut:
-        message = f"pid {process.pid} has thousands of device files open: only the first ones were read"
+        who = whose if many else f"pid {process.pid} has"
+        message = f"{who} thousands of device files open: only the first ones were read"
         yield Observation(
             probe="proc.files", status="failed", code="too-many-files", process=process, message=message
         )
