@@ -24,11 +24,11 @@ struct subject {
     int folder;     /* its fd folder: it stays this very process's, even if the pid is reused */
     bool denied, identified;
     uint64_t started_at;
-    uint32_t files; /* how many of its descriptors were recorded */
-    uint32_t limit; /* and how many may be; known with the first */
+    uint32_t files;      /* how many of its descriptors were recorded */
+    uint32_t limit;      /* and how many may be; known with the first */
     struct share *share; /* its user's; NULL for root */
-    size_t last;    /* where the last of them lies */
-    bool cut;       /* it has more than its limit: the rest need not be read */
+    size_t last;         /* where the last of them lies */
+    bool cut;            /* it has more than its limit: the rest need not be read */
 };
 
 static char *write_number(char *end, unsigned number) {
@@ -126,8 +126,7 @@ static void set_limit(struct walk *walk, struct subject *subject) {
         return;
     pthread_mutex_lock(&walk->lock);
     subject->share = share_of(walk, about.st_uid);
-    bool over =
-        subject->share->files >= walk->limits.of_user || walk->files_of_users >= walk->limits.of_users;
+    bool over = subject->share->files >= walk->limits.of_user || walk->files_of_users >= walk->limits.of_users;
     pthread_mutex_unlock(&walk->lock);
     if (over && subject->limit > 1) subject->limit = 1;
 }

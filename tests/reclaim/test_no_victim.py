@@ -22,7 +22,7 @@ from vram.virtualgpu.demos import PROGRAMS
 SCENES = Path(__file__).with_name("hostile_scenes.py")
 ROUNDS = int(os.environ.get("VRAM_SCENES", "1"))
 
-pytestmark = [needs("root", detail="only root can become another user"), pytest.mark.fault(34)]
+pytestmark = needs("root", detail="only root can become another user")
 
 
 @contextmanager
@@ -44,6 +44,7 @@ def scene(machine: Bench, *words: str) -> Iterator[list[int]]:
         played.stdin.close()
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize("name", ["in_flight", "handed_over"])
 @pytest.mark.parametrize("round_", range(ROUNDS))
 def test_who_holds_a_handle_lives(machine: Bench, name: str, round_: int) -> None:
@@ -54,6 +55,7 @@ def test_who_holds_a_handle_lives(machine: Bench, name: str, round_: int) -> Non
             os.kill(pid, 0)
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize("round_", range(ROUNDS))
 def test_who_has_descriptors_and_no_mapping_is_named_and_lives(
     machine: Bench, tmp_path: Path, round_: int
