@@ -133,3 +133,18 @@ def test_the_reference_page_has_every_metric_and_no_other() -> None:
     listed = re.findall(r"^\| `(vram_[a-z0-9_]+)` \|", PAGE.read_text(), re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert {name.removesuffix("_total").removesuffix("_info") for name in listed} == made
+
+
+@pytest.mark.parametrize(
+    ("took_s", "cpu_s", "status"),
+    [(0.2, 0.1, "ok"), (6.0, 0.5, "ok"), (6.0, 6.0, "degraded"), (20, 0, "degraded")],
+)
+def test_health_says_when_readings_are_late(took_s: float, cpu_s: float, status: str) -> None:
+    """One user's flood of descriptors must not go unnoticed: what is shown would be half a minute old."""
+    service = service_with("GPU", "GPU-0")
+    reading = LiveReading(taken_at="", took_s=took_s, cpu_s=cpu_s)
+    service.state.take(reading, service.clock.now())
+    _, parts = service.health()
+    health = dict(parts)["reading"]
+    assert health.status == status
+    assert ("readings come every" in health.message) == (status == "degraded")

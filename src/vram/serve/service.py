@@ -30,6 +30,8 @@ MOST_SHARE = 0.1
 """Of one core, for readings, whatever they meet: where each has to read everything, they come less often."""
 LONGEST_STRETCH_S = 30.0
 """For which they come later than configured, at most: what is older than some of these counts as failed."""
+LATE_S = 15.0
+"""Readings that come more seldom than this, and than every second interval, are late."""
 PART_S = 20.0
 """A part that takes longer with a reading is interrupted; it must not hold the others up."""
 CLOSE_S = 5.0
@@ -123,6 +125,9 @@ class Service:
             return PartHealth("failed", f"the last good reading is {age_s:.0f} s old")
         if last is not None and last.error is not None:
             return PartHealth("degraded", last.error)
+        if last is not None and (every_s := self._every_s(last)) > max(2 * self.config.interval_s, LATE_S):
+            message = f"readings come every {every_s:.0f} s, not every {self.config.interval_s:g} s"
+            return PartHealth("degraded", f"{message}: each takes {last.took_s:.1f} s")
         if not self.reloaded_well:
             return PartHealth("degraded", "the configuration file is wrong; the one before is in use")
         return PartHealth()
@@ -253,14 +258,20 @@ class Service:
         for part in self.parts:
             await part.call(part.part.on_reading(reading), PART_S)
 
-    async def _pause(self, took_s: float, cpu_s: float) -> None:
-        """Wait for the rest of the interval, or until somebody wants a reading."""
+    def _every_s(self, reading: Reading) -> float:
+        """How long after the begin of *reading* the next one begins, if nobody wants it sooner."""
+        return reading.took_s + self._pause_s(reading.took_s, reading.cpu_s)
+
+    def _pause_s(self, took_s: float, cpu_s: float) -> float:
         interval_s = self.config.interval_s
         if self.state.needs_confirmation:
             interval_s = min(interval_s, CONFIRM_S)
         stretch_s = min(cpu_s / MOST_SHARE, LONGEST_STRETCH_S)
-        pause_s = max(interval_s - took_s, stretch_s, 0.05)
-        sleep = asyncio.ensure_future(self.clock.sleep(pause_s))
+        return max(interval_s - took_s, stretch_s, 0.05)
+
+    async def _pause(self, took_s: float, cpu_s: float) -> None:
+        """Wait for the rest of the interval, or until somebody wants a reading."""
+        sleep = asyncio.ensure_future(self.clock.sleep(self._pause_s(took_s, cpu_s)))
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
             await asyncio.wait((sleep, hurry), return_when=asyncio.FIRST_COMPLETED)

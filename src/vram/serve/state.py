@@ -39,6 +39,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
     error: str | None = None
     took_s: float = 0.0
+    cpu_s: float = 0.0
     ages_behind_s: float = 0.0
 
 
@@ -102,6 +103,7 @@ class ServiceState:
             changes=changes,
             error=found.error,
             took_s=found.took_s,
+            cpu_s=found.cpu_s,
             ages_behind_s=found.ages_behind_s,
         )
         self.readings["ok" if found.error is None else "failed"] += 1
