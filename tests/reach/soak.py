@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.interpreters import interpreter
-from tests.patience import PATIENCE_S, until_readable
+from tests.patience import PATIENCE_S, until, until_readable
 from vram.errors import Refused
 from vram.host.local import LocalHost
 from vram.reach import injection, remote_exec
@@ -66,6 +66,12 @@ class TargetProgram:
         self.pid = self.process.pid
         self.asked = 0
         self.hear()
+        if state == "holding":  # it says so before it waits: until then it still makes pending calls
+            until(self._is_reading)
+
+    def _is_reading(self) -> bool:
+        """Whether the main thread is in read(0, …)."""
+        return Path(f"/proc/{self.pid}/syscall").read_text().startswith("0 0x0 ")
 
     def python(self) -> PythonProcess:
         return examine(identify(LocalHost(), self.pid))

@@ -196,9 +196,9 @@ EXPORT = Demo(
     happened="Process {allocator} exported an allocation to process {holder}, which never uses CUDA, "
     "and was killed.",
     prepare=_export_and_die,
-    advice="An exported allocation stays as long as any process has a descriptor of it open. Whoever "
-    "allocated it is dead, so `vram free` terminates the holder.",
-    remedy="vram free --yes",
+    advice="An exported allocation stays as long as any process has a descriptor of it open. A service "
+    "may have received it and be at work, so only you can say that the holder may end: `vram kill` ends it.",
+    remedy="vram kill {holder} --yes",
 )
 
 POOL = Demo(
