@@ -212,12 +212,17 @@ def hold_exported(tell: int, nbytes: int, kind: str) -> None:
     socket.recv_fds(ours, 1, 1)
     ours.send(b".")
     os.wait()
+    say_who(tell)
+    while True:
+        signal.pause()
+
+
+def say_who(tell: int) -> None:
+    """Nothing of the job's terminal is kept open from here on."""
     for descriptor in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     os.write(tell, b"%d\n" % os.getpid())
     os.close(tell)
-    while True:
-        signal.pause()
 
 
 def hold_executed(tell: int, nbytes: int) -> None:
@@ -229,10 +234,7 @@ def hold_executed(tell: int, nbytes: int) -> None:
         os._exit(0)
     for descriptor in device_files():
         os.set_inheritable(descriptor, True)
-    for descriptor in (0, 1, 2):
-        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-    os.write(tell, b"%d\n" % os.getpid())
-    os.close(tell)
+    say_who(tell)
     os.execv("/bin/sleep", ["sleep", "1000000"])
 
 
@@ -249,10 +251,7 @@ def hold_handed(tell: int, nbytes: int) -> None:
     socket.recv_fds(ours, 1, 100)
     ours.send(b".")
     os.wait()
-    for descriptor in (0, 1, 2):
-        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-    os.write(tell, b"%d\n" % os.getpid())
-    os.close(tell)
+    say_who(tell)
     while True:
         signal.pause()
 

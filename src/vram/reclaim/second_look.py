@@ -25,12 +25,13 @@ def second_look_s(plan: Plan, ledger: Ledger, now: str) -> float:
         for gpu in ledger.gpus
         for entry in gpu.accounted
     )
-    age_s = _seconds(now) - _seconds(plan.made_at) - _CLOCKS_STEP_S
-    return min(SECOND_LOOK_S, max(0.0, SECOND_LOOK_S - age_s)) if adopted else 0.0
+    return min(SECOND_LOOK_S, max(0.0, SECOND_LOOK_S - _age_s(plan.made_at, now))) if adopted else 0.0
 
 
-def _seconds(moment: str) -> int:
+def _age_s(made_at: str, now: str) -> float:
+    """How old the plan is at least; a time that cannot be read says nothing of that."""
     try:
-        return calendar.timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ"))
+        made, read = (calendar.timegm(time.strptime(each, "%Y-%m-%dT%H:%M:%SZ")) for each in (made_at, now))
     except ValueError:
-        return 0
+        return 0.0
+    return read - made - _CLOCKS_STEP_S

@@ -103,7 +103,7 @@ def require_may_act(peer: Peer) -> None:
         )
     if not peer.is_here:
         raise NotPermitted(
-            "you have ended, or are in another PID or user namespace, where pids and users mean others",
+            "your process has ended, or is in another PID or user namespace, whose pids and users differ",
             hint="run it on the host, outside of the container",
         )
     if os.geteuid() not in (0, peer.uid):
