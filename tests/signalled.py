@@ -39,7 +39,7 @@ def signalled(
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=_heed_signals,
+        preexec_fn=heed_signals,
     )
     os.close(theirs)
     number, output = chance.choice(NUMBERS), bytearray()
@@ -71,7 +71,7 @@ def require_plain_end(ended: Ended, *more_codes: int) -> None:
     assert b"Traceback" not in ended.output or not ours, ended
 
 
-def _heed_signals() -> None:
+def heed_signals() -> None:
     """A suite that was started in the background, by `nohup` or a script, ignores some of them."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.signalled import TRIES, require_plain_end, signalled
+from tests.signalled import TRIES, heed_signals, require_plain_end, signalled
 from vram.virtualgpu import VirtualGpu
 
 FOREVER = ("--", "sleep", "1000")
@@ -19,6 +21,15 @@ WORDS = {
     "borrow": ("borrow", "1GiB", *FOREVER),
     "top": ("top",),
 }
+# msgspec imports datetime twice, and ignores whatever the first import raises.
+INTERRUPTED_ONCE = """
+import signal, sys
+if not hasattr(sys, "was_interrupted"):
+    sys.was_interrupted = True
+    signal.raise_signal(signal.SIGINT)
+from _datetime import *
+from _datetime import datetime_CAPI
+"""
 
 
 @pytest.mark.parametrize("command", WORDS)
@@ -30,3 +41,21 @@ def test_a_signal_at_any_moment_ends_all_of_it(virtual_gpu: VirtualGpu, tmp_path
         ended = signalled(words, environment, chance, within_s=1.0)
         # The view of top is closed by a signal as by its key.
         require_plain_end(ended, *((0,) if command == "top" else ()))
+
+
+@pytest.mark.parametrize("command", ["run", "borrow"])
+def test_ctrl_c_counts_even_where_an_import_ignores_it(
+    virtual_gpu: VirtualGpu, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "datetime.py").write_text(INTERRUPTED_ONCE)
+    environment = {**virtual_gpu.environment(), "PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    ours = WORDS[command][: -len(FOREVER)]
+    launched = tmp_path / "launched"
+    done = subprocess.run(
+        [sys.executable, "-m", "vram", *ours, "--", "touch", launched],
+        env=environment,
+        preexec_fn=heed_signals,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
+    assert not launched.exists()

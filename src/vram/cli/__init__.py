@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 def entry() -> NoReturn:
     """Run as a program. Ctrl-C while Python still imports ends it as it does later, without a traceback."""
     try:
+        from vram.interrupts import note_interrupts
+
+        note_interrupts()
         from vram.cli.app import entry as run
 
         run()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, cast
 
 from vram.cli import prestart
 from vram.errors import ExitCode, UsageError, VramError, WrongSystem, require_linux
+from vram.interrupts import raise_if_interrupted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -137,6 +138,7 @@ def _dispatch(argv: list[str]) -> int:
         args = parse(words, Namespace(command=rest))
     except SystemExit:
         return ExitCode.OK
+    raise_if_interrupted()
     return command.run(args)
 
 

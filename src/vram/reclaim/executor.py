@@ -21,6 +21,7 @@ from vram.errors import (
     WorldChanged,
 )
 from vram.host.ports import Host
+from vram.interrupts import raise_if_interrupted
 from vram.ledger.processes import processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
@@ -108,6 +109,7 @@ def execute(
     """
     if together and (plan.goal_bytes is not None or any(step.kind != "kill" for step in plan.steps)):
         raise UsageError("only processes can be ended together, and without a goal")
+    raise_if_interrupted()
     if not together:
         check(host, plan)
     goal = plan.goal_bytes if goal_now is None else goal_now

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
 from vram.host.ports import CheckpointWorker, Host, ParkTarget, Watch
+from vram.interrupts import raise_if_interrupted
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare, Parked, Purpose, Unrecorded
 from vram.model.plan import Target
 from vram.reach.python_process import died
@@ -146,6 +147,7 @@ class Parking:
         """
         if len(wanted) > MOST_TOGETHER:
             raise CannotPark(f"at most {MOST_TOGETHER} processes can be parked at once", hint="park fewer")
+        raise_if_interrupted()
         began = self._host.clock.monotonic()
         with ExitStack() as opened:
             members = [self._member(opened, target, shares, purpose) for target, shares in wanted]

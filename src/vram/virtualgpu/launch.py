@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from vram.errors import UsageError
+from vram.interrupts import raise_if_interrupted
 from vram.payloads.procfs import read_stat
 
 # What shells answer for a command that is not there, and for one that cannot be run.
@@ -44,6 +45,7 @@ def signals_held() -> Iterator[set[int]]:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could be waited for
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
     try:
+        raise_if_interrupted()
         yield {int(number) for number in usual}
     finally:
         # Ctrl-C also reaches us, and may still wait when the command has ended by it.
