@@ -1,7 +1,8 @@
-"""Ctrl-C is never lost. Python raises it as an exception, and some code ignores every exception.
+"""Ctrl-C is never lost. Python raises it as an exception, and some code ignores or replaces exceptions.
 
-msgspec does while it imports ``datetime``; Python itself does in finalisers and in callbacks of weak
-references. So every SIGINT is also noted, and asked for before a command is run or a process is touched.
+msgspec ignores it while it imports ``datetime``, Python itself in finalisers and in callbacks of weak
+references; while a class is made, Python 3.11 replaces it with RuntimeError. So every SIGINT is also noted,
+and asked for before a command is run or a process is touched, and before an error is called a bug.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ def note_interrupts() -> None:
     """From now on. A SIGINT that is ignored, as under nohup, stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+
+
+def was_interrupted() -> bool:
+    return _arrived
 
 
 def raise_if_interrupted() -> None:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,14 @@ if not hasattr(sys, "was_interrupted"):
 from _datetime import *
 from _datetime import datetime_CAPI
 """
+# Python 3.11 replaces what is raised here with RuntimeError.
+INTERRUPTED_CLASS = """
+import signal
+class Field:
+    def __set_name__(self, owner, name): signal.raise_signal(signal.SIGINT)
+class Record:
+    field = Field()
+"""
 
 
 @pytest.mark.parametrize("command", WORDS)
@@ -48,14 +58,23 @@ def test_ctrl_c_counts_even_where_an_import_ignores_it(
     virtual_gpu: VirtualGpu, tmp_path: Path, command: str
 ) -> None:
     (tmp_path / "datetime.py").write_text(INTERRUPTED_ONCE)
-    environment = {**virtual_gpu.environment(), "PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
-    ours = WORDS[command][: -len(FOREVER)]
     launched = tmp_path / "launched"
+    words = [*WORDS[command][: -len(FOREVER)], "--", "touch", str(launched)]
+    require_interrupted(words, virtual_gpu.environment(), tmp_path)
+    assert not launched.exists()
+
+
+def test_ctrl_c_while_a_class_is_made_is_not_called_a_bug(tmp_path: Path) -> None:
+    (tmp_path / "difflib.py").write_text(INTERRUPTED_CLASS)
+    require_interrupted(["wyh"], os.environ, tmp_path)
+
+
+def require_interrupted(words: list[str], environment: Mapping[str, str], modules: Path) -> None:
+    """vram finds *modules* before Python's own; one of them interrupts it."""
     done = subprocess.run(
-        [sys.executable, "-m", "vram", *ours, "--", "touch", launched],
-        env=environment,
+        [sys.executable, "-m", "vram", *words],
+        env={**environment, "PYTHONPATH": str(modules), "XDG_STATE_HOME": str(modules)},
         preexec_fn=heed_signals,
         capture_output=True,
     )
     assert (done.returncode, done.stderr) == (130, b"")
-    assert not launched.exists()

@@ -10,11 +10,17 @@ if TYPE_CHECKING:
 def entry() -> NoReturn:
     """Run as a program. Ctrl-C while Python still imports ends it as it does later, without a traceback."""
     try:
-        from vram.interrupts import note_interrupts
-
+        from vram.interrupts import note_interrupts, was_interrupted
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    try:
         note_interrupts()
         from vram.cli.app import entry as run
 
         run()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception:
+        if was_interrupted():
+            raise SystemExit(130) from None
+        raise

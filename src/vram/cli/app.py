@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, cast
 
 from vram.cli import prestart
 from vram.errors import ExitCode, UsageError, VramError, WrongSystem, require_linux
-from vram.interrupts import raise_if_interrupted
+from vram.interrupts import raise_if_interrupted, was_interrupted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence(sys.stdout)
         return ExitCode.BROKEN_PIPE
     except Exception:
+        if was_interrupted():
+            return ExitCode.INTERRUPTED
         # Python would exit 1, which `vram check` uses to say that a GPU is held.
         sys.excepthook(*sys.exc_info())
         _complain("this is a bug in vram", "please report it, with the lines above")
