@@ -10,7 +10,7 @@ from jsonschema import validate
 from tests.cli.conftest import Run, Write
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.cli.commands import ps
-from vram.report.process_rows import STATES
+from vram.model.hold import STATES
 from vram.report.process_table import COLUMNS
 from vram.report.schema import generate
 from vram.units import GIB

@@ -19,8 +19,8 @@ from tests.needs import needs
 from tests.patience import PATIENCE_S
 from vram.cli import manual
 from vram.cli.app import COMMANDS
+from vram.model.hold import STATES
 from vram.model.kinds import Kind
-from vram.report.process_rows import STATES
 from vram.virtualgpu.demos import DEMOS
 
 BROWSER = chromium.find()

@@ -10,8 +10,9 @@ from tests.browser.large_service import large_ledger
 from tests.serve.conftest import StartDemo, StartService
 from tests.serve.running import RunningService
 from vram.diagnosis.engine import diagnose
+from vram.model.hold import STATES
 from vram.model.kinds import KINDS
-from vram.report.process_rows import STATES, rows
+from vram.report.process_rows import rows
 from vram.serve.page.answers import FOLDER, TYPES
 from vram.serve.page.view import MOST_FINDINGS, page_reading, without_times, words
 from vram.units import GIB

@@ -154,6 +154,15 @@ def alone(gpu: GpuLedger, number: int, index: int | None = None) -> GpuLedger:
     )
 
 
+def mig_device(gpu: GpuLedger, entry: Entry) -> str | None:
+    """Return the MIG device that an entry's bytes are on, as --gpu takes it; None on a whole GPU."""
+    for instance in gpu.instances:
+        if instance.gpu_instance == entry.gpu_instance:
+            own = [each for each in instance.devices if each.compute_instance == entry.compute_instance]
+            return f"{gpu.index}:{(own or instance.devices)[0].index}"
+    return None
+
+
 def note(gpu: GpuObservations, found: Sequence[Part]) -> tuple[Note, ...]:
     """What to say where the instances cannot be counted one by one."""
     if not disagree(gpu, found) or gpu.memory is None:

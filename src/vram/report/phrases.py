@@ -25,15 +25,6 @@ def gpu_label(gpu: GpuLedger) -> str:
     return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
 
 
-def mig_device(gpu: GpuLedger, entry: Entry) -> str | None:
-    """Return the MIG device that an entry's bytes are on, as --gpu takes it; None on a whole GPU."""
-    for instance in gpu.instances:
-        if instance.gpu_instance == entry.gpu_instance:
-            own = [each for each in instance.devices if each.compute_instance == entry.compute_instance]
-            return f"{gpu.index}:{(own or instance.devices)[0].index}"
-    return None
-
-
 def memory_figures(entries: Sequence[Entry], total: int | None) -> str:
     """Return used, free and total; memory that no MIG instance was given is neither of both."""
     if total is None:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
+from vram.model.hold import STATES
 from vram.report.layout import RenderOptions
-from vram.report.process_rows import STATES, ProcessRow
+from vram.report.process_rows import ProcessRow
 from vram.units import size
 
 

@@ -9,10 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.leftover import way_back
+from vram.ledger.mig import mig_device
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, ParkedProcess, Sharing
 from vram.model.observation import HostFacts
 from vram.model.windows import WindowsProcess
-from vram.report.phrases import container, job, mig_device, pod, workload
+from vram.report.phrases import container, job, pod, workload
 
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
 _DEEPEST = 16

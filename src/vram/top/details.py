@@ -9,11 +9,12 @@ from rich.text import Text
 
 from vram.ledger.holders import concerning, findings_about
 from vram.model.finding import Finding
+from vram.model.hold import STATES
 from vram.model.ledger import Ledger
 from vram.report import text, tree
 from vram.report.layout import RenderOptions, paragraph
 from vram.report.phrases import parked_process
-from vram.report.process_rows import STATES, ProcessRow
+from vram.report.process_rows import ProcessRow
 from vram.report.process_table import command_line, gpu_names, row_size
 from vram.report.process_tree import who
 from vram.top.history import trend

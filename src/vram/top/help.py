@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vram.model.hold import STATES
 from vram.report.layout import RenderOptions
-from vram.report.process_rows import STATES
 
 KEYS = (
     ("?", "help", "question_mark"),

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from vram.diagnosis.leftover import CODES as GHOST_CODES
 from vram.model.finding import Finding, Harm
+from vram.model.hold import STATES
 from vram.model.kinds import KINDS, MEANINGS, Leftover
 from vram.model.ledger import Entry, Ledger, known_bytes
 from vram.report.advice import HARMS
 from vram.report.gpu_bars import GpuBar, gpu_bars
 from vram.report.layout import KIND_STYLES
-from vram.report.process_rows import STATES, ProcessRow, rows
+from vram.report.process_rows import ProcessRow, rows
 from vram.report.screen import LEADS, the_remedy, unseen
 
 MOST_FINDINGS = 200

@@ -1,0 +1,187 @@
+"""Entries become holds: who holds which bytes, gathered once for every view, action, policy and record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from vram.ledger.mig import mig_device
+from vram.ledger.processes import identity, in_use, living_holders, processes
+from vram.model.hold import HeldPart, Hold, State, What
+from vram.model.ledger import Entry, Holder, Ledger, OpenOnly
+
+# A snapshot may claim any ancestry; a real one is this deep only by accident.
+MAX_DEPTH = 16
+
+
+def find_holds(ledger: Ledger) -> tuple[Hold, ...]:
+    """Everything that is held on the GPUs of *ledger*, and what is parked; each held byte is in one hold."""
+    drafts = _Drafts()
+    for gpu in ledger.gpus:
+        for entry in gpu.accounted:
+            if entry.kind_facts.held and entry.nbytes != 0:
+                place = mig_device(gpu, entry) or str(gpu.index)
+                drafts.of(entry, place).add(HeldPart(gpu.index, place, entry))
+    found = drafts.all()
+    _give_workers(found, open_only(ledger))
+    idle = {pid for pid, memory in processes(ledger).items() if memory.idle}
+    return (*(draft.finished(idle) for draft in found), *_parked(ledger))
+
+
+def open_only(ledger: Ledger) -> dict[int, OpenOnly]:
+    """Everybody who has a GPU's files open and holds no memory on any GPU, by pid."""
+    holding = {
+        holder.pid for gpu in ledger.gpus for entry in gpu.accounted for holder in living_holders(entry)
+    }
+    return {
+        each.holder.pid: each
+        for gpu in ledger.gpus
+        for each in gpu.open_only
+        if each.holder.alive and each.holder.pid not in holding
+    }
+
+
+class _Draft:
+    """A hold while it is being put together."""
+
+    def __init__(self, what: What, dead_pid: int | None = None, pid: int | None = None) -> None:
+        self.what: What = what
+        self.dead_pid = dead_pid
+        self.pid = pid
+        self.parts: list[HeldPart] = []
+        self.holders: dict[object, Holder] = {}
+        self.workers: dict[int, Holder] = {}
+
+    def add(self, part: HeldPart) -> None:
+        self.parts.append(part)
+        living = living_holders(part.entry)
+        if self.what != "process":
+            self.holders.update((identity(each), each) for each in living)
+            return
+        first, *children = living
+        self.holders.setdefault(identity(first), first)
+        # Forked children that have its files: its memory returns when they have ended too.
+        self.workers.update((each.pid, each) for each in children)
+
+    def join(self, other: _Draft) -> None:
+        self.parts += other.parts
+        self.holders.update(other.holders)
+
+    def finished(self, idle: set[int]) -> Hold:
+        holders = tuple(self.holders.values())
+        return Hold(
+            what=self.what,
+            state=self._state(holders[0] if holders else None, idle),
+            parts=tuple(self.parts),
+            holders=holders,
+            workers=tuple(self.workers.values()),
+            dead_pid=self.dead_pid,
+            pid=self.pid,
+        )
+
+    def _state(self, holder: Holder | None, idle: set[int]) -> State:
+        if self.what == "together":
+            return "ok"
+        if self.what != "process":
+            return self.what  # type: ignore[return-value]
+        assert holder is not None
+        return state_of(holder, is_idle=holder.pid in idle)
+
+
+def state_of(holder: Holder, *, is_idle: bool) -> State:
+    """What a living process does with the memory that it is charged with."""
+    if holder.exiting:
+        return "exiting"
+    if holder.state == "D":
+        return "stuck"
+    if holder.state in ("T", "t"):
+        return "stopped"
+    return "idle" if is_idle else "ok"
+
+
+class _Drafts:
+    """All holds while they are being put together, by what makes their entries one."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[object, _Draft] = {}
+        self._shared: list[_Draft] = []
+        self._shared_by: dict[tuple[object, ...], _Draft] = {}
+
+    def all(self) -> list[_Draft]:
+        distinct = {id(draft): draft for draft in self._shared_by.values()}
+        return [*self._by_key.values(), *distinct.values()]
+
+    def of(self, entry: Entry, place: str) -> _Draft:
+        """The hold that *entry* belongs to."""
+        if in_use(entry):
+            return self._keyed(("process", identity(entry.holder)), _Draft("process"))
+        living = living_holders(entry)
+        if entry.kind in ("unattributed", "guest"):
+            what: What = "unattributed" if entry.kind == "unattributed" else "hidden"
+            return self._keyed((entry.kind, place), _Draft(what))
+        if entry.kind == "windows":
+            pid = entry.windows.pid if entry.windows else None
+            return self._keyed(("windows", pid or place), _Draft("windows", pid=pid))
+        if entry.kind == "hidden":
+            pid = entry.holder.pid if entry.holder else entry.charged_pid
+            return self._keyed(("hidden", pid or place), _Draft("hidden", pid=pid))
+        if entry.kind_facts.charged and living:
+            return self._among("together", "", living)
+        dead = entry.charged_pid or (entry.holder.pid if entry.holder and not living else None)
+        if dead is not None:
+            return self._keyed(("ghost", dead), _Draft("ghost", dead_pid=dead))
+        if living:
+            return self._among("ghost", entry.medium or "", living)
+        return self._keyed(("ghost", place, entry.medium), _Draft("ghost"))
+
+    def _keyed(self, key: object, new: _Draft) -> _Draft:
+        return self._by_key.setdefault(key, new)
+
+    def _among(self, what: What, medium: str, people: Iterable[Holder]) -> _Draft:
+        """One hold for all entries that have a holder in common."""
+        keys = [(what, medium, identity(each)) for each in people]
+        known = {id(draft): draft for key in keys if (draft := self._shared_by.get(key))}
+        # The smaller ones move into the largest: each holder moves a few times at most.
+        draft = max(known.values(), key=lambda each: len(each.holders), default=_Draft(what))
+        for other in known.values():
+            if other is not draft:
+                draft.join(other)
+                for who in other.holders:
+                    self._shared_by[what, medium, who] = draft
+        self._shared_by.update(dict.fromkeys(keys, draft))
+        return draft
+
+
+def _give_workers(drafts: list[_Draft], with_files: dict[int, OpenOnly]) -> None:
+    """Processes that hold nothing of their own belong to the one whose files they have, or to a parent."""
+    owners = {holder.pid: draft for draft in drafts for holder in list(draft.holders.values())[:1]}
+    for draft in drafts:
+        # A worker with memory of its own is a holder of its own.
+        draft.workers = {pid: worker for pid, worker in draft.workers.items() if pid not in owners}
+    for pid, each in with_files.items():
+        owner = next((owners[above] for above in _above(pid, with_files) if above in owners), None)
+        if owner is not None:
+            owner.workers[pid] = each.holder
+
+
+def _above(pid: int, with_files: dict[int, OpenOnly]) -> Iterator[int]:
+    """Whose files *pid* has, or its parent; then the same of that one, as long as it holds nothing itself."""
+    for _ in range(MAX_DEPTH):
+        each = with_files.get(pid)
+        above = each and (each.inherited_from or each.holder.parent)
+        if above is None:
+            return
+        yield above
+        pid = above
+
+
+def _parked(ledger: Ledger) -> Iterator[Hold]:
+    for process in ledger.parked:
+        holder = Holder(
+            pid=process.pid,
+            started_at=process.started_at,
+            user=process.user,
+            command=process.command,
+            alive=True,
+        )
+        state: State = "parked" if process.lent_to is None else "lent"
+        yield Hold(what="parked", state=state, holders=(holder,), parked=process)

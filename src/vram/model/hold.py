@@ -1,0 +1,158 @@
+"""Somebody holds some bytes: the noun that every view, action, policy and record is about."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from vram.model.ledger import Entry, Holder, ParkedProcess, known_bytes
+
+Identity = tuple[int, int | None]
+"""A pid and the start time of its process: the pid alone names whoever has it now."""
+
+What = Literal["process", "ghost", "together", "unattributed", "hidden", "windows", "parked"]
+"""process: charged to a living process. ghost: its owner is dead. together: several processes have it among
+them. parked: its bytes lie in host memory."""
+
+State = Literal[
+    "ghost",
+    "unattributed",
+    "stuck",
+    "exiting",
+    "stopped",
+    "hidden",
+    "parked",
+    "lent",
+    "idle",
+    "ok",
+    "windows",
+    "open",
+]
+
+
+class StateFacts(NamedTuple):
+    """How a state is shown, whether somebody should do something about it, and what it means."""
+
+    label: str
+    trouble: bool
+    meaning: str
+
+
+STATES: dict[State, StateFacts] = {
+    "ghost": StateFacts("GHOST", True, "the owner of this memory is dead; this process still holds it"),
+    "unattributed": StateFacts("UNKNOWN", True, "in use, and no holder was found"),
+    "stuck": StateFacts("STUCK", True, "waits inside the kernel; no signal reaches it"),
+    "exiting": StateFacts("EXITING", True, "is exiting, and has not released its memory yet"),
+    "stopped": StateFacts("STOPPED", True, "stopped by a signal or a debugger; keeps its memory"),
+    "hidden": StateFacts("hidden", False, "cannot be seen from here"),
+    "parked": StateFacts("parked", False, "paused; its GPU memory is in host memory"),
+    "lent": StateFacts("lent", False, "paused for a `vram borrow`; its GPU memory is in host memory"),
+    "idle": StateFacts("idle", False, "sleeps, and its GPUs do no work"),
+    "ok": StateFacts("ok", False, "in use"),
+    "windows": StateFacts("windows", False, "a program of Windows"),
+    "open": StateFacts("open", False, "has a GPU's files open, and holds no memory"),
+}
+"""What a hold's processes do with it: the one vocabulary of states."""
+
+
+class HeldPart(Struct, frozen=True):
+    """Bytes of one hold on one GPU. ``place`` is the GPU's number, or its MIG device such as "0:1"."""
+
+    gpu: int
+    place: str
+    entry: Entry
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """Some bytes of GPU memory, on one GPU or several, and who holds them.
+
+    ``holders`` are the living processes that must all release it before the bytes return; the first stands
+    for all. Where ``one_of`` is true, one of them holds the bytes, unknown which; "together" means that they
+    have the bytes among them. ``workers`` hold nothing of their own and belong to the holder.
+    ``dead_pid`` is the dead owner of a ghost, None where no list names it. ``pid`` names a process that is
+    not visible, or one of Windows, where there is no holder.
+    """
+
+    what: What
+    state: State
+    parts: tuple[HeldPart, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    workers: tuple[Holder, ...] = ()
+    dead_pid: int | None = None
+    pid: int | None = None
+    parked: ParkedProcess | None = None
+
+    @property
+    def holder(self) -> Holder | None:
+        return self.holders[0] if self.holders else None
+
+    @property
+    def co_holders(self) -> tuple[Holder, ...]:
+        """The other holders of the same bytes."""
+        return self.holders[1:]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from other holds of one reading, and finds it again in the next.
+
+        Memory of a dead owner whom no list names, and memory that several have together, are the same as
+        long as one of the ``members`` is.
+        """
+        if self.dead_pid is not None:
+            return self.what, self.dead_pid
+        if self.what in ("process", "parked"):
+            return self.what, *self.members
+        if self.holders:
+            return (self.what, *sorted({part.entry.medium or "" for part in self.parts}))
+        return self.what, self.pid, *((self.parts[0].place,) if self.pid is None else ())
+
+    @property
+    def members(self) -> frozenset[Identity]:
+        return frozenset((each.pid, each.started_at) for each in self.holders)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(part.entry for part in self.parts)
+
+    @property
+    def nbytes(self) -> int | None:
+        """The sum over its GPUs, as far as it is known; None where nothing is."""
+        sizes = [part.entry.nbytes for part in self.parts if part.entry.nbytes is not None]
+        return sum(sizes) if sizes or not self.parts else None
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return tuple(sorted({part.gpu for part in self.parts}))
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is a fact that these processes hold it."""
+        return all(part.entry.confidence == "fact" for part in self.parts)
+
+    @property
+    def one_of(self) -> bool:
+        return any(part.entry.sharing == "one" for part in self.parts)
+
+    def bytes_on(self, gpu: int) -> int | None:
+        """What lies on one GPU; None where that is unknown."""
+        sizes = [
+            part.entry.nbytes for part in self.parts if part.gpu == gpu and part.entry.nbytes is not None
+        ]
+        return sum(sizes) if sizes else None
+
+    def bytes_by_place(self) -> dict[str, int | None]:
+        """What lies on each GPU or MIG device, in their order."""
+        found: dict[str, int | None] = {}
+        for part in self.parts:
+            known = found.get(part.place)
+            nbytes = part.entry.nbytes
+            found[part.place] = known if nbytes is None else (known or 0) + nbytes
+        return {place: found[place] for place in sorted(found, key=place_order)}
+
+    def bytes_of(self, kind: str) -> int:
+        return known_bytes(part.entry for part in self.parts if part.entry.kind == kind)
+
+
+def place_order(place: str) -> list[int]:
+    return [int(number) for number in place.split(":")]
