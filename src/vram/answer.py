@@ -88,10 +88,10 @@ def why(*, gpus: Iterable[int] | None = None, snapshot: str | None = None, deadl
 
         ledger = build_ledger(read(snapshot))
     else:
+        from vram.account import take_survey
         from vram.host.local import LocalHost
-        from vram.probes.survey import survey
 
-        ledger = build_ledger(survey(LocalHost(), deadline_s=deadline_s))
+        ledger = build_ledger(take_survey(LocalHost(), deadline_s))
     if gpus is not None:
         ledger = _only(ledger, tuple(gpus))
     return Answer(ledger, rows(ledger), diagnose(ledger))

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from vram.host.local.child import Child, Inbox, interpreter, send, spawn
 from vram.model.finding import Finding
-from vram.model.ledger import Ledger, ParkedProcess
+from vram.model.ledger import Ledger
+from vram.model.process import ParkedProcess
 
 # Each end imports what it needs where it needs it: the view no probes, the reading process no event loop.
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class HostReader:
         parked, number = self._parked(), self._surveys.number
         if self._last == (number, parked):
             return LiveReading(taken_at="", took_s=0.0)
-        ledger = replace(build_ledger(survey), parked=parked)
+        ledger = build_ledger(replace(survey, parked=parked))
         findings = diagnose(ledger)
         self._last = (number, parked)
         return LiveReading(taken_at="", took_s=0.0, ledger=ledger, findings=findings)

@@ -16,9 +16,9 @@ from vram.diagnosis.changes import Comparison
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.model.change import GROUPS, MEANINGS, Change, Event, WatchState
-from vram.model.ledger import Ledger, ParkedProcess
+from vram.model.ledger import Ledger
 from vram.model.observation import Observation, ProbeRun, Survey
-from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.process import ParkedProcess, ProcessFacts, ProcessRef
 from vram.units import GIB, MIB
 
 HELD = 4 * GIB + CONTEXT

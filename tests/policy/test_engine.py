@@ -67,10 +67,8 @@ RESTARTS: dict[str, Any] = {
     "the wall clock was set": lambda boot: reading(GHOST, boot, moment=At(5.0e6, boot)),
     "it is another boot": lambda boot: reading(GHOST, boot, moment=At(1e6 + boot, boot, "other")),
     "another holder has the pid": lambda boot: reading(ledger(gpu(orphan(20, dead=10, started_at=7))), boot),
-    "one more holds it": lambda boot: reading(
-        ledger(gpu(orphan(20, dead=10, co_holders=(holder(21),), sharing="all"))), boot
-    ),
 }
+TWO_HOLDERS = ledger(gpu(orphan(20, dead=10, co_holders=(holder(21),), sharing="all")))
 
 
 @pytest.mark.fault(8, 30)
@@ -81,6 +79,16 @@ def test_whatever_is_doubtful_starts_the_delay_again(why: str):
     assert engine.decide(RESTARTS[why](55.0)) == ()
     assert run(engine, GHOST, [60.0, 80.0, 100.0, 119.0]) == []
     assert len(run(engine, GHOST, [130.0])) == 1
+
+
+@pytest.mark.fault(8)
+def test_a_holder_who_joins_starts_the_delay_again_and_one_who_leaves_does_not():
+    engine = PolicyEngine((policy(),))
+    assert run(engine, GHOST, [0.0, 25.0, 50.0]) == []
+    assert run(engine, TWO_HOLDERS, [55.0, 80.0]) == []
+    assert run(engine, GHOST, [100.0, 114.0]) == []
+    (decision,) = run(engine, GHOST, [115.0])
+    assert (decision.held_s, [target.identity for target in decision.targets]) == (60.0, [(20, 200)])
 
 
 @pytest.mark.fault(30)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ghosts.conftest import held_by, is_charge
 from tests.reclaim.conftest import Bench
-from vram.model.ledger import ParkedProcess
+from vram.model.process import ParkedProcess
 from vram.report.phrases import parked_process
 from vram.units import GIB
 

@@ -72,7 +72,7 @@ def test_a_ghost_keeps_its_age_through_a_jump_of_the_clock() -> None:
     state.take(reading(ghost_world()), later(5))
     for moment in (later(10, wall=0.0), later(15, wall=4e9), later(20)):
         state.take(reading(ghost_world()), moment)
-    (ghost,) = state.ghosts.values()
+    (ghost,) = state.ghosts
     assert later(20).since(ghost.since) == 15.0
     assert ghost.nbytes == GIB + CONTEXT
 
@@ -85,7 +85,7 @@ def test_a_ghost_on_a_gpu_that_does_not_answer_is_not_forgotten() -> None:
     silent = replace(ledger, gpus=(replace(gpu, status="timeout", total_bytes=None, entries=()),))
     state.take(reading(silent), later(10))
     state.take(reading(None, "the reading process has ended"), later(15))
-    assert [later(15).since(each.since) for each in state.ghosts.values()] == [10.0]
+    assert [later(15).since(each.since) for each in state.ghosts] == [10.0]
     state.take(reading(empty_world()), later(20))
     assert not state.ghosts
 

@@ -72,7 +72,7 @@ def _root(variable: str) -> str | None:
     return path
 
 
-def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
+def read_survey(args: Namespace, host: LocalHost | None) -> Survey:
     """Survey *host*, or read a snapshot of another one."""
     if host is None:
         from vram.probes.bundle import STDIN, read
@@ -83,29 +83,16 @@ def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
                 hint="ssh HOST vram snapshot -o - | vram why --from -",
             )
         return read(args.snapshot)
-    from vram.probes.survey import survey
+    from vram.account import take_survey
 
-    return survey(host, deadline_s=args.deadline)
+    return take_survey(host, args.deadline)
 
 
 def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
     """Return the balanced ledger of what *args* point at, narrowed to the GPUs they name."""
     from vram.ledger.build import build_ledger
 
-    ledger = build_ledger(take_survey(args, host))
-    return narrowed(ledger if host is None else _with_parked(ledger, host), args.gpu)
-
-
-def _with_parked(ledger: Ledger, host: LocalHost) -> Ledger:
-    """*ledger* with the processes that this user parked: they hold nothing on a GPU now."""
-    from vram.reclaim.state import parked
-
-    found = parked(host)
-    if not found:
-        return ledger
-    from msgspec.structs import replace
-
-    return replace(ledger, parked=found)
+    return narrowed(build_ledger(read_survey(args, host)), args.gpu)
 
 
 def completeness(ledger: Ledger) -> ExitCode:

@@ -13,11 +13,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.answering import Answering, KnownGpu, free_bytes
-from vram.diagnosis.watched import Identity, Item, Key, finding_items, holding, items_of, living
+from vram.diagnosis.watched import Item, Key, finding_items, holding, items_of, living
 from vram.ledger.processes import identity
 from vram.model.change import Change, Event, WatchedGpu, WatchState
 from vram.model.finding import Finding
-from vram.model.ledger import Holder, Ledger, ParkedProcess
+from vram.model.hold import Identity
+from vram.model.ledger import Holder, Ledger
+from vram.model.process import ParkedProcess
 
 # How many readings in a row must show something before it is reported: what is there for a moment, while
 # a context is made or a family of processes exits, is not worth a line.
@@ -115,10 +117,7 @@ class Comparison:
     def _items(
         self, ledger: Ledger, findings: tuple[Finding, ...], keys: dict[int, Key], known: dict[int, Holder]
     ) -> Iterator[Item]:
-        for at, gpu in enumerate(ledger.gpus):
-            for item in items_of(gpu, keys[at]):
-                if self._counts(item):
-                    yield item
+        yield from filter(self._counts, items_of(ledger, keys))
         numbers = {gpu.index: keys[at] for at, gpu in enumerate(ledger.gpus)}
         yield from finding_items(findings, known, numbers)
 

@@ -18,6 +18,9 @@ from vram.protected import role
 
 ORPHANED, EXPORTED, DMABUF, ZOMBIE = "VR101", "VR103", "VR104", "VR203"
 CODES = (ORPHANED, EXPORTED, DMABUF, ZOMBIE)
+NO_VISIBLE_HOLDER = "VR105"
+GHOST_CODES = (*CODES, NO_VISIBLE_HOLDER)
+"""The findings about memory of dead owners, whether or not its holders can be seen."""
 
 
 def code_of(entry: Entry) -> str | None:
@@ -27,6 +30,11 @@ def code_of(entry: Entry) -> str | None:
     if entry.kind == "orphaned" and living_holders(entry):
         return ZOMBIE if entry.charged_state == "Z" else ORPHANED
     return None
+
+
+def ghost_code(entry: Entry) -> str:
+    """The finding about a ghost's *entry*."""
+    return code_of(entry) or NO_VISIBLE_HOLDER
 
 
 def working(ledger: Ledger) -> frozenset[int]:

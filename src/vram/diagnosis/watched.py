@@ -6,24 +6,26 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from vram.diagnosis.leftover import CODES, code_of
-from vram.ledger.processes import identity, in_use, living_holders
+from vram.diagnosis.leftover import GHOST_CODES, ghost_code
+from vram.ledger.holds import find_holds
+from vram.ledger.processes import identity, living_holders
 from vram.model.finding import Finding
+from vram.model.hold import Hold, Identity, What
 from vram.model.kinds import Kind
-from vram.model.ledger import Confidence, Entry, GpuLedger, Holder, Ledger
+from vram.model.ledger import Confidence, Entry, Holder, Ledger
 
-Identity = tuple[int, int | None]
 Key = tuple[object, ...]
 
-NO_VISIBLE_HOLDER = "VR105"
 UNEXPLAINED = "VR106"
 # Reported by an event of their own: a ghost, unattributed memory, a stopped process, a GPU that is lost or
 # does not answer.
-_REPORTED_OTHERWISE = frozenset((*CODES, NO_VISIBLE_HOLDER, UNEXPLAINED, "VR201", "VR404", "VR405"))
-_UNNAMED: dict[str, str] = {
+_REPORTED_OTHERWISE = frozenset((*GHOST_CODES, UNEXPLAINED, "VR201", "VR404", "VR405"))
+_TOPICS: dict[What, str] = {
+    "process": "process",
+    "together": "process",
+    "ghost": "ghost",
     "unattributed": "unattributed",
     "hidden": "hidden",
-    "guest": "hidden",
     "windows": "hidden",
 }
 MOST_CO_HOLDERS = 64
@@ -43,6 +45,7 @@ class Item(Struct, kw_only=True):
     nbytes: int | None = None
     kind: Kind | None = None
     holder: Holder | None = None
+    pid: int | None = None
     dead_pid: int | None = None
     co_holders: tuple[int, ...] = ()
     confidence: Confidence | None = None
@@ -53,95 +56,43 @@ class Item(Struct, kw_only=True):
         return not self.members or not other.members or not self.members.isdisjoint(other.members)
 
 
-def items_of(gpu: GpuLedger, gpu_key: Key) -> Iterator[Item]:
-    """Processes, ghosts and unnamed memory of one GPU; parts of one process are one item."""
-    found: dict[Key, list[Item]] = {}
-    for entry in gpu.accounted:
-        item = _item(entry, gpu_key)
-        if item is None:
-            continue
-        same = found.setdefault(item.key, [])
-        for earlier in same:
-            if earlier.is_same(item):
-                _add(earlier, item)
-                break
-        else:
-            same.append(item)
-    for same in found.values():
-        yield from same
+def items_of(ledger: Ledger, gpu_keys: dict[int, Key]) -> Iterator[Item]:
+    """What each hold has on each of the GPUs with a key; they are numbered by their place in *ledger*."""
+    for hold in find_holds(ledger):
+        by_gpu: dict[int, list[Entry]] = {}
+        for part in hold.parts:
+            # "end": it ended while it was read, and the next reading is without it.
+            if part.at in gpu_keys and part.entry.hidden_by != "end":
+                by_gpu.setdefault(part.at, []).append(part.entry)
+        topic = _TOPICS.get(hold.what)
+        for at, entries in by_gpu.items() if topic else ():
+            yield _item(hold, topic or "", gpu_keys[at], entries)
 
 
-def _add(whole: Item, part: Item) -> None:
-    if part.nbytes is not None:
-        whole.nbytes = part.nbytes + (whole.nbytes or 0)
-    whole.members |= part.members
-
-
-def _item(entry: Entry, gpu: Key) -> Item | None:
-    if in_use(entry):
-        return _process(entry, gpu)
-    if entry.kind == "orphaned":
-        return _ghost(entry, ("ghost", gpu, entry.charged_pid), gpu)
-    if entry.kind == "exported":
-        return _ghost(entry, ("exported", gpu, entry.medium), gpu)
-    if entry.kind_facts.charged:
-        return _together(entry, gpu)
-    topic = _UNNAMED.get(entry.kind)
-    # "end": it ended while it was read, and the next reading is without it.
-    if topic is None or entry.hidden_by == "end":
-        return None
+def _item(hold: Hold, topic: str, gpu: Key, entries: list[Entry]) -> Item:
+    sizes = [entry.nbytes for entry in entries if entry.nbytes is not None]
+    others = hold.workers if hold.what == "process" else hold.co_holders
+    doubts: list[Confidence] = [entry.confidence for entry in entries if entry.confidence != "fact"]
     return Item(
-        key=(topic, gpu, entry.kind),
+        key=(*hold.key, gpu),
         topic=topic,
         gpus=(gpu,),
-        nbytes=entry.nbytes,
-        kind=entry.kind,
-        confidence=entry.confidence,
-        code=UNEXPLAINED if topic == "unattributed" else None,
+        members=hold.members,
+        nbytes=sum(sizes) if sizes else None,
+        kind="process" if topic == "process" else entries[0].kind,
+        holder=hold.holder,
+        pid=hold.pid,
+        dead_pid=hold.dead_pid,
+        co_holders=_pids(others),
+        confidence=doubts[0] if doubts else "fact",
+        code=_code(hold, entries),
     )
 
 
-def _process(entry: Entry, gpu: Key) -> Item:
-    return Item(
-        key=("process", gpu, identity(entry.holder)),
-        topic="process",
-        gpus=(gpu,),
-        nbytes=entry.nbytes,
-        kind="process",
-        holder=entry.holder,
-        co_holders=_pids(entry.co_holders),
-        confidence=entry.confidence,
-    )
-
-
-def _together(entry: Entry, gpu: Key) -> Item | None:
-    """Memory that several processes have among them; the first of them stands for all."""
-    people = living_holders(entry)
-    if not people:
-        return None
-    item = _process(entry, gpu)
-    item.key = ("together", gpu, entry.kind)
-    item.members = frozenset(map(identity, people))
-    item.holder, item.co_holders = people[0], _pids(people[1:])
-    return item
-
-
-def _ghost(entry: Entry, key: Key, gpu: Key) -> Item:
-    people = living_holders(entry)
-    return Item(
-        key=key,
-        topic="ghost",
-        gpus=(gpu,),
-        # A dead pid's memory is the same memory whoever holds it.
-        members=frozenset(map(identity, people)) if entry.kind == "exported" else frozenset(),
-        nbytes=entry.nbytes,
-        kind=entry.kind,
-        holder=people[0] if people else None,
-        dead_pid=entry.charged_pid,
-        co_holders=_pids(people[1:]),
-        confidence=entry.confidence,
-        code=code_of(entry) or NO_VISIBLE_HOLDER,
-    )
+def _code(hold: Hold, entries: list[Entry]) -> str | None:
+    if hold.what == "unattributed":
+        return UNEXPLAINED
+    return ghost_code(entries[0]) if hold.what == "ghost" else None
 
 
 def _pids(people: tuple[Holder, ...]) -> tuple[int, ...]:

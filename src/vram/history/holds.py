@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from vram.diagnosis.watched import Identity, Key
+from vram.diagnosis.watched import Key
 from vram.history import schema
 from vram.history.file import DamagedRow
 from vram.history.things import Thing, thing_key
+from vram.model.hold import Identity
 from vram.model.ledger import Holder
 
 

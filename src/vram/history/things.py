@@ -13,22 +13,15 @@ from msgspec.structs import replace
 
 from vram.diagnosis.held import is_stopped
 from vram.diagnosis.verdict import judge
-from vram.diagnosis.watched import Identity, Item, Key, items_of
+from vram.diagnosis.watched import Item, Key, items_of
 from vram.history.schema import EXPORTED, GHOST, HIDDEN, PROCESS, SAMPLED, TOGETHER, UNATTRIBUTED
 from vram.ledger.mig import alone
 from vram.ledger.processes import identity, processes
+from vram.model.hold import Identity
 from vram.model.kinds import Kind
 from vram.model.ledger import GpuLedger, Holder, Ledger, known_bytes
 
 MOST_CHARACTERS = 1000  # of a command
-_TOPICS = {
-    "process": PROCESS,
-    "together": TOGETHER,
-    "ghost": GHOST,
-    "exported": EXPORTED,
-    "unattributed": UNATTRIBUTED,
-    "hidden": HIDDEN,
-}
 
 
 class Thing(NamedTuple):
@@ -77,27 +70,35 @@ def _instances(gpu: GpuLedger) -> Iterator[GpuLedger]:
 
 def things(ledger: Ledger, keys: dict[int, Key], idle: set[int]) -> Iterator[Thing]:
     """Everything that is held on the GPUs of a divided *ledger*; *keys* are their names by place."""
-    for place, gpu in enumerate(ledger.gpus):
-        if gpu.instances and gpu.mig is None:
-            continue  # its instances have everything that processes hold
-        for item in items_of(gpu, keys[place]):
-            topic = _TOPICS[str(item.key[0])]
-            kind: Kind = item.kind or "process"
-            key = thing_key(topic, keys[place], kind, identity(item.holder), item.dead_pid, item.code)
-            is_idle = topic == PROCESS and item.holder is not None and item.holder.pid in idle
-            yield Thing(
-                key=key,
-                topic=topic,
-                gpu=keys[place],
-                kind=kind,
-                nbytes=item.nbytes,
-                holder=item.holder,
-                members=item.members,
-                dead_pid=item.dead_pid,
-                code=item.code,
-                others=_others(item),
-                idle=is_idle,
-            )
+    # A divided GPU's instances have everything that processes hold.
+    whole = {at: keys[at] for at, gpu in enumerate(ledger.gpus) if not gpu.instances or gpu.mig is not None}
+    for item in items_of(ledger, whole):
+        topic = _topic(item)
+        kind: Kind = item.kind or "process"
+        who = identity(item.holder) or (None if item.pid is None else (item.pid, None))
+        (gpu,) = item.gpus
+        is_idle = topic == PROCESS and item.holder is not None and item.holder.pid in idle
+        yield Thing(
+            key=thing_key(topic, gpu, kind, who, item.dead_pid, item.code),
+            topic=topic,
+            gpu=gpu,
+            kind=kind,
+            nbytes=item.nbytes,
+            holder=item.holder,
+            members=item.members,
+            dead_pid=item.dead_pid,
+            code=item.code,
+            others=_others(item),
+            idle=is_idle,
+        )
+
+
+def _topic(item: Item) -> int:
+    if item.topic == "ghost":
+        return EXPORTED if item.kind == "exported" else GHOST
+    if item.topic == "process":
+        return TOGETHER if item.members else PROCESS
+    return UNATTRIBUTED if item.topic == "unattributed" else HIDDEN
 
 
 def _others(item: Item) -> tuple[Identity, ...]:

@@ -62,6 +62,7 @@ def build_ledger(taken: Survey) -> Ledger:
         unreadable_processes=survey.unreadable.processes,
         unreadable_users=survey.unreadable.users,
         probes=taken.probes,
+        parked=taken.parked,
     )
 
 

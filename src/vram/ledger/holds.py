@@ -16,11 +16,11 @@ MAX_DEPTH = 16
 def find_holds(ledger: Ledger) -> tuple[Hold, ...]:
     """Everything that is held on the GPUs of *ledger*, and what is parked; each held byte is in one hold."""
     drafts = _Drafts()
-    for gpu in ledger.gpus:
+    for at, gpu in enumerate(ledger.gpus):
         for entry in gpu.accounted:
             if entry.kind_facts.held and entry.nbytes != 0:
                 place = mig_device(gpu, entry) or str(gpu.index)
-                drafts.of(entry, place).add(HeldPart(gpu.index, place, entry))
+                drafts.of(entry, place).add(HeldPart(at, gpu.index, place, entry))
     found = drafts.all()
     _give_workers(found, open_only(ledger))
     idle = {pid for pid, memory in processes(ledger).items() if memory.idle}
@@ -82,7 +82,7 @@ class _Draft:
         if self.what == "together":
             return "ok"
         if self.what != "process":
-            return self.what  # type: ignore[return-value]
+            return self.what
         assert holder is not None
         return state_of(holder, is_idle=holder.pid in idle)
 
@@ -167,7 +167,7 @@ def _above(pid: int, with_files: dict[int, OpenOnly]) -> Iterator[int]:
     """Whose files *pid* has, or its parent; then the same of that one, as long as it holds nothing itself."""
     for _ in range(MAX_DEPTH):
         each = with_files.get(pid)
-        above = each and (each.inherited_from or each.holder.parent)
+        above = (each.inherited_from or each.holder.parent) if each else None
         if above is None:
             return
         yield above

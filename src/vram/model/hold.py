@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from vram.model.ledger import Entry, Holder, ParkedProcess, known_bytes
+from vram.model.ledger import Entry, Holder, known_bytes
+from vram.model.process import ParkedProcess
 
 Identity = tuple[int, int | None]
 """A pid and the start time of its process: the pid alone names whoever has it now."""
@@ -57,8 +58,12 @@ STATES: dict[State, StateFacts] = {
 
 
 class HeldPart(Struct, frozen=True):
-    """Bytes of one hold on one GPU. ``place`` is the GPU's number, or its MIG device such as "0:1"."""
+    """Bytes of one hold on one GPU: ``at`` is its place in the ledger, ``gpu`` its number.
 
+    ``place`` is that number as a word, or a MIG device such as "0:1".
+    """
+
+    at: int
     gpu: int
     place: str
     entry: Entry
@@ -94,22 +99,27 @@ class Hold(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from other holds of one reading, and finds it again in the next.
-
-        Memory of a dead owner whom no list names, and memory that several have together, are the same as
-        long as one of the ``members`` is.
-        """
+        """What finds it again in another reading; where there are ``members``, together with one of them."""
         if self.dead_pid is not None:
             return self.what, self.dead_pid
         if self.what in ("process", "parked"):
-            return self.what, *self.members
+            return self.what, self.holders[0].pid, self.holders[0].started_at
         if self.holders:
-            return (self.what, *sorted({part.entry.medium or "" for part in self.parts}))
-        return self.what, self.pid, *((self.parts[0].place,) if self.pid is None else ())
+            return self.what, self.parts[0].entry.medium
+        return self.what, self.parts[0].entry.kind, self.pid or self.parts[0].place
 
     @property
     def members(self) -> frozenset[Identity]:
+        """Those of whom one must still hold it for it to be the same memory; empty where ``key`` says it."""
+        if self.dead_pid is not None or self.what in ("process", "parked"):
+            return frozenset()
         return frozenset((each.pid, each.started_at) for each in self.holders)
+
+    def is_same(self, other: Hold) -> bool:
+        """Whether another reading shows the same memory, whoever of its holders came or went."""
+        if self.key != other.key:
+            return False
+        return not self.members or not other.members or not self.members.isdisjoint(other.members)
 
     @property
     def entries(self) -> tuple[Entry, ...]:

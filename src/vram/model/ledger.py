@@ -10,7 +10,7 @@ from msgspec import Struct
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts, Vendor
 from vram.model.kinds import KINDS, Kind, KindFacts
 from vram.model.observation import HostFacts, ProbeRun, Status
-from vram.model.process import Workload
+from vram.model.process import ParkedProcess, Workload
 from vram.model.windows import WindowsProcess, WindowsSide
 
 Confidence = Literal["fact", "likely", "unknown"]
@@ -225,19 +225,6 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     def driver(self) -> str:
         """The kernel's driver; what only NVIDIA's can do asks this first."""
         return self.facts.driver if self.facts else "nvidia"
-
-
-class ParkedProcess(Struct, frozen=True, kw_only=True):
-    """A process of ours whose GPU memory lies in host memory; ``lent_to`` is the pid of a vram borrow."""
-
-    pid: int
-    user: str | None
-    command: str | None
-    nbytes: int
-    gpus: tuple[int, ...]
-    since: str
-    lent_to: int | None = None
-    started_at: int | None = None
 
 
 class Ledger(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from vram.model.files import (
     UnreadableFacts,
 )
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
-from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.process import ParkedProcess, ProcessFacts, ProcessRef
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WslFacts
 
 SURVEY_SCHEMA = 1
@@ -115,3 +115,5 @@ class Survey(Struct, frozen=True, kw_only=True):
     host: HostFacts
     observations: tuple[Observation, ...]
     probes: tuple[ProbeRun, ...]
+    parked: tuple[ParkedProcess, ...] = ()
+    """Whom this user parked: they hold nothing on a GPU, so no probe sees them there."""

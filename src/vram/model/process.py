@@ -78,3 +78,16 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     def is_dead(self) -> bool:
         """A zombie has closed its files: it holds no memory and never will again."""
         return self.state in ("Z", "X")
+
+
+class ParkedProcess(Struct, frozen=True, kw_only=True):
+    """A process of ours whose GPU memory lies in host memory; ``lent_to`` is the pid of a vram borrow."""
+
+    pid: int
+    user: str | None
+    command: str | None
+    nbytes: int
+    gpus: tuple[int, ...]
+    since: str
+    lent_to: int | None = None
+    started_at: int | None = None

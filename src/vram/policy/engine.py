@@ -28,7 +28,7 @@ from vram.policy.decision import (
     rfc3339,
 )
 from vram.policy.room import is_waited_for, may_return, to_park
-from vram.policy.subjects import Subject, subjects
+from vram.policy.subjects import GhostNames, Subject, subjects
 from vram.units import duration, size
 
 HOUR_S = 3600.0
@@ -98,6 +98,7 @@ class PolicyEngine:
         self._last: tuple[MomentLike, object] | None = None
         self._seen: tuple[Ledger, frozenset[Identity], dict[Policy, tuple[Subject, ...]]] | None = None
         """What was found in the last ledger: it is the same object while nothing changes."""
+        self._names = GhostNames()
         self._unwaited: dict[Identity, float] = {}
         """Since when nobody waits for the room of a process that a policy parked."""
         self._unused: dict[Identity, float] = {}
@@ -113,6 +114,7 @@ class PolicyEngine:
         """What follows from *reading*: at most one decision that has consequences, none while one is busy."""
         if not self._follows(reading):
             self._trackers.clear()
+            self._names.forget()
             self._unwaited.clear()
             self._unused.clear()
         if not reading.good:
@@ -219,7 +221,7 @@ class PolicyEngine:
         if seen is None or seen[0] is not reading.ledger or seen[1] != reading.allowed:
             seen = self._seen = (reading.ledger, reading.allowed, {})
         if policy not in seen[2]:
-            seen[2][policy] = tuple(subjects(policy, reading.ledger, reading.allowed))
+            seen[2][policy] = tuple(subjects(policy, reading.ledger, reading.allowed, self._names))
         return seen[2][policy]
 
     def _is_put_off(self, policy: str, key: str, moment: MomentLike) -> bool:

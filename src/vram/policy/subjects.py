@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from vram.diagnosis.held import gather, is_healthy
-from vram.diagnosis.leftover import code_of
-from vram.ledger.processes import ProcessMemory, processes
+from vram.diagnosis.held import is_healthy
+from vram.diagnosis.leftover import ghost_code
+from vram.diagnosis.since import HoldMemory, Known
+from vram.ledger.holds import find_holds
+from vram.ledger.processes import ProcessMemory, identity, processes
+from vram.model.hold import Hold
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 from vram.policy.config import Policy, PolicyMatch, matches_any
 from vram.policy.decision import Identity, PolicyTarget
@@ -40,14 +44,68 @@ class Subject(Struct, frozen=True, kw_only=True):
         )
 
 
-def subjects(policy: Policy, ledger: Ledger, allowed: Collection[Identity] = ()) -> Iterator[Subject]:
+class _GhostName(NamedTuple):
+    """``ghost`` stays whoever comes and goes; ``holders`` is another one as soon as somebody joins them.
+
+    So nobody's owner is told twice of one ghost, and nobody is ended before the policy's delay is over.
+    """
+
+    ghost: str
+    holders: str
+
+
+class GhostNames:
+    """A name for each ghost, the same in every reading that shows it."""
+
+    def __init__(self) -> None:
+        self._names: HoldMemory[_GhostName] = HoldMemory()
+        self._by_entry: dict[int, _GhostName] = {}
+        self._ledger: Ledger | None = None
+
+    def read(self, ledger: Ledger) -> None:
+        """Take a reading; the same ledger again changes nothing."""
+        if ledger is self._ledger:
+            return
+        self._ledger = ledger  # kept, so that no other entry gets the same id
+        ghosts = [hold for hold in find_holds(ledger) if hold.what == "ghost"]
+        self._names.update(ghosts, _name)
+        self._by_entry = {}
+        for hold in ghosts:
+            known = self._names.find(hold)
+            self._by_entry.update((id(entry), known.value) for entry in hold.entries if known)
+
+    def ghost(self, entries: Iterable[Entry]) -> str:
+        return " and ".join(sorted({self._by_entry[id(entry)].ghost for entry in entries}))
+
+    def holders(self, entries: Iterable[Entry]) -> str:
+        return " and ".join(sorted({self._by_entry[id(entry)].holders for entry in entries}))
+
+    def forget(self) -> None:
+        self._names.clear()
+        self._ledger = None
+
+
+def _name(hold: Hold, known: Known[_GhostName] | None) -> _GhostName:
+    if known is None:
+        return _GhostName(_ghost_key(hold.dead_pid, hold.holders), _key("leftover", hold.holders))
+    before = {identity(each) for each in known.hold.holders}
+    if {identity(each) for each in hold.holders} <= before:
+        return known.value
+    return known.value._replace(holders=_key("leftover", hold.holders))
+
+
+def subjects(
+    policy: Policy, ledger: Ledger, allowed: Collection[Identity] = (), names: GhostNames | None = None
+) -> Iterator[Subject]:
     """Everything in *ledger* that *policy* is about, where the GPUs concerned answer."""
+    names = names or GhostNames()
+    names.read(ledger)
     answering = {gpu.index for gpu in ledger.gpus if gpu.status == "ok"}
     found: Iterable[Subject]
     if policy.do == "end-leftovers":
-        found = _proven(ledger)
+        found = _proven(ledger, names)
     elif policy.do == "warn-owner":
-        found = _leftovers(ledger)
+        found = _leftovers(ledger, names)
     elif policy.do == "park-idle":
         found = _idle(ledger, allowed)
     else:
@@ -57,20 +115,20 @@ def subjects(policy: Policy, ledger: Ledger, allowed: Collection[Identity] = ())
             yield subject
 
 
-def _proven(ledger: Ledger) -> Iterator[Subject]:
+def _proven(ledger: Ledger, names: GhostNames) -> Iterator[Subject]:
     """What `vram free` would end by itself, and nothing else."""
     for leftover in leftovers(ledger, processes(ledger)):
         holders = tuple(process.holder for process in leftover.processes)
         if ledger.host.uid != 0 and any(each.user != ledger.host.user for each in holders):
             continue
         if all(each.started_at is not None for each in holders):
-            yield _of_leftover(leftover, holders)
+            yield _of_leftover(leftover, holders, names)
 
 
-def _of_leftover(leftover: Leftover, holders: tuple[Holder, ...]) -> Subject:
+def _of_leftover(leftover: Leftover, holders: tuple[Holder, ...], names: GhostNames) -> Subject:
     entries = [entry for _, entry in leftover.entries]
     return Subject(
-        key=_key("leftover", holders),
+        key=names.holders(entries),
         what=f"{size(leftover.nbytes())} of dead owners, held by pid {_pids(holders)}",
         gpus=leftover.gpus,
         nbytes=leftover.nbytes(),
@@ -80,21 +138,22 @@ def _of_leftover(leftover: Leftover, holders: tuple[Holder, ...]) -> Subject:
     )
 
 
-def _leftovers(ledger: Ledger) -> Iterator[Subject]:
+def _leftovers(ledger: Ledger, names: GhostNames) -> Iterator[Subject]:
     """All memory of dead owners that somebody visible holds, also where that is not certain."""
-    for held in gather(ledger.gpus, lambda entry: code_of(entry) is not None):
-        holders = tuple(each for each in held.living if each.started_at is not None)
-        if holders:
-            dead = "" if held.charged_pid is None else f" (dead pid {held.charged_pid})"
-            yield Subject(
-                key=_ghost_key(held.charged_pid, holders),
-                what=f"{size(held.nbytes)} of a dead owner{dead}, held by pid {_pids(holders)}",
-                gpus=tuple(sorted(held.gpus)),
-                nbytes=held.nbytes,
-                code=code_of(held.entries[0]),
-                holders=holders,
-                evidence=_evidence(held.entries),
-            )
+    for hold in find_holds(ledger):
+        holders = tuple(each for each in hold.holders if each.started_at is not None)
+        if hold.what != "ghost" or not holders or not hold.nbytes:
+            continue
+        dead = "" if hold.dead_pid is None else f" (dead pid {hold.dead_pid})"
+        yield Subject(
+            key=names.ghost(hold.entries),
+            what=f"{size(hold.nbytes)} of a dead owner{dead}, held by pid {_pids(holders)}",
+            gpus=hold.gpus,
+            nbytes=hold.nbytes,
+            code=ghost_code(hold.entries[0]),
+            holders=holders,
+            evidence=_evidence(hold.entries),
+        )
 
 
 def _idle(ledger: Ledger, allowed: Collection[Identity]) -> Iterator[Subject]:
@@ -182,8 +241,8 @@ def _key(kind: str, holders: Iterable[Holder]) -> str:
 
 
 def _ghost_key(dead: int | None, holders: tuple[Holder, ...]) -> str:
-    """Whose memory it was and who has it: a forked child more or less makes no other ghost."""
-    if dead is None:
+    """Whose memory it was and who has it; the holders' start tells it from one of a reused pid."""
+    if dead is None or not holders:
         return _key("ghost", holders)
     users = sorted({each.user or "?" for each in holders})
     return f"ghost of {dead} before {min(each.started_at or 0 for each in holders)} held by {','.join(users)}"

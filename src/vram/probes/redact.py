@@ -57,6 +57,9 @@ def redact(survey: Survey) -> Survey:
         host=_host(survey.host, stand_ins),
         observations=tuple(_observation(each, stand_ins) for each in survey.observations),
         probes=tuple(replace(run, message=_message(run.message)) for run in survey.probes),
+        parked=tuple(
+            replace(each, user=stand_ins.user(each.user), command="redacted") for each in survey.parked
+        ),
     )
 
 

@@ -17,8 +17,9 @@ from vram.errors import CannotPark, DeviceError, NoSuchProcess, NotOnGpu
 from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, freed_by, living_holders, processes, reports_holders
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, Holder, Ledger, ParkedProcess, known_bytes
+from vram.model.ledger import Entry, Holder, Ledger, known_bytes
 from vram.model.plan import PlanRequest, StepKind
+from vram.model.process import ParkedProcess
 from vram.units import size
 
 STOPPED = "VR201"

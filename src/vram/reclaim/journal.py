@@ -22,8 +22,8 @@ import msgspec
 from vram import untrusted
 from vram.errors import AuditUnavailable
 from vram.host.ports import Host
-from vram.model.ledger import ParkedProcess
 from vram.model.parking import PARKED_SCHEMA, Parked, SetAside
+from vram.model.process import ParkedProcess
 from vram.reclaim import audit, claims, state
 from vram.reclaim.claims import ProcessClaim, file_name_part
 from vram.untrusted import Rejected

@@ -11,7 +11,7 @@ from vram.errors import AuditUnavailable
 
 if TYPE_CHECKING:
     from vram.host.ports import Host
-    from vram.model.ledger import ParkedProcess
+    from vram.model.process import ParkedProcess
 
 _HINT = "make it a folder that only you can access (mode 0700), or set XDG_STATE_HOME to one"
 

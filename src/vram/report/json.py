@@ -8,8 +8,9 @@ import msgspec
 
 from vram.model.finding import Finding
 from vram.model.gpu import DriverFacts
-from vram.model.ledger import Entry, GpuLedger, Ledger, OpenOnly, ParkedProcess
+from vram.model.ledger import Entry, GpuLedger, Ledger, OpenOnly
 from vram.model.observation import HostFacts, ProbeRun
+from vram.model.process import ParkedProcess
 from vram.report.escape import inert, json_inert
 
 

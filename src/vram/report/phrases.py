@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vram.model.ledger import Entry, GpuLedger, Holder, ParkedProcess, known_bytes
+from vram.model.ledger import Entry, GpuLedger, Holder, known_bytes
 from vram.model.parking import Parked
-from vram.model.process import Workload
+from vram.model.process import ParkedProcess, Workload
 from vram.model.windows import WindowsProcess
 from vram.report.escape import inert
 from vram.units import duration, size

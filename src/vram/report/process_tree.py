@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from vram.diagnosis.leftover import way_back
 from vram.ledger.mig import mig_device
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, ParkedProcess, Sharing
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, Sharing
 from vram.model.observation import HostFacts
+from vram.model.process import ParkedProcess
 from vram.model.windows import WindowsProcess
 from vram.report.phrases import container, job, pod, workload
 

@@ -6,24 +6,25 @@ Nothing here grows with time: changes are the last thousand, ghosts those of the
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from vram.diagnosis.changes import READINGS_TO_CONFIRM, Comparison
-from vram.diagnosis.leftover import code_of
-from vram.ledger.processes import living_holders
+from vram.diagnosis.leftover import ghost_code
+from vram.diagnosis.since import HoldMemory
+from vram.ledger.holds import find_holds
 from vram.live_reader import LiveReading
 from vram.model.change import Change, Event
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
+from vram.model.hold import Hold
+from vram.model.ledger import Entry, Ledger, known_bytes
 from vram.serve.clock import Moment
 from vram.units import MIB
 
 MOST_CHANGES = 1000
 LEAST_CHANGE = 64 * MIB
 _ANSWERS = ("ok", "denied", "unsupported")
-
-GhostKey = tuple[object, ...]
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -51,7 +52,7 @@ class NumberedChange(Struct, frozen=True):
 
 
 class Ghost(Struct, frozen=True, kw_only=True):
-    """Memory of a dead owner that a living process holds, and the moment from which this service knows it."""
+    """Memory of a dead owner on one GPU, and the moment from which this service knows it."""
 
     gpu: int
     entries: tuple[Entry, ...]
@@ -72,7 +73,8 @@ class ServiceState:
         self.good: Reading | None = None
         self.changes: deque[NumberedChange] = deque(maxlen=MOST_CHANGES)
         self.changes_by_event: Counter[Event] = Counter()
-        self.ghosts: dict[GhostKey, Ghost] = {}
+        self.ghosts: tuple[Ghost, ...] = ()
+        self._times: HoldMemory[Moment] = HoldMemory()
         self.readings: Counter[str] = Counter()
         self.reader_restarts = 0
         self._last_number = 0
@@ -124,26 +126,14 @@ class ServiceState:
     def _note_ghosts(self, ledger: Ledger, moment: Moment) -> None:
         """A GPU that does not answer proves nothing: its ghosts are kept."""
         silent = {gpu.index for gpu in ledger.gpus if gpu.status not in _ANSWERS}
-        found = {key: each for key, each in self.ghosts.items() if each.gpu in silent}
-        for key, (gpu, code, entries) in _ghosts(ledger).items():
-            known = self.ghosts.get(key)
-            since = known.since if known else moment
-            found[key] = Ghost(gpu=gpu.index, entries=tuple(entries), code=code, since=since)
-        self.ghosts = found
+        holds = [hold for hold in find_holds(ledger) if hold.what == "ghost"]
+        self._times.update(holds, lambda _, known: known.value if known else moment, silent)
+        kept = [each for each in self.ghosts if each.gpu in silent]
+        self.ghosts = (*kept, *(each for hold in holds for each in self._ghosts_of(hold)))
 
-
-def _ghosts(ledger: Ledger) -> dict[GhostKey, tuple[GpuLedger, str, list[Entry]]]:
-    found: dict[GhostKey, tuple[GpuLedger, str, list[Entry]]] = {}
-    for gpu in ledger.gpus:
-        for entry in gpu.accounted:
-            if code := code_of(entry):
-                key = (gpu.uuid or gpu.index, code, _whose(entry))
-                found.setdefault(key, (gpu, code, []))[2].append(entry)
-    return found
-
-
-def _whose(entry: Entry) -> object:
-    """The dead owner; where no list names it, the first of the holders. Holders may come and go."""
-    if entry.charged_pid is not None:
-        return entry.charged_pid
-    return min(((each.pid, each.started_at or 0) for each in living_holders(entry)), default=None)
+    def _ghosts_of(self, hold: Hold) -> Iterator[Ghost]:
+        known = self._times.find(hold)
+        assert known is not None
+        for gpu in hold.gpus:
+            entries = tuple(part.entry for part in hold.parts if part.gpu == gpu)
+            yield Ghost(gpu=gpu, entries=entries, code=ghost_code(entries[0]), since=known.value)

@@ -89,12 +89,12 @@ def _parked() -> Iterator[tuple[int, str]]:
 
 
 def _ledger() -> Ledger:
+    from vram.account import take_survey
     from vram.cli.prestart import open_host
     from vram.ledger.build import build_ledger
-    from vram.probes.survey import survey
 
     host = open_host(read_ahead_s=DEADLINE_S)
-    return build_ledger(survey(host, deadline_s=DEADLINE_S))
+    return build_ledger(take_survey(host, DEADLINE_S))
 
 
 def _meaning(text: str) -> str:

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed
-from vram.cli.source import open_host, require_driver, take_survey
+from vram.cli.source import open_host, read_survey, require_driver
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, NothingFound, UsageError
 from vram.units import size
@@ -85,7 +85,7 @@ def _ledger(args: Namespace) -> Ledger:
     from vram.ledger.build import build_ledger
 
     # A GPU that was named and is not there is a wrong call, as it is for `vram why`.
-    return narrowed(build_ledger(take_survey(args, host)), None if args.gpu is None else [args.gpu])
+    return narrowed(build_ledger(read_survey(args, host)), None if args.gpu is None else [args.gpu])
 
 
 def _joined(found: tuple[Case, ...], ledger: Ledger, *, chosen: bool) -> tuple[Case, ...]:

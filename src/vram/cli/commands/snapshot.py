@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import add_deadline_argument, add_windows_argument
-from vram.cli.source import open_host, take_survey
+from vram.cli.source import open_host, read_survey
 from vram.cli.terminal import emit
 from vram.errors import ExitCode
 from vram.report.escape import inert
@@ -34,7 +34,7 @@ def run(args: Namespace) -> int:
     host = open_host(args)
     from vram.probes import bundle
 
-    survey = take_survey(args, host)
+    survey = read_survey(args, host)
     if args.redact:
         survey = bundle.redact(survey)
     if args.output == "-":

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 import vram
-from vram.diagnosis.leftover import CODES as GHOST_CODES
+from vram.diagnosis.leftover import GHOST_CODES
 from vram.model.ledger import Ledger
 from vram.report.json import encode
 from vram.serve.clock import Moment

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.diagnosis.leftover import CODES as GHOST_CODES
+from vram.diagnosis.leftover import GHOST_CODES
 from vram.model.finding import Finding, Harm
 from vram.model.hold import STATES
 from vram.model.kinds import KINDS, MEANINGS, Leftover

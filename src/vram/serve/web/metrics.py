@@ -225,7 +225,7 @@ def _of_ghosts(service: Service, ledger: Ledger) -> Iterator[Metric]:
         "vram_gpu_oldest_ghost_timestamp_seconds", "since when the oldest leftover is known", labels=["gpu"]
     )
     for gpu in ledger.gpus:
-        ghosts = [each for each in service.state.ghosts.values() if each.gpu == gpu.index]
+        ghosts = [each for each in service.state.ghosts if each.gpu == gpu.index]
         name = str(gpu.index)
         nbytes.add_metric([name], sum(each.nbytes for each in ghosts))
         for code, number in sorted(Counter(each.code for each in ghosts).items()):

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import vram
-from vram.diagnosis.leftover import CODES, way_back
+from vram.diagnosis.leftover import GHOST_CODES, way_back
 from vram.errors import UsageError, VramError
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
@@ -17,7 +17,7 @@ from vram.report import json, process_rows
 from vram.serve.clock import rfc3339
 from vram.serve.history_part import HISTORY_ROUTES
 from vram.serve.part import Health
-from vram.serve.state import NumberedChange, Reading
+from vram.serve.state import Ghost, NumberedChange, Reading
 from vram.serve.viewer import Viewer, aged, viewer
 from vram.serve.web.http import HttpRequest, HttpResponse, json_response
 from vram.serve.web.metrics import exposition
@@ -211,19 +211,23 @@ def _changes(service: Service, request: HttpRequest) -> HttpResponse:
 
 def _ghosts(service: Service, request: HttpRequest) -> HttpResponse:
     view = visible(service)
-    ghosts = tuple(ghost_report(service, each) for each in view.findings if each.code in CODES)
+    ghosts = tuple(ghost_report(service, each) for each in view.findings if each.code in GHOST_CODES)
     command = way_back(view.reading.ledger) if ghosts and view.reading.ledger else None
     return json_response(CurrentGhostsReport(taken_at=view.ledger.taken_at, command=command, ghosts=ghosts))
+
+
+def _names_holder(finding: Finding, ghost: Ghost) -> bool:
+    """Whether *finding* is about the holders of *ghost*; where none is visible it names the dead owner."""
+    named = {holder.pid for entry in ghost.entries for holder in entry.holders}
+    return not named.union(entry.charged_pid for entry in ghost.entries).isdisjoint(finding.pids)
 
 
 def ghost_report(service: Service, finding: Finding) -> GhostReport:
     now = service.clock.now()
     known = [
         each.since
-        for each in service.state.ghosts.values()
-        if each.code == finding.code
-        and each.gpu in finding.gpus
-        and any(holder.pid in finding.pids for entry in each.entries for holder in entry.holders)
+        for each in service.state.ghosts
+        if each.code == finding.code and each.gpu in finding.gpus and _names_holder(finding, each)
     ]
     oldest = max((now.since(each) for each in known), default=None)
     return GhostReport(
