@@ -26,7 +26,8 @@ _PUBLIC = {
     "LimitExceeded": "vram.errors",
     "VramError": "vram.errors",
     # the machine: who holds what
-    "why": "vram.answer",
+    "account": "vram.accounting",
+    "why": "vram.accounting",
     # this process: what holds it
     "flush": "vram.guard.flush",
     "live": "vram.guard.live",
@@ -48,8 +49,9 @@ _PUBLIC = {
 # A type checker reads these lines, Python never does; a test holds the two lists equal.
 if TYPE_CHECKING:
     from vram import reclaim as reclaim
+    from vram.accounting import account as account
+    from vram.accounting import why as why
     from vram.agent import start as agent  # noqa: F401
-    from vram.answer import why as why
     from vram.errors import LeakDetected as LeakDetected
     from vram.errors import LeakWarning as LeakWarning
     from vram.errors import LimitExceeded as LimitExceeded

@@ -148,7 +148,7 @@ def _why() -> None:
     """Print what `vram why` prints; the driver is read by a process of its own."""
     from rich.console import Console
 
-    from vram.answer import why
+    from vram.accounting import why
     from vram.report.layout import RenderOptions
     from vram.report.screen import screen
 

@@ -83,7 +83,7 @@ def read_survey(args: Namespace, host: LocalHost | None) -> Survey:
                 hint="ssh HOST vram snapshot -o - | vram why --from -",
             )
         return read(args.snapshot)
-    from vram.account import take_survey
+    from vram.accounting import take_survey
 
     return take_survey(host, args.deadline)
 

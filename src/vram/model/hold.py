@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from vram.model.ledger import Entry, Holder, known_bytes
 from vram.model.process import ParkedProcess
+from vram.units import size
 
 Identity = tuple[int, int | None]
 """A pid and the start time of its process: the pid alone names whoever has it now."""
@@ -87,6 +88,13 @@ class Hold(Struct, frozen=True, kw_only=True):
     dead_pid: int | None = None
     pid: int | None = None
     parked: ParkedProcess | None = None
+
+    def __repr__(self) -> str:
+        nbytes = "unknown bytes" if self.nbytes is None else size(self.nbytes)
+        where = f" on GPU {', '.join(map(str, self.gpus))}" if self.gpus else ""
+        people = f", held by pid {', '.join(str(each.pid) for each in self.holders)}" if self.holders else ""
+        dead = "" if self.dead_pid is None else f", of dead pid {self.dead_pid}"
+        return f"<Hold: {self.state}, {nbytes}{where}{dead}{people}>"
 
     @property
     def holder(self) -> Holder | None:

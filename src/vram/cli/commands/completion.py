@@ -89,7 +89,7 @@ def _parked() -> Iterator[tuple[int, str]]:
 
 
 def _ledger() -> Ledger:
-    from vram.account import take_survey
+    from vram.accounting import take_survey
     from vram.cli.prestart import open_host
     from vram.ledger.build import build_ledger
 

@@ -1,4 +1,4 @@
-"""`vram.why()`: programs get the same answer as people, as an object."""
+"""`vram.account()`, which is `vram.why()` too: programs get the same answer as people, as an object."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def snapshot(tmp_path: Path) -> str:
 def test_a_snapshot_as_an_object(snapshot: str) -> None:
     answer = vram.why(snapshot=snapshot)
     assert [row.pid for row in answer.processes] == [201, 100]
-    assert [(row.pid, row.dead_pids, row.nbytes) for row in answer.ghosts] == [
-        (201, (200,), 4 * GIB + CONTEXT)
-    ]
+    (ghost,) = answer.ghosts
+    assert ([each.pid for each in ghost.holders], ghost.dead_pid) == ([201], 200)
+    assert (ghost.state, ghost.nbytes, ghost.gpus) == ("ghost", 4 * GIB + CONTEXT, (0,))
+    assert repr(ghost) == "<Hold: ghost, 4.5 GiB on GPU 0, of dead pid 200, held by pid 201>"
     assert [finding.code for finding in answer.problems] == ["VR101"]
     assert answer.free_command == "vram free"
     assert [gpu["index"] for gpu in json.loads(answer.json())["gpus"]] == [0, 1]
     assert "GHOST" in str(answer)
-    assert repr(answer) == "<vram.why(): 2 GPUs, 2 processes, 1 ghosts>"
+    assert "<td>4.5 GiB</td><td>0</td><td>GHOST</td><td>201</td>" in answer._repr_html_()
+    assert repr(answer) == "<vram.account(): 2 GPUs, 2 holds, 1 ghost>"
 
 
 def test_gpus_can_be_chosen(snapshot: str) -> None:
