@@ -157,8 +157,11 @@ def account(
     return Account(ledger, find_holds(ledger), diagnose(ledger))
 
 
-why = account
-"""The same under the name of the command: `print(vram.why())` prints what `vram why` does."""
+def why(
+    *, gpus: Iterable[int] | None = None, snapshot: str | None = None, deadline_s: float = 5.0
+) -> Account:
+    """As ``vram.account()``: ``print(vram.why())`` prints what `vram why` does."""
+    return account(gpus=gpus, snapshot=snapshot, deadline_s=deadline_s)
 
 
 def take_survey(host: Host, deadline_s: float) -> Survey:
