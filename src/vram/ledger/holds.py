@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from weakref import ReferenceType, ref
 
 from vram.ledger.mig import mig_device
-from vram.ledger.processes import identity, in_use, living_holders, processes
+from vram.ledger.processes import identity, in_use, living_holders
 from vram.model.hold import HeldPart, Hold, State, What
 from vram.model.ledger import Entry, Holder, Ledger, OpenOnly
 
@@ -13,18 +14,53 @@ from vram.model.ledger import Entry, Holder, Ledger, OpenOnly
 MAX_DEPTH = 16
 
 
+# Those of the ledger that was asked about last: several views of one reading ask one after the other.
+_last: tuple[ReferenceType[Ledger], tuple[Hold, ...]] | None = None
+
+
 def find_holds(ledger: Ledger) -> tuple[Hold, ...]:
     """Everything that is held on the GPUs of *ledger*, and what is parked; each held byte is in one hold."""
+    global _last
+    last = _last
+    if last is not None and last[0]() is ledger:
+        return last[1]
+    found = _find(ledger)
+    _last = ref(ledger, _forget), found
+    return found
+
+
+def _forget(gone: ReferenceType[Ledger]) -> None:
+    """Keep nothing of a ledger that nobody has any more."""
+    global _last
+    if _last is not None and _last[0] is gone:
+        _last = None
+
+
+def _find(ledger: Ledger) -> tuple[Hold, ...]:
     drafts = _Drafts()
     for at, gpu in enumerate(ledger.gpus):
+        whole = str(gpu.index)
         for entry in gpu.accounted:
-            if entry.kind_facts.held and entry.nbytes != 0:
-                place = mig_device(gpu, entry) or str(gpu.index)
-                drafts.of(entry, place).add(HeldPart(at, gpu.index, place, entry))
+            if entry.nbytes != 0 and entry.kind_facts.held:
+                living = living_holders(entry)
+                place = (mig_device(gpu, entry) or whole) if gpu.instances else whole
+                drafts.of(entry, place, living).add(HeldPart(at, gpu.index, place, entry), living)
     found = drafts.all()
     _give_workers(found, open_only(ledger))
-    idle = {pid for pid, memory in processes(ledger).items() if memory.idle}
-    return (*(draft.finished(idle) for draft in found), *_parked(ledger))
+    working = _on_working_gpus(ledger)
+    return (*(draft.finished(working) for draft in found), *_parked(ledger))
+
+
+def _on_working_gpus(ledger: Ledger) -> set[int]:
+    """Everybody on a GPU that works, or does not say whether it does."""
+    found: set[int] = set()
+    for gpu in ledger.gpus:
+        if gpu.facts is not None and gpu.facts.utilization == 0:
+            continue
+        entries = (*gpu.accounted, *(gpu.system.entries if gpu.system else ()))
+        found.update(holder.pid for entry in entries for holder in living_holders(entry))
+        found.update(each.holder.pid for each in gpu.open_only)
+    return found
 
 
 def open_only(ledger: Ledger) -> dict[int, OpenOnly]:
@@ -51,9 +87,8 @@ class _Draft:
         self.holders: dict[object, Holder] = {}
         self.workers: dict[int, Holder] = {}
 
-    def add(self, part: HeldPart) -> None:
+    def add(self, part: HeldPart, living: tuple[Holder, ...]) -> None:
         self.parts.append(part)
-        living = living_holders(part.entry)
         if self.what != "process":
             self.holders.update((identity(each), each) for each in living)
             return
@@ -66,11 +101,12 @@ class _Draft:
         self.parts += other.parts
         self.holders.update(other.holders)
 
-    def finished(self, idle: set[int]) -> Hold:
+    def finished(self, working: set[int]) -> Hold:
+        """The hold; *working* are those on GPUs that may be at work."""
         holders = tuple(self.holders.values())
         return Hold(
             what=self.what,
-            state=self._state(holders[0] if holders else None, idle),
+            state=self._state(holders[0] if holders else None, working),
             parts=tuple(self.parts),
             holders=holders,
             workers=tuple(self.workers.values()),
@@ -78,24 +114,19 @@ class _Draft:
             pid=self.pid,
         )
 
-    def _state(self, holder: Holder | None, idle: set[int]) -> State:
+    def _state(self, holder: Holder | None, working: set[int]) -> State:
         if self.what == "together":
             return "ok"
         if self.what != "process":
             return self.what
         assert holder is not None
-        return state_of(holder, is_idle=holder.pid in idle)
-
-
-def state_of(holder: Holder, *, is_idle: bool) -> State:
-    """What a living process does with the memory that it is charged with."""
-    if holder.exiting:
-        return "exiting"
-    if holder.state == "D":
-        return "stuck"
-    if holder.state in ("T", "t"):
-        return "stopped"
-    return "idle" if is_idle else "ok"
+        if holder.exiting:
+            return "exiting"
+        if holder.state == "D":
+            return "stuck"
+        if holder.state in ("T", "t"):
+            return "stopped"
+        return "idle" if holder.state == "S" and holder.pid not in working else "ok"
 
 
 class _Drafts:
@@ -110,11 +141,10 @@ class _Drafts:
         distinct = {id(draft): draft for draft in self._shared_by.values()}
         return [*self._by_key.values(), *distinct.values()]
 
-    def of(self, entry: Entry, place: str) -> _Draft:
-        """The hold that *entry* belongs to."""
+    def of(self, entry: Entry, place: str, living: tuple[Holder, ...]) -> _Draft:
+        """The hold that *entry*, held by *living*, belongs to."""
         if in_use(entry):
             return self._keyed(("process", identity(entry.holder)), _Draft("process"))
-        living = living_holders(entry)
         if entry.kind in ("unattributed", "guest"):
             what: What = "unattributed" if entry.kind == "unattributed" else "hidden"
             return self._keyed((entry.kind, place), _Draft(what))

@@ -227,7 +227,7 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
         return self.facts.driver if self.facts else "nvidia"
 
 
-class Ledger(Struct, frozen=True, kw_only=True):
+class Ledger(Struct, frozen=True, kw_only=True, weakref=True):
     """All GPUs of a host at one moment, and what the judgement needs beside them."""
 
     taken_at: str
