@@ -10,7 +10,7 @@ RUN := $(VENV)/bin
 # More than cores: much of what tests do is waiting for deadlines and for processes that end.
 WORKERS ?= $(shell expr $$(nproc) + 4)
 
-PYTHON_FOLDERS := src tests bench tools docs native examples
+PYTHON_FOLDERS := src tests bench tools docs native examples hatch_build.py
 C_FILES = $$(find native examples -name '*.[ch]' -o -name '*.cpp')
 PROGRAMS := src/vram/virtualgpu/programs
 
@@ -35,7 +35,7 @@ groups-lint = lint test
 groups-docs = docs
 groups-bench = bench
 
-$(VENV)/ready-%: pyproject.toml native/build.py tools/environment.py
+$(VENV)/ready-%: pyproject.toml hatch_build.py native/build.py tools/environment.py
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/environment.py $(VENV) $(groups-$*)
 	@touch $@ $(VENV)/ready-run
 
@@ -108,7 +108,7 @@ docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: stri
 	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
 
-reference: $(VENV)/ready-docs ## what the program writes itself: reference and manual pages, completion
+reference: $(VENV)/ready-docs ## the reference pages that the program writes itself
 	@$(RUN)/python docs/generate.py
 
 golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints

@@ -1,4 +1,4 @@
-"""Writes what the program itself knows best: reference pages, manual pages, shell completion.
+"""Writes what the program itself knows best: reference pages.
 
 python docs/generate.py [--check]
 
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from generators import codes, commands, json_fields, lab, manual, python_api, statements
+from generators import codes, commands, json_fields, lab, python_api, statements
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- written by docs/generate.py: change the source, then run `make reference` -->\n\n"
-GENERATORS = (codes, lab, statements, commands, json_fields, python_api, manual)
+GENERATORS = (codes, lab, statements, commands, json_fields, python_api)
 # Nothing else lies in these, so what is not written any more can be told.
-OWN_FOLDERS = ("docs/reference/rules", "docs/reference/commands", "docs/reference/lab", "share/man/man1")
+OWN_FOLDERS = ("docs/reference/rules", "docs/reference/commands", "docs/reference/lab")
 
 
 def main(arguments: list[str]) -> int:
