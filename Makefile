@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -75,14 +75,13 @@ faults: $(VENV)/ready-test native ## every row of the fault table, and its page 
 sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by their tests
 	@$(RUN)/python tools/sanitize.py -n $(WORKERS) $(ARGS)
 
-lint: $(VENV)/ready-lint ## ruff, import contracts, C format and warnings, generated pages up to date
+lint: $(VENV)/ready-lint ## ruff, names, import contracts, C format and warnings
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/python tools/names.py
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
 	@$(RUN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
-	@$(RUN)/python docs/generate.py --check
 
 format: $(VENV)/ready-lint ## put Python and C into the one format that lint checks
 	@$(RUN)/ruff format --quiet $(PYTHON_FOLDERS)
@@ -103,13 +102,10 @@ bench-here: $(VENV)/ready-bench native
 	@$(RUN)/python bench/run.py $(ARGS)
 
 # The cache knows what has not changed; whatever Sphinx warns of fails the build.
-docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: strict, searched offline
+docs: $(VENV)/ready-docs ## the documentation as a site in site/: strict, searched offline
 	@$(RUN)/python docs/sphinx/collect.py .build/site-source
 	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
-
-reference: $(VENV)/ready-docs ## the reference pages that the program writes itself
-	@$(RUN)/python docs/generate.py
 
 golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints
 	@VRAM_WRITE_GOLDEN=1 $(RUN)/python -m pytest -q tests/golden $(ARGS)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import vram
+from generators import Page
 from vram.cli import grammar
 from vram.cli.grammar import CommandSpec
 from vram.errors import ExitCode
 
 FOLDER = "docs/reference/commands"
+SOURCES = "src/vram/cli/commands"
 EXIT_CODES = Path(__file__).resolve().parents[1] / "reference" / "exit-codes.md"
 EXIT_ROW = re.compile(r"^\| *(\d+) \| ([^|]+?) \|(?: ([^|]+?) \|)?$", re.MULTILINE)
 
@@ -62,13 +64,14 @@ Commands that free memory show a plan first, ask, and measure afterwards.
 Where there is no GPU, `vram demo` and `vram virtual` bring one."""
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages() -> Iterator[Page]:
     commands = grammar.commands()
     names = {command.words[0] for command in commands}
-    yield "docs/reference/commands.md", "\n".join(_index(commands)) + "\n"
+    yield Page("docs/reference/commands.md", "\n".join(_index(commands)) + "\n", (SOURCES,))
     for command in commands:
+        name = command.words[0]
         lines = [*_page(command, names), *_see_also_links(command, commands)]
-        yield f"{FOLDER}/{command.words[0]}.md", "\n".join(lines) + "\n"
+        yield Page(f"{FOLDER}/{name}.md", "\n".join(lines) + "\n", (f"{SOURCES}/{name}.py",))
 
 
 def manual_sources() -> Iterator[tuple[str, str, str]]:

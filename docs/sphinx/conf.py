@@ -18,7 +18,7 @@ source_suffix = {".md": "markdown"}
 root_doc = "index"
 nitpicky = True
 
-# Fragments as a forge makes them, so that one spelling of a link works in both.
+# Fragments as a code host makes them, so that one spelling of a link works in both.
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 suppress_warnings = ["epub.unknown_project_files"]

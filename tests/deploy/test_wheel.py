@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import share
+
 from tests.deploy.tools import ROOT, build_wheel
 from tests.needs import needs, require
 from vram.cli.completion import SHELLS, script
-
-sys.path.insert(0, str(ROOT / "docs"))
-
-import share
 
 
 @needs("hatchling")

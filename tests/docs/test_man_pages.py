@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from generators import manual
+from generators.commands import manual_sources
 
-from tests.docs.conftest import ROOT
 from tests.needs import needs, skip_without
 from vram.cli import app, grammar
 from vram.cli.app import COMMANDS, main
 from vram.cli.commands.help import installed
-
-sys.path.insert(0, str(ROOT / "docs"))
-
-from generators import manual
-from generators.commands import manual_sources
 
 PAGES = dict(manual.pages())
 

@@ -14,7 +14,8 @@ import pytest
 
 import vram
 from tests.browser import chromium
-from tests.docs.conftest import ROOT, sphinx
+from tests.docs.conftest import sphinx
+from tests.docs.pages import DOCS, ROOT, WRITTEN, site_page
 from tests.needs import needs
 from tests.patience import PATIENCE_S
 from vram.cli import manual
@@ -106,10 +107,12 @@ def test_a_guide_begins_with_what_it_is_for_and_how(guide: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["questions", "guides", "concepts", "reference"])
 def test_an_index_names_every_page_of_its_folder(folder: str) -> None:
-    """Whoever reads the index finds them all, on a forge too."""
-    index = (ROOT / "docs" / folder / "index.md").read_text()
-    pages = {path.name for path in (ROOT / "docs" / folder).glob("*.md")} - {"index.md"}
-    assert not {name for name in pages if f"]({name})" not in index}
+    """Whoever reads the index finds them all, on a code host too."""
+    index = DOCS / folder / "index.md"
+    links = re.findall(r"\]\(([^)#]+)", index.read_text())
+    named = {site_page((index.parent / link).resolve()) for link in links if ":" not in link}
+    pages = {page for page in (*index.parent.glob("*.md"), *WRITTEN) if page.parent == index.parent}
+    assert pages - {index} <= named
 
 
 def test_every_line_of_a_ledger_is_explained() -> None:
