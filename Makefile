@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -106,6 +106,9 @@ docs: $(VENV)/ready-docs ## the documentation as a site in site/: strict, search
 	@$(RUN)/python docs/sphinx/collect.py .build/site-source
 	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
+
+map: ## every source file and its one job; ARGS=ledger: those of one folder
+	@python=$$(tools/find-python $(PYTHON)) && PYTHONPATH=docs "$$python" -m generators.files $(ARGS)
 
 golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints
 	@VRAM_WRITE_GOLDEN=1 $(RUN)/python -m pytest -q tests/golden $(ARGS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from generators import Page, codes, commands, json_fields, lab, python_api, statements
+from generators import Page, codes, commands, files, json_fields, lab, python_api, statements
 
-GENERATORS = (codes, lab, statements, commands, json_fields, python_api)
+GENERATORS = (codes, lab, statements, commands, json_fields, python_api, files)
 
 
 @cache
