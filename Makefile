@@ -104,7 +104,7 @@ bench-here: $(VENV)/ready-bench native
 # The cache knows what has not changed; whatever Sphinx warns of fails the build.
 docs: $(VENV)/ready-docs ## the documentation as a site in site/: strict, searched offline
 	@$(RUN)/python docs/sphinx/collect.py .build/site-source
-	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
+	@$(RUN)/python -m sphinx -j auto -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
 
 map: ## every source file and its one job; ARGS=ledger: those of one folder

@@ -13,7 +13,7 @@ version = release = vram.__version__
 language = "en"
 
 sys.path.insert(0, str(Path(__file__).parent))
-extensions = ["myst_parser", "menu"]
+extensions = ["myst_parser", "menu", "stems"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
 nitpicky = True
