@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
 
 import msgspec
+import pytest
 import share
 
-from tests.deploy.tools import ROOT, build_wheel
+from tests.deploy.tools import DEPLOY, ROOT, build_wheel
 from tests.needs import needs
 from vram.cli.completion import SHELLS, script
 
@@ -56,4 +59,19 @@ def test_they_are_written_with_msgspec_alone(tmp_path: Path) -> None:
     written = {path for path in (tmp_path / "share").rglob("*") if path.is_file()}
     assert {path.relative_to(tmp_path / "share").as_posix(): path.read_text() for path in written} == dict(
         share.files()
+    )
+
+
+@pytest.mark.parametrize("recipe", ["container/Containerfile", "debian/build"])
+def test_a_recipe_copies_what_they_are_written_from(recipe: str, tmp_path: Path) -> None:
+    """The image and Debian's package are built from a part of the repository."""
+    copied = set(re.findall(r"\bdocs/[\w./-]*\w", (DEPLOY / recipe).read_text())) - {"docs/reference"}
+    for name in copied:
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, target)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    subprocess.run([sys.executable, tmp_path / "docs" / "share.py", tmp_path / "share"], check=True)
+    assert len([path for path in (tmp_path / "share").rglob("*") if path.is_file()]) == len(
+        dict(share.files())
     )
