@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vram
+from generators import Page
 
 SOURCE = Path(vram.__file__).parent
 HEADINGS = {
@@ -45,8 +46,8 @@ class Module(NamedTuple):
         return None
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    yield "docs/reference/python.md", "\n".join(_page()) + "\n"
+def pages() -> Iterator[Page]:
+    yield Page("docs/reference/python.md", "\n".join(_page()) + "\n", ("src/vram/__init__.py",))
 
 
 def _page() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``vram serve wait SIZE [-- COMMAND]``: wait until a GPU has room, then run a command there."""
+"""``vram serve wait SIZE -- COMMAND``: wait until a GPU has room, then run a command there."""
 
 from __future__ import annotations
 
