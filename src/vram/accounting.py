@@ -14,7 +14,7 @@ from vram.model.ledger import GpuLedger, Ledger
 if TYPE_CHECKING:
     from vram.host.ports import Host
     from vram.model.observation import Survey
-    from vram.model.plan import Draft
+    from vram.model.plan import Draft, StepKind
     from vram.report.process_rows import ProcessRow
 
 WIDTH = 100
@@ -62,18 +62,18 @@ class Account(Struct, frozen=True):
 
         return way_back(self.ledger)
 
-    def plan_free(self, hold: Hold) -> Draft:
-        """Plan what frees *hold*: ending its holders, who are named by that. Nothing is touched.
+    def plan_free(self, hold: Hold, *, only: StepKind | None = None) -> Draft:
+        """Plan what frees *hold*, as `vram free --pid` does for its holders: the gentlest way, or *only* one.
 
-        The machine is read anew; ``vram.reclaim.execute(draft.plan)`` carries the plan out. Raises where
-        nobody who holds it is visible, and where a holder must be left alone.
+        Nothing is touched; ``vram.reclaim.execute(draft.plan)`` carries the plan out. The machine is read
+        anew. Raises where nobody who holds it is visible, and where a holder must be left alone.
         """
         from vram.errors import NoSuchProcess
         from vram.reclaim import plan
 
         if not hold.holders:
             raise NoSuchProcess("nobody who holds it is visible", hint="as root more can be seen")
-        return plan(pids=tuple(holder.pid for holder in hold.holders))
+        return plan(pids=tuple(holder.pid for holder in hold.holders), only=only)
 
     def json(self) -> bytes:
         """Return what `vram why --json` prints."""
