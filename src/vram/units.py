@@ -1,4 +1,4 @@
-"""Bytes in, "4.0 GiB" out, and back."""
+"""Sizes and durations as text: "4.0 GiB" and "5 min" out, "4GiB" and "5min" in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from vram.errors import UsageError
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+
+MiB = MIB
+"""The bytes of 1 MiB, for sizes in programs: ``vram.scope(limit=512 * vram.MiB)``."""
+GiB = GIB
+"""The bytes of 1 GiB, for sizes in programs: ``vram.scope(limit=8 * vram.GiB)``."""
 
 _BINARY = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024**4}
 _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -23,7 +28,10 @@ def size(nbytes: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Read "20GiB", "20G", "1.5 GB" or "4096" as bytes; G and GiB are 1024³, GB is 1000³."""
+    """Read "20GiB", "20G", "1.5 GB" or "4096B" as bytes; G and GiB are 1024³, GB is 1000³.
+
+    Raises UsageError. Only 0 needs no unit: of another number nobody can tell whether bytes or GiB are meant.
+    """
     word = text.strip().lower().replace(" ", "")
     digits = word.rstrip("bikmgt")
     unit = word[len(digits) :]
@@ -33,8 +41,32 @@ def parse_size(text: str) -> int:
     except ValueError:
         number = -1.0
     if scale is None or not 0 <= number < float("inf"):
-        raise UsageError(f"{text!r} is not a size", hint="write it like 512MiB, 20GiB or 4096")
+        raise UsageError(f"{text!r} is not a size", hint="write it like 512MiB, 20GiB or 4096B")
+    if not unit and number:
+        raise UsageError(f"{text!r} has no unit", hint=f"write {digits}GiB, or {digits}B for bytes")
     return int(number * scale)
+
+
+def read_size(value: object, what: str) -> int:
+    """Read a size that a program gave for *what*: text with a unit, or a number of bytes.
+
+    Raises UsageError. A number below 1 MiB is refused, except 0: ``limit=8`` was meant as GiB, not as bytes.
+    """
+    if isinstance(value, str):
+        try:
+            return parse_size(value)
+        except UsageError as error:
+            raise UsageError(f"{what}={error}", hint=error.hint) from None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(
+            f"{what}={value!r} is not a size", hint=f'write {what}="8GiB" or {what}=8 * vram.GiB'
+        )
+    if 0 < value < MIB:
+        raise UsageError(
+            f"{what}={value} has no unit",
+            hint=f'write {what}="{value}GiB" or {what}={value} * vram.GiB; "{value}B" means bytes',
+        )
+    return value
 
 
 def duration(seconds: float) -> str:

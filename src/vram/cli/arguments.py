@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from vram.cli.terminal import columns
 from vram.errors import UsageError
-from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.model.inside import Via
@@ -113,16 +112,6 @@ def _seconds(text: str) -> float:
 
 def _no_seconds(text: str, least: str) -> Exception:
     return argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {least} up to {LONGEST_S:,}")
-
-
-def memory_size(text: str) -> int:
-    """A size that says its unit: of a bare number nobody can tell whether bytes or GiB are meant."""
-    nbytes = parse_size(text)
-    if text.strip()[-1:].isdigit():
-        raise UsageError(
-            f"{text!r} has no unit", hint=f"write {text.strip()}GiB, or {text.strip()}B for bytes"
-        )
-    return nbytes
 
 
 # ---- the words of --gpu: a GPU by number, UUID or PCI address; a MIG device by UUID or as GPU:DEVICE ----

@@ -7,9 +7,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vram.cli.arguments import add_deadline_argument, gpu_numbers, memory_size, pid_number, seconds
+from vram.cli.arguments import add_deadline_argument, gpu_numbers, pid_number, seconds
 from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, render_options, show
 from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
+from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
@@ -24,11 +25,11 @@ def add_plan_arguments(parser: ArgumentParser) -> None:
     option(
         "size",
         nargs="?",
-        type=memory_size,
+        type=parse_size,
         metavar="SIZE",
         help="how much should be available on one GPU, e.g. 20GiB",
     )
-    option("--more", type=memory_size, metavar="SIZE", help="free SIZE more than is available now")
+    option("--more", type=parse_size, metavar="SIZE", help="free SIZE more than is available now")
     option("--gpu", action="append", metavar="N[,N...]", help="only memory on these GPUs (repeatable)")
     option("--caches", action="store_true", help="also release unused caches of running Python processes")
     option("--park-idle", action="store_true", help="also park idle processes of yours")
@@ -61,10 +62,10 @@ def add_alone_argument(parser: ArgumentParser) -> None:
 
 
 def plan_words(args: Namespace) -> dict[str, Any]:
-    """What :func:`vram.reclaim.plan` is asked with, as far as it was given."""
+    """The fields of a :class:`vram.model.plan.PlanRequest`, as far as they were given."""
     words = {
-        "available": args.size,
-        "more": args.more,
+        "available_bytes": args.size,
+        "goal_bytes": args.more,
         "gpus": tuple(sorted(gpu_numbers(args.gpu or []))),
         "up_to": args.up_to,
         "findings": tuple(args.finding),

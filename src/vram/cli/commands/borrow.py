@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import memory_size
 from vram.cli.parking import numbers, recover, say
 from vram.cli.prestart import open_host
 from vram.errors import ExitCode, UsageError
+from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.cli.terminal import Progress
@@ -43,7 +43,7 @@ is made on one of those GPUs."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
     parser.add_argument(
-        "size", type=memory_size, metavar="SIZE", help="memory that the command needs, e.g. 20GiB"
+        "size", type=parse_size, metavar="SIZE", help="memory that the command needs, e.g. 20GiB"
     )
     parser.add_argument(
         "--gpu", type=int, metavar="N", help="make room on this GPU (default: where the least must move)"

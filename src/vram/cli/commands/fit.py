@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.arguments import memory_size
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
+from vram.units import parse_size, size
 
 NAME = "fit"
 HELP = "read a trace: which cards would it have fitted, and how much would be left"
@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "files", nargs="+", metavar="FILE", help="trace; several are the processes of one run"
     )
     parser.add_argument(
-        "--memory", type=memory_size, metavar="SIZE", help="judge a card with this much memory only: 24GiB"
+        "--memory", type=parse_size, metavar="SIZE", help="judge a card with this much memory only: 24GiB"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
@@ -32,7 +32,6 @@ def run(args: Namespace) -> int:
     from vram.model.fit import GraphicsCard
     from vram.report import trace_fit
     from vram.trace.fit import CARDS, fit
-    from vram.units import size
 
     view = read_view(args.files)
     cards = CARDS if args.memory is None else (GraphicsCard(f"a card with {size(args.memory)}", args.memory),)

@@ -9,10 +9,11 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import memory_size, seconds, seconds_or_none
+from vram.cli.arguments import seconds, seconds_or_none
 from vram.cli.prestart import open_host
 from vram.cli.terminal import columns, emit, is_terminal
 from vram.errors import ExitCode, UsageError, VramError
+from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.model.slurm import HookResult, SlurmJob
@@ -67,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     prolog = hooks.add_parser("prolog", help="free what earlier jobs left, and check the job's GPUs")
     prolog.epilog = _PROLOG
     prolog.add_argument(
-        "--require", type=memory_size, metavar="SIZE", help="fail unless each GPU has SIZE free"
+        "--require", type=parse_size, metavar="SIZE", help="fail unless each GPU has SIZE free"
     )
     prolog.add_argument(
         "--require-clean", action="store_true", help="fail if memory is held by anything but running jobs"
@@ -116,7 +117,7 @@ def _add_common_arguments(parser: ArgumentParser) -> None:
     hook = parser.prog.rpartition(" ")[2]
     parser.add_argument("--unknown-counts", action="store_true", help=_UNKNOWN_HELP[hook])
     parser.add_argument(
-        "--allow", type=memory_size, default=0, metavar="SIZE", help="ignore up to SIZE on each GPU"
+        "--allow", type=parse_size, default=0, metavar="SIZE", help="ignore up to SIZE on each GPU"
     )
     parser.add_argument(
         "--log", metavar="FILE", help="append a JSON line per action; %%j is the job's number"

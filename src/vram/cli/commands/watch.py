@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from vram.cli.arguments import (
     add_deadline_argument,
     add_windows_argument,
-    memory_size,
     narrowed,
     seconds,
 )
@@ -31,6 +30,7 @@ from vram.cli.prestart import import_for_readers
 from vram.cli.source import WINDOWS_EVERY_S, open_host, take_ledger
 from vram.cli.terminal import add_terminal_arguments, colored, emit, is_terminal, render_options
 from vram.errors import ExitCode, UsageError
+from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.cli.hooks import Hooks
@@ -81,7 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--min",
-        type=memory_size,
+        type=parse_size,
         default=LEAST_CHANGE,
         metavar="SIZE",
         help="report growth and shrinking once they add up to this (default: %(default)s)",

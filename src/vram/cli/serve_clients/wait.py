@@ -8,11 +8,11 @@ from argparse import ArgumentParser, Namespace
 
 import msgspec
 
-from vram.cli.arguments import gpu_numbers, memory_size, seconds
+from vram.cli.arguments import gpu_numbers, seconds
 from vram.cli.serve_clients import add_socket_argument
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, TimedOut
-from vram.units import size
+from vram.units import parse_size, size
 
 HELP = "wait until a GPU has room, then run a command on it"
 _EPILOG = """\
@@ -26,7 +26,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def add_arguments(parser: ArgumentParser) -> None:
     parser.usage = "vram serve wait [--gpu N[,N...]] [--timeout S] SIZE [-- COMMAND ...]"
     parser.epilog = _EPILOG
-    parser.add_argument("size", type=memory_size, metavar="SIZE", help="how much room, e.g. 20GiB")
+    parser.add_argument("size", type=parse_size, metavar="SIZE", help="how much room, e.g. 20GiB")
     parser.add_argument("--gpu", action="append", metavar="N[,N...]", help="on one of these (repeatable)")
     parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds (exit code 21)")
     add_socket_argument(parser)
