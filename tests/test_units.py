@@ -1,4 +1,4 @@
-"""Sizes as people and programs write them: a unit is needed."""
+"""Sizes and durations as people and programs write them: a unit is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import vram
 from tests.guard.scoping import result
 from tests.patience import PATIENCE_S
 from vram.errors import UsageError
-from vram.units import GIB, MIB, parse_size, read_size
+from vram.units import GIB, MIB, parse_duration, parse_size, read_size, spell_duration
 from vram.virtualgpu import VirtualGpu
 
 
@@ -73,3 +73,21 @@ def test_a_scope_takes_multiples_of_gib(virtual_gpu: VirtualGpu) -> None:
             tell(s.limit)
     """
     assert result(virtual_gpu, program) == 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("text", "spelling"), [("60", "60s"), ("0.5", "0.5s"), ("0", "0s"), ("5m", "5min"), ("2hr", "2h")]
+)
+def test_a_duration_without_its_unit_is_refused_with_the_right_spelling(text: str, spelling: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_duration(text)
+    assert caught.value.hint == f"write {spelling}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5.0, "5s"), (0.25, "250ms"), (120, "2min"), (90, "90s"), (3600, "1h"), (604800, "7d"), (0, "0s")],
+)
+def test_durations_are_spelled_as_they_are_read(seconds: float, text: str) -> None:
+    assert spell_duration(seconds) == text
+    assert parse_duration(text) == seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from vram.errors import UsageError
 
 KIB = 1024
@@ -80,21 +82,35 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+# The one way to write a duration: on the command line, in serve.toml and in policies.
+_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)", re.ASCII)
+# What people write for these elsewhere; the hint then shows how it is written here.
+_OTHER_UNITS = {"": "s", "sec": "s", "m": "min", "mins": "min", "hr": "h", "hours": "h", "days": "d"}
+MAX_DURATION_S = 1e10
 
 
 def parse_duration(text: str) -> float:
-    """Read "5s", "10min", "1.5h", "30d" or "2w" as seconds; a number without its unit is refused."""
-    word = text.strip().lower().replace(" ", "")
-    digits = word.rstrip("abcdefghijklmnopqrstuvwxyz")
-    scale = _SECONDS.get(word[len(digits) :])
-    try:
-        number = float(digits) if digits.isascii() and "_" not in digits else -1.0
-    except ValueError:
-        number = -1.0
-    if scale is None or not 0 <= number * scale <= 1e10:
-        raise UsageError(f"{text!r} is not a duration", hint="write it like 5s, 10min, 12h or 30d")
-    return number * scale
+    """Read "250ms", "60s", "5min", "1.5h" or "7d" as seconds. Raises UsageError; a unit is needed."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    scale = _UNITS_S.get(found[2]) if found else None
+    if found and scale is not None and float(found[1]) * scale <= MAX_DURATION_S:
+        return float(found[1]) * scale
+    meant = _OTHER_UNITS.get(found[2]) if found else None
+    if found and meant:
+        said = f"{text!r} has no unit" if not found[2] else f"{text!r} is not a duration"
+        raise UsageError(said, hint=f"write {found[1]}{meant}")
+    raise UsageError(f"{text!r} is not a duration", hint="write it like 250ms, 60s, 5min, 2h or 7d")
+
+
+def spell_duration(seconds: float) -> str:
+    """Write *seconds* so that :func:`parse_duration` reads them again: "5s", "250ms", "2min"."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.6f}".rstrip("0").rstrip(".") + "ms"
+    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds and seconds % scale == 0:
+            return f"{seconds / scale:g}{unit}"
+    return f"{seconds:.12g}s"
 
 
 def interruption(stopped_s: float | None, waited_s: float | None) -> str:

@@ -35,7 +35,7 @@ def test_every_node_is_asked_and_what_is_wrong_with_one_is_a_line(ray_fleet: Ray
 
     # The same cluster, a moment later: what is slow to start is started once.
     ray_fleet.cluster.remove_node(ray_fleet.nodes.pop("stuck"), allow_graceful=False)
-    again = vram_fleet("--ray", ray_fleet.address, "--json", "--node", "stuck", "--deadline", "5")
+    again = vram_fleet("--ray", ray_fleet.address, "--json", "--node", "stuck", "--deadline", "5s")
     assert again.status == 3, again.errors
     assert again.nodes["stuck"]["state"] == "unread"
 
@@ -56,7 +56,7 @@ def test_another_version_of_ray_is_a_sentence(ray_fleet: RayFleet, tmp_path: Pat
 
 def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
     require("ray")
-    run = vram_fleet("--ray", "127.0.0.1:1", "--json", "--all-within", "8")
+    run = vram_fleet("--ray", "127.0.0.1:1", "--json", "--all-within", "8s")
     assert run.status == 3
     assert "no Ray cluster answers at 127.0.0.1:1" in run.errors
     assert "Traceback" not in run.errors

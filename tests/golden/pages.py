@@ -424,7 +424,7 @@ def _live(situation: Situation) -> dict[str, str]:
     (situation.folder / "load.py").write_text("import driver\ndriver.context()\ndriver.alloc(1 << 30)\n")
     pages: dict[str, Callable[[], str]] = {
         "snapshot": lambda: vram("snapshot", "-o", "host.json"),
-        "watch": lambda: vram("watch", "--for", "0.1") + _changes() + vram("watch", "--exec", "no-such"),
+        "watch": lambda: vram("watch", "--for", "0.1s") + _changes() + vram("watch", "--exec", "no-such"),
         "flush": lambda: vram("flush"),
         "inside": lambda: vram("inside", train),
         "trim": lambda: vram("trim", train) + vram("trim", 1),

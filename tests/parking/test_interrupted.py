@@ -131,7 +131,7 @@ def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
     hog = machine.program(HOG)
-    waiting = machine.start("unpark", "--wait", "900", worker.pid)
+    waiting = machine.start("unpark", "--wait", "900s", worker.pid)
     checkpoint_worker = checkpoint_worker_of(waiting)
     until_it_has_a_claim(checkpoint_worker)
     waiting.send_signal(signal.SIGINT)

@@ -197,7 +197,7 @@ def test_a_lock_that_times_out_leaves_the_process_running(machine: Machine) -> N
         cuda.call("cuCtxGetFlags", ctypes.byref(ctypes.c_uint()))
     """)
     wait_until_inside(program)
-    refused(machine, program, 21, "could not be locked", "--lock-timeout", "0.05")
+    refused(machine, program, 21, "could not be locked", "--lock-timeout", "0.05s")
 
 
 def wait_until_inside(program: Program) -> None:
@@ -242,7 +242,7 @@ def test_unpark_can_wait_for_room(machine: Machine) -> None:
     program = machine.worker()
     machine.vram("park", program.pid)
     hog = machine.program(LARGE, NBYTES=str(139 * GIB))
-    waiting = machine.start("unpark", "--wait", str(PATIENCE_S), program.pid)
+    waiting = machine.start("unpark", "--wait", f"{PATIENCE_S}s", program.pid)
     machine.until_somebody_moves(program.pid)
     hog.kill()
     assert waiting.wait(PATIENCE_S) == 0

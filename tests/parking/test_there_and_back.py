@@ -65,9 +65,9 @@ def test_one_that_cannot_be_parked_keeps_the_others_of_the_call_where_they_are(m
 
 def test_the_longest_waits_that_are_accepted_are_no_trouble(machine: Machine) -> None:
     worker = machine.worker()
-    assert machine.vram("park", "--lock-timeout", "1000000", worker.pid).returncode == 0
-    assert machine.vram("unpark", "--wait", "1000000", worker.pid).returncode == 0
-    assert machine.vram("kill", "--yes", "--grace", "1000000", worker.pid).returncode == 0
+    assert machine.vram("park", "--lock-timeout", "1000000s", worker.pid).returncode == 0
+    assert machine.vram("unpark", "--wait", "1000000s", worker.pid).returncode == 0
+    assert machine.vram("kill", "--yes", "--grace", "1000000s", worker.pid).returncode == 0
 
 
 def test_parked_twice_is_refused(machine: Machine) -> None:

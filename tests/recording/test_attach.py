@@ -193,7 +193,7 @@ class TestForSomeTime:
         until(lambda: worker.threads == usual)  # the first timer has ended
         assert work.vram("detach", worker.pid).returncode == 0
 
-    @pytest.mark.parametrize("text", ["0", "soon", "-1", "5d", ""])
+    @pytest.mark.parametrize("text", ["0", "0s", "soon", "-1s", "60", "5m", "15d", ""])
     def test_wrong_durations(self, work: Workplace, text: str) -> None:
         assert work.vram("attach", "1", "--for", text).returncode == 2
 

@@ -68,7 +68,7 @@ class UsersMachine:
             RunningService(
                 self.folder,
                 self.gpu,
-                *("--config", str(config), "--deadline", "60"),
+                *("--config", str(config), "--deadline", "60s"),
                 *words,
                 prefix=prefix,
                 environment=environment,

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vram.cli.arguments import add_deadline_argument, gpu_numbers, pid_number, seconds
+from vram.cli.arguments import add_deadline_argument, gpu_numbers, pid_number, read_duration
 from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, render_options, show
 from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
 from vram.units import parse_size
@@ -96,10 +96,10 @@ def add_reclaim_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--verbose", "-v", action="store_true", help="every step and every process skipped")
     parser.add_argument(
         "--grace",
-        type=seconds,
+        type=read_duration,
         default=10.0,
-        metavar="S",
-        help="wait S seconds after SIGTERM before SIGKILL (default: %(default)g)",
+        metavar="DURATION",
+        help="wait this long after SIGTERM before SIGKILL (default: 10s)",
     )
     add_deadline_argument(parser)
     add_terminal_arguments(parser)

@@ -184,7 +184,7 @@ def _require_units(tables: dict[str, Any]) -> None:
 def check(config: ServeConfig) -> None:
     """Raise UsageError where a value cannot be meant."""
     if not SHORTEST_S <= config.interval_s <= LONGEST_S:
-        raise UsageError(f"interval is {config.interval}", hint="choose from 0.5s to 1h; 5s is usual")
+        raise UsageError(f"interval is {config.interval!r}", hint="choose from 0.5s to 1h; 5s is usual")
     if config.history.keep_s < 3600:
         raise UsageError(
             f"history.keep is {config.history.keep}", hint="one hour at least; or enabled = false"

@@ -14,11 +14,10 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
+from vram.cli.arguments import add_attach_arguments, pid_number, read_duration, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.tracing import (
     add_recording_arguments,
-    duration,
     say,
     shown_path,
     stacks,
@@ -49,9 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="for_s",
-        type=duration,
+        type=read_duration,
         metavar="DURATION",
-        help="stop after so long, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
+        help="stop after this time, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
     )
     add_attach_arguments(parser, DEADLINE_S)
 

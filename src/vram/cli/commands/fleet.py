@@ -7,7 +7,7 @@ import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import seconds
+from vram.cli.arguments import read_duration
 from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, lines, render_options, show
 from vram.errors import ExitCode, UsageError
 
@@ -55,9 +55,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--socket", metavar="PATH", help="with free: the services' socket on the nodes")
     option("--vram", metavar="WORDS", help="the command on the nodes (default: vram), e.g. 'sudo -n vram'")
     option("--parallel", type=_count, default=32, metavar="N", help="ask N nodes at once (default: 32)")
-    option("--deadline", type=seconds, default=20.0, metavar="S", help="seconds for each node (default: 20)")
     option(
-        "--all-within", type=seconds, default=120.0, metavar="S", help="seconds for all nodes (default: 120)"
+        "--deadline",
+        type=read_duration,
+        default=20.0,
+        metavar="DURATION",
+        help="time for each node (default: 20s)",
+    )
+    option(
+        "--all-within",
+        type=read_duration,
+        default=120.0,
+        metavar="DURATION",
+        help="time for all nodes (default: 2min)",
     )
     option("--any-name", action="store_true", help="accept a node whatever host name its snapshot has")
     option("--ssh-config", metavar="FILE", help="ssh's configuration instead of your own (ssh -F)")

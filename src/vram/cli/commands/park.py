@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import seconds
+from vram.cli.arguments import read_duration
 from vram.cli.parking import add_pids_argument, numbers, recover
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
@@ -35,10 +35,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_pids_argument(parser)
     parser.add_argument(
         "--lock-timeout",
-        type=seconds,
+        type=read_duration,
         default=10.0,
-        metavar="S",
-        help="wait up to S seconds for GPU work in progress (default: %(default)g)",
+        metavar="DURATION",
+        help="wait up to this long for GPU work in progress (default: 10s)",
     )
     parser.add_argument("--tree", action="store_true", help="also their descendants that hold GPU memory")
     parser.add_argument(

@@ -9,11 +9,11 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import seconds, seconds_or_none
+from vram.cli.arguments import read_duration, read_duration_or_zero
 from vram.cli.prestart import open_host
 from vram.cli.terminal import columns, emit, is_terminal
 from vram.errors import ExitCode, UsageError, VramError
-from vram.units import parse_size
+from vram.units import parse_size, spell_duration
 
 if TYPE_CHECKING:
     from vram.model.slurm import HookResult, SlurmJob
@@ -94,10 +94,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _add_action_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--grace",
-        type=seconds_or_none,
+        type=read_duration_or_zero,
         default=2.0,
-        metavar="S",
-        help="wait S seconds after SIGTERM before SIGKILL, for all processes together (default: %(default)g)",
+        metavar="DURATION",
+        help="wait this long after SIGTERM before SIGKILL, for all processes together (default: 2s)",
     )
     parser.add_argument(
         "--all-gpus",
@@ -126,10 +126,10 @@ def _add_common_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--deadline",
-        type=seconds,
+        type=read_duration,
         default=_DEADLINES_S[hook],
-        metavar="S",
-        help="end after S seconds whatever happens (default: %(default)g)",
+        metavar="DURATION",
+        help=f"end after this time whatever happens (default: {spell_duration(_DEADLINES_S[hook])})",
     )
 
 

@@ -8,11 +8,11 @@ from argparse import ArgumentParser, Namespace
 
 import msgspec
 
-from vram.cli.arguments import gpu_numbers, seconds
+from vram.cli.arguments import gpu_numbers, read_duration
 from vram.cli.serve_clients import add_socket_argument
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, TimedOut
-from vram.units import parse_size, size
+from vram.units import parse_size, size, spell_duration
 
 HELP = "wait until a GPU has room, then run a command on it"
 _EPILOG = """\
@@ -24,11 +24,13 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "vram serve wait [--gpu N[,N...]] [--timeout S] SIZE [-- COMMAND ...]"
+    parser.usage = "vram serve wait [--gpu N[,N...]] [--timeout DURATION] SIZE [-- COMMAND ...]"
     parser.epilog = _EPILOG
     parser.add_argument("size", type=parse_size, metavar="SIZE", help="how much room, e.g. 20GiB")
     parser.add_argument("--gpu", action="append", metavar="N[,N...]", help="on one of these (repeatable)")
-    parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds (exit code 21)")
+    parser.add_argument(
+        "--timeout", type=read_duration, metavar="DURATION", help="give up after this time (exit code 21)"
+    )
     add_socket_argument(parser)
 
 
@@ -70,7 +72,7 @@ def _room(client: object, args: Namespace) -> Room:
                 return decode(bytes(answer.data), Room)
     except TimedOut:
         raise TimedOut(
-            f"no GPU had {size(args.size)} free within {args.timeout:g} s",
+            f"no GPU had {size(args.size)} free within {spell_duration(args.timeout)}",
             hint="`vram who` shows who holds it",
         ) from None
     raise TimedOut("the service ended", hint="`vram serve status` shows whether there is one")
