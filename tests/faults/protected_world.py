@@ -102,7 +102,7 @@ def main() -> None:
         *(vram("kill", pid, "--yes", "--grace", "0.1s") for pid in pids[:3]),
         vram("park", "--anyway", *pids),
         vram("trim", *pids),
-        vram("borrow", "139GiB", "--from", pids[0], "--", "true"),
+        vram("borrow", "139GiB", "--pid", pids[0], "--", "true"),
     ]
     told = {
         "everything": everything,

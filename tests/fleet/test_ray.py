@@ -65,7 +65,7 @@ def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
 def test_the_history_is_read_with_ray_data_as_the_guide_says(ray_fleet: RayFleet, tmp_path: Path) -> None:
     require("pyarrow", "pandas", detail="Ray Data needs it: pip install 'ray[data]'")
     write(tmp_path, haunted("gpu-2"))
-    assert vram_fleet("--from", tmp_path, "--parquet", tmp_path / "history").status == 0
+    assert vram_fleet("--snapshots", tmp_path, "--parquet", tmp_path / "history").status == 0
     (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     environment = {**os.environ, "RAY_ADDRESS": ray_fleet.address, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
     done = subprocess.run(

@@ -261,10 +261,10 @@ def _fleet(situation: Situation) -> str:
     (folder / "gpu-4.json").write_bytes(b'{"schema": 99, "program": "vram 9.9.0"}')
     vram = situation.in_process
     return (
-        vram("fleet", "--from", "nodes")
-        + vram("fleet", "--from", "nodes", "--node", "gpu-2")
-        + vram("fleet", "--from", "nodes", "--by", "user")
-        + vram("fleet", "free", "--from", "nodes")
+        vram("fleet", "--snapshots", "nodes")
+        + vram("fleet", "--snapshots", "nodes", "--node", "gpu-2")
+        + vram("fleet", "--snapshots", "nodes", "--by", "user")
+        + vram("fleet", "free", "--snapshots", "nodes")
         + vram("fleet", "--hosts", "gpu;1")
         + _fleet_free()
     )

@@ -322,7 +322,7 @@ def test_a_training_run_borrows_the_room_of_an_idle_process(
     """)
     argv = [sys.executable, "-c", train]
     began = time.monotonic()
-    done = machine.vram("borrow", f"{free + 2 * GIB}B", "--from", lender.pid, "--", *argv)
+    done = machine.vram("borrow", f"{free + 2 * GIB}B", "--pid", lender.pid, "--", *argv)
     record(wall_s=round(time.monotonic() - began, 2), exit_code=done.returncode, said=done.stderr.strip())
     assert done.returncode == 7, done.stderr
     assert f"parked pid {lender.pid}" in done.stderr

@@ -14,7 +14,7 @@ function __vram_at --argument-names wanted place
         switch "$path:$word"
             case 'serve:status' 'serve:free' 'serve:wait' 'serve:allow-park' 'slurm:epilog' 'slurm:prolog' 'slurm:health'
                 set path "$path $word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--more' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'run:-o' 'run:--output' 'run:--framework' 'run:--check' 'run:--pretend' 'run:--fail-at' 'attach:-o' 'attach:--output' 'attach:--framework' 'attach:--for' 'attach:--via' 'attach:--deadline' 'detach:--via' 'detach:--deadline' 'report:--by' 'report:--gpu' 'report:--process' 'report:--limit' 'report:--html' 'report:--export' 'report:-o' 'report:--output' 'report:--color' 'fit:--memory' 'fit:--color' 'serve:--config' 'serve:--listen' 'serve:--interval' 'serve:--socket' 'serve:--state' 'serve:--for' 'serve:--deadline' 'serve status:--socket' 'serve free:--more' 'serve free:--gpu' 'serve free:--up-to' 'serve free:--finding' 'serve free:--pid' 'serve free:--from' 'serve free:--digest' 'serve free:--grace' 'serve free:--deadline' 'serve free:--color' 'serve free:--socket' 'serve wait:--gpu' 'serve wait:--timeout' 'serve wait:--socket' 'serve allow-park:--socket' 'history:--gpu' 'history:--at' 'history:--from' 'history:--to' 'history:--limit' 'history:--points' 'history:--parquet' 'history:--file' 'history:--color' 'fleet:--from' 'fleet:--hosts' 'fleet:--ray' 'fleet:--node' 'fleet:--by' 'fleet:--parquet' 'fleet:--socket' 'fleet:--vram' 'fleet:--parallel' 'fleet:--deadline' 'fleet:--all-within' 'fleet:--ssh-config' 'fleet:--ssh-option' 'fleet:--workers' 'fleet:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'slurm epilog:--grace' 'slurm epilog:--allow' 'slurm epilog:--log' 'slurm epilog:--deadline' 'slurm prolog:--require' 'slurm prolog:--grace' 'slurm prolog:--allow' 'slurm prolog:--log' 'slurm prolog:--deadline' 'slurm health:--expect' 'slurm health:--node' 'slurm health:--scontrol' 'slurm health:--allow' 'slurm health:--log' 'slurm health:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--more' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--pid' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'run:-o' 'run:--output' 'run:--framework' 'run:--check' 'run:--pretend' 'run:--fail-at' 'attach:-o' 'attach:--output' 'attach:--framework' 'attach:--for' 'attach:--via' 'attach:--deadline' 'detach:--via' 'detach:--deadline' 'report:--by' 'report:--gpu' 'report:--process' 'report:--limit' 'report:--html' 'report:--export' 'report:-o' 'report:--output' 'report:--color' 'fit:--memory' 'fit:--color' 'serve:--config' 'serve:--listen' 'serve:--interval' 'serve:--socket' 'serve:--state' 'serve:--for' 'serve:--deadline' 'serve status:--socket' 'serve free:--more' 'serve free:--gpu' 'serve free:--up-to' 'serve free:--finding' 'serve free:--pid' 'serve free:--digest' 'serve free:--grace' 'serve free:--deadline' 'serve free:--color' 'serve free:--socket' 'serve wait:--gpu' 'serve wait:--timeout' 'serve wait:--socket' 'serve allow-park:--socket' 'history:--gpu' 'history:--at' 'history:--since' 'history:--until' 'history:--limit' 'history:--points' 'history:--parquet' 'history:--file' 'history:--color' 'fleet:--snapshots' 'fleet:--hosts' 'fleet:--ray' 'fleet:--node' 'fleet:--by' 'fleet:--parquet' 'fleet:--socket' 'fleet:--vram' 'fleet:--parallel' 'fleet:--deadline' 'fleet:--all-within' 'fleet:--ssh-config' 'fleet:--ssh-option' 'fleet:--workers' 'fleet:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'slurm epilog:--grace' 'slurm epilog:--allow' 'slurm epilog:--log' 'slurm epilog:--deadline' 'slurm prolog:--require' 'slurm prolog:--grace' 'slurm prolog:--allow' 'slurm prolog:--log' 'slurm prolog:--deadline' 'slurm health:--expect' 'slurm health:--node' 'slurm health:--scontrol' 'slurm health:--allow' 'slurm health:--log' 'slurm health:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -169,7 +169,7 @@ complete -c vram -n '__vram_at \'free\'' -l caches -d 'also release unused cache
 complete -c vram -n '__vram_at \'free\'' -l park-idle -d 'also park idle processes of yours'
 complete -c vram -n '__vram_at \'free\'' -l up-to -x -a 'trim park kill' -d 'the most harmful action allowed'
 complete -c vram -n '__vram_at \'free\'' -l finding -x -a 'VR101 VR102 VR103 VR104 VR105 VR106 VR107 VR201 VR202 VR203 VR204 VR205 VR206 VR207 VR301 VR302 VR303 VR401 VR402 VR403 VR404 VR405 VR406 VR407 VR501 VR601 VR602 VR603 VR604' -d 'only what this finding of `vram why` names (repeatable)'
-complete -c vram -n '__vram_at \'free\'' -l pid -l from -x -k -a '(__vram_live pid)' -d 'only this process, even if it is in use (repeatable)'
+complete -c vram -n '__vram_at \'free\'' -l pid -x -k -a '(__vram_live pid)' -d 'only this process, even if it is in use (repeatable)'
 complete -c vram -n '__vram_at \'free\'' -l only -d 'this process alone, although others hold the same leftover and keep its memory'
 complete -c vram -n '__vram_at \'free\'' -l save -r -F -d 'also save the plan, for --plan'
 complete -c vram -n '__vram_at \'free\'' -l plan -r -F -d 'run a saved plan; refused if the machine has changed since'
@@ -189,6 +189,7 @@ complete -c vram -n '__vram_at \'flush\'' -l tracebacks -d 'also drop the last e
 complete -c vram -n '__vram_at \'flush\'' -l collect -d 'first run a full garbage collection in it: all its threads wait, about 0.3 s for each million objects'
 complete -c vram -n '__vram_at \'flush\'' -l via -x -a 'auto agent jupyter remote-exec ptrace' -d 'how to attach (default: the safest that works)'
 complete -c vram -n '__vram_at \'flush\'' -l deadline -x -d 'give up after this time (default: 5s)'
+complete -c vram -n '__vram_at \'flush\'' -l yes -s y -d 'accepted, as by every command that acts'
 complete -c vram -n '__vram_at \'flush\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'flush\'' -l ascii -d 'draw bars and lines without Unicode'
 complete -c vram -n '__vram_at \'flush\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
@@ -199,6 +200,7 @@ complete -c vram -n '__vram_at \'trim\'' -l tracebacks -d 'also drop the last ex
 complete -c vram -n '__vram_at \'trim\'' -l collect -d 'first run a full garbage collection in it: all its threads wait, about 0.3 s for each million objects'
 complete -c vram -n '__vram_at \'trim\'' -l via -x -a 'auto agent jupyter remote-exec ptrace' -d 'how to attach (default: the safest that works)'
 complete -c vram -n '__vram_at \'trim\'' -l deadline -x -d 'give up after this time (default: 5s)'
+complete -c vram -n '__vram_at \'trim\'' -l yes -s y -d 'accepted, as by every command that acts'
 complete -c vram -n '__vram_at \'trim\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'trim\'' -l ascii -d 'draw bars and lines without Unicode'
 complete -c vram -n '__vram_at \'trim\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
@@ -208,6 +210,7 @@ complete -c vram -n '__vram_at \'park\'' -s h -l help -d 'show this help message
 complete -c vram -n '__vram_at \'park\'' -l lock-timeout -x -d 'wait up to this long for GPU work in progress (default: 10s)'
 complete -c vram -n '__vram_at \'park\'' -l tree -d 'also their descendants that hold GPU memory'
 complete -c vram -n '__vram_at \'park\'' -l anyway -d 'with NCCL peers or managed memory, let the driver decide'
+complete -c vram -n '__vram_at \'park\'' -l yes -s y -d 'accepted, as by every command that acts'
 complete -c vram -n '__vram_at \'park\'' -l json -d 'one JSON object instead of text'
 
 complete -c vram -n '__vram_at \'unpark\' 0+' -k -a '(__vram_live parked)'
@@ -215,6 +218,7 @@ complete -c vram -n '__vram_at \'unpark\'' -s h -l help -d 'show this help messa
 complete -c vram -n '__vram_at \'unpark\'' -l all -d 'all processes that you parked'
 complete -c vram -n '__vram_at \'unpark\'' -l wait -x -d 'wait up to this long for room on a full GPU (default: do not wait)'
 complete -c vram -n '__vram_at \'unpark\'' -l anyway -d 'without a journal entry, let the driver decide whether there is room'
+complete -c vram -n '__vram_at \'unpark\'' -l yes -s y -d 'accepted, as by every command that acts'
 complete -c vram -n '__vram_at \'unpark\'' -l json -d 'one JSON object instead of text'
 
 complete -c vram -n '__vram_at \'parked\'' -s h -l help -d 'show this help message and exit'
@@ -224,7 +228,8 @@ complete -c vram -n '__vram_at \'parked\'' -l color -x -a 'auto always never' -d
 
 complete -c vram -n '__vram_at \'borrow\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'borrow\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'make room on this GPU (default: where the least must move)'
-complete -c vram -n '__vram_at \'borrow\'' -l from -x -k -a '(__vram_live pid)' -d 'park only these processes'
+complete -c vram -n '__vram_at \'borrow\'' -l pid -x -k -a '(__vram_live pid)' -d 'park only these processes (repeatable)'
+complete -c vram -n '__vram_at \'borrow\'' -l yes -s y -d 'accepted, as by every command that acts'
 complete -c vram -n '__vram_at \'borrow\'' -l quiet -s q -d 'print only errors'
 complete -c vram -n '__vram_at \'borrow\'; and contains -- -- (commandline -opc)' -a '(complete -C (string replace -r \'^.*? -- \' \'\' -- (commandline -cp)))'
 
@@ -271,11 +276,13 @@ complete -c vram -n '__vram_at \'attach\'' -l framework -x -a 'auto torch cupy j
 complete -c vram -n '__vram_at \'attach\'' -l for -x -d 'stop after this time, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier'
 complete -c vram -n '__vram_at \'attach\'' -l via -x -a 'auto agent jupyter remote-exec ptrace' -d 'how to attach (default: the safest that works)'
 complete -c vram -n '__vram_at \'attach\'' -l deadline -x -d 'give up after this time (default: 30s)'
+complete -c vram -n '__vram_at \'attach\'' -l yes -s y -d 'accepted, as by every command that acts'
 
 complete -c vram -n '__vram_at \'detach\' 0' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'detach\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'detach\'' -l via -x -a 'auto agent jupyter remote-exec ptrace' -d 'how to attach (default: the safest that works)'
 complete -c vram -n '__vram_at \'detach\'' -l deadline -x -d 'give up after this time (default: 30s)'
+complete -c vram -n '__vram_at \'detach\'' -l yes -s y -d 'accepted, as by every command that acts'
 
 complete -c vram -n '__vram_at \'report\' 0' -a 'summary' -d 'one screen (the default)'
 complete -c vram -n '__vram_at \'report\' 0' -a 'peak' -d 'what was live at the highest moment'
@@ -336,7 +343,7 @@ complete -c vram -n '__vram_at \'serve free\'' -l caches -d 'also release unused
 complete -c vram -n '__vram_at \'serve free\'' -l park-idle -d 'also park idle processes of yours'
 complete -c vram -n '__vram_at \'serve free\'' -l up-to -x -a 'trim park kill' -d 'the most harmful action allowed'
 complete -c vram -n '__vram_at \'serve free\'' -l finding -x -a 'VR101 VR102 VR103 VR104 VR105 VR106 VR107 VR201 VR202 VR203 VR204 VR205 VR206 VR207 VR301 VR302 VR303 VR401 VR402 VR403 VR404 VR405 VR406 VR407 VR501 VR601 VR602 VR603 VR604' -d 'only what this finding of `vram why` names (repeatable)'
-complete -c vram -n '__vram_at \'serve free\'' -l pid -l from -x -k -a '(__vram_live pid)' -d 'only this process, even if it is in use (repeatable)'
+complete -c vram -n '__vram_at \'serve free\'' -l pid -x -k -a '(__vram_live pid)' -d 'only this process, even if it is in use (repeatable)'
 complete -c vram -n '__vram_at \'serve free\'' -l only -d 'this process alone, although others hold the same leftover and keep its memory'
 complete -c vram -n '__vram_at \'serve free\'' -l dry-run -d 'only show the plan and touch nothing'
 complete -c vram -n '__vram_at \'serve free\'' -l yes -s y -d 'run the plan without asking; without it and without a terminal, the plan is only shown'
@@ -368,8 +375,8 @@ complete -c vram -n '__vram_at \'history\' 0' -F
 complete -c vram -n '__vram_at \'history\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'history\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only this one: its number, UUID, or MIG device as 0:1'
 complete -c vram -n '__vram_at \'history\'' -l at -x -d 'who held memory then'
-complete -c vram -n '__vram_at \'history\'' -l from -x -d 'from then on (default: all that is recorded)'
-complete -c vram -n '__vram_at \'history\'' -l to -x -d 'until then (default: now)'
+complete -c vram -n '__vram_at \'history\'' -l since -x -d 'from then on (default: all that is recorded)'
+complete -c vram -n '__vram_at \'history\'' -l until -x -d 'until then (default: now)'
 complete -c vram -n '__vram_at \'history\'' -l limit -x -d 'rows of a table (default: 100)'
 complete -c vram -n '__vram_at \'history\'' -l points -x -d 'points of a series (default: 24; JSON: 400)'
 complete -c vram -n '__vram_at \'history\'' -l json -d 'one JSON object instead of text'
@@ -381,7 +388,7 @@ complete -c vram -n '__vram_at \'history\'' -l color -x -a 'auto always never' -
 
 complete -c vram -n '__vram_at \'fleet\' 0' -a 'free'
 complete -c vram -n '__vram_at \'fleet\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'fleet\'' -l from -x -a '(__fish_complete_directories)' -d 'recorded snapshots, one file NODE.json a node'
+complete -c vram -n '__vram_at \'fleet\'' -l snapshots -x -a '(__fish_complete_directories)' -d 'recorded snapshots, one file NODE.json a node'
 complete -c vram -n '__vram_at \'fleet\'' -l hosts -x -d 'over ssh; @FILE names a file with one host a line'
 complete -c vram -n '__vram_at \'fleet\'' -l ray -x -d 'the nodes of a Ray cluster: HOST:6379, ray://HOST:10001, auto'
 complete -c vram -n '__vram_at \'fleet\'' -l srun -d 'the nodes of the Slurm allocation that this runs in'
@@ -432,6 +439,7 @@ complete -c vram -n '__vram_at \'slurm epilog\'' -s h -l help -d 'show this help
 complete -c vram -n '__vram_at \'slurm epilog\'' -l grace -x -d 'wait this long after SIGTERM before SIGKILL, for all processes together (default: 2s)'
 complete -c vram -n '__vram_at \'slurm epilog\'' -l all-gpus -d 'every GPU of the node, not only those that Slurm gave the job'
 complete -c vram -n '__vram_at \'slurm epilog\'' -l cgroup-only -d 'ignore what a process\'s environment says of its job'
+complete -c vram -n '__vram_at \'slurm epilog\'' -l yes -s y -d 'accepted, as by every command that acts'
 complete -c vram -n '__vram_at \'slurm epilog\'' -l dry-run -d 'only show what is held, and touch nothing'
 complete -c vram -n '__vram_at \'slurm epilog\'' -l job-output -d 'also append what was done to the job\'s own output file'
 complete -c vram -n '__vram_at \'slurm epilog\'' -l unknown-counts -d 'exit with 3, and so drain the node, also where the answer is unknown'
@@ -447,6 +455,7 @@ complete -c vram -n '__vram_at \'slurm prolog\'' -l require-clean -d 'fail if me
 complete -c vram -n '__vram_at \'slurm prolog\'' -l grace -x -d 'wait this long after SIGTERM before SIGKILL, for all processes together (default: 2s)'
 complete -c vram -n '__vram_at \'slurm prolog\'' -l all-gpus -d 'every GPU of the node, not only those that Slurm gave the job'
 complete -c vram -n '__vram_at \'slurm prolog\'' -l cgroup-only -d 'ignore what a process\'s environment says of its job'
+complete -c vram -n '__vram_at \'slurm prolog\'' -l yes -s y -d 'accepted, as by every command that acts'
 complete -c vram -n '__vram_at \'slurm prolog\'' -l dry-run -d 'only show what is held, and touch nothing'
 complete -c vram -n '__vram_at \'slurm prolog\'' -l job-output -d 'also append what was done to the job\'s own output file'
 complete -c vram -n '__vram_at \'slurm prolog\'' -l unknown-counts -d 'exit with 3 where the answer is unknown, even if nothing is required'

@@ -46,6 +46,16 @@ class Parser(ArgumentParser):
             raise UsageError(f"{name}: {error}", hint=error.hint) from error
 
 
+def accept_old_option(parser: ArgumentParser, action: argparse.Action, *flags: str) -> None:
+    """Read *flags*, the old names of an option, as before; neither help nor completion lists them."""
+    parser._option_string_actions.update(dict.fromkeys(flags, action))
+
+
+def add_yes_argument(parser: ArgumentParser) -> None:
+    """Add --yes to a command that acts without a question: scripts may say it wherever something is done."""
+    parser.add_argument("--yes", "-y", action="store_true", help="accepted, as by every command that acts")
+
+
 def add_windows_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--no-windows", action="store_true", help="in WSL2, do not query Windows (starts no PowerShell)"

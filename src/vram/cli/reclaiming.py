@@ -7,7 +7,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vram.cli.arguments import add_deadline_argument, gpu_numbers, pid_number, read_duration
+from vram.cli.arguments import (
+    accept_old_option,
+    add_deadline_argument,
+    gpu_numbers,
+    pid_number,
+    read_duration,
+)
 from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, render_options, show
 from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
 from vram.units import parse_size
@@ -41,15 +47,15 @@ def add_plan_arguments(parser: ArgumentParser) -> None:
         metavar="CODE",
         help="only what this finding of `vram why` names (repeatable)",
     )
-    option(
+    pid = option(
         "--pid",
-        "--from",
         action="append",
         type=pid_number,
         default=[],
         metavar="PID",
         help="only this process, even if it is in use (repeatable)",
     )
+    accept_old_option(parser, pid, "--from")
     add_alone_argument(parser)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
+from vram.cli.arguments import add_attach_arguments, add_yes_argument, pid_number, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, Refused, TargetDied, VramError
@@ -40,6 +40,7 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
         "million objects",
     )
     add_attach_arguments(parser, DEADLINE_S)
+    add_yes_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
 

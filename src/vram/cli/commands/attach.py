@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_attach_arguments, pid_number, read_duration, wanted_via
+from vram.cli.arguments import add_attach_arguments, add_yes_argument, pid_number, read_duration, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.tracing import (
     add_recording_arguments,
@@ -53,6 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="stop after this time, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
     )
     add_attach_arguments(parser, DEADLINE_S)
+    add_yes_argument(parser)
 
 
 def run(args: Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
+from vram.cli.arguments import add_attach_arguments, add_yes_argument, pid_number, wanted_via
 from vram.cli.prestart import open_host
 from vram.errors import ExitCode
 
@@ -22,6 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("pid", type=pid_number, metavar="PID", help="the process that is being recorded")
     add_attach_arguments(parser, DEADLINE_S)
+    add_yes_argument(parser)
 
 
 def run(args: Namespace) -> int:

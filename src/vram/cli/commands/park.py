@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import read_duration
+from vram.cli.arguments import add_yes_argument, read_duration
 from vram.cli.parking import add_pids_argument, numbers, recover
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
@@ -46,6 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="with NCCL peers or managed memory, let the driver decide",
     )
+    add_yes_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import read_duration, read_duration_or_zero
+from vram.cli.arguments import add_yes_argument, read_duration, read_duration_or_zero
 from vram.cli.prestart import open_host
 from vram.cli.terminal import columns, emit, is_terminal
 from vram.errors import ExitCode, UsageError, VramError
@@ -107,6 +107,7 @@ def _add_action_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cgroup-only", action="store_true", help="ignore what a process's environment says of its job"
     )
+    add_yes_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="only show what is held, and touch nothing")
     parser.add_argument(
         "--job-output", action="store_true", help="also append what was done to the job's own output file"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import read_duration_or_zero
+from vram.cli.arguments import add_yes_argument, read_duration_or_zero
 from vram.cli.parking import add_pids_argument, numbers, recover, say, warn_of_unasked
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
@@ -43,6 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="without a journal entry, let the driver decide whether there is room",
     )
+    add_yes_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
