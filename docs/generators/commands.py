@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     commands: tuple[str, ...]
 
 
-ACTING = ("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset")
+ACTING = ("free", "trim", "park", "unpark", "borrow", "kill", "reset")
 STATE = "~/.local/state/vram"
 FILES = (
     Entry(
@@ -48,7 +48,7 @@ FILES = (
     Entry(
         f"{STATE}/parked-*.json",
         "The processes that this user has parked, so that they come back whatever happens to vram.",
-        ("park", "unpark", "parked", "borrow", "free"),
+        ("park", "unpark", "borrow", "free"),
     ),
     Entry(
         "/dev/nvidia*, /dev/dxg, /dev/dri/*",
@@ -60,7 +60,7 @@ VARIABLES = (
     Entry("NO_COLOR, FORCE_COLOR", "No colour anywhere, or colour everywhere.", ("all",)),
     Entry("COLUMNS", "How wide a line may be.", ("all",)),
     Entry("XDG_STATE_HOME", f"Where records lie, instead of {STATE.rpartition('/')[0]}.", ACTING),
-    Entry("VRAM_AGENT", "Set to 1, programs that import vram accept `vram trim`.", ("flush", "trim", "why")),
+    Entry("VRAM_AGENT", "Set to 1, programs that import vram accept `vram trim`.", ("trim", "why")),
 )
 DESCRIPTION = """\
 The lines of `vram why` sum to the total, to the byte; what nobody can explain is a line of its own.

@@ -11,7 +11,7 @@ import pytest
 
 import vram as package
 from tests.cli.conftest import PROGRAM, Run
-from vram.cli.app import COMMANDS
+from vram.cli.app import ALIASES, COMMANDS
 
 NOBODY = str(2**22 - 1)
 
@@ -20,12 +20,14 @@ NOBODY = str(2**22 - 1)
 HEAVY = {"rich", "pathlib", "inspect", "dataclasses", "subprocess", "typing_extensions", "shutil", "asyncio"}
 
 
-@pytest.mark.parametrize("argv", [("--help",), ("-h",)])
-def test_help_lists_every_command(vram: Run, argv: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("argv", [("help", "all")])
+def test_help_all_lists_every_command_with_its_line(vram: Run, argv: tuple[str, ...]) -> None:
     answer = vram(*argv)
     assert answer.code == 0
     for name in COMMANDS:
         assert f"\n  {name} " in answer.out
+    for name in ALIASES:
+        assert f"\n  {name} " not in answer.out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

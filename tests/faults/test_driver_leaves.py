@@ -151,7 +151,7 @@ def test_a_driver_that_leaves_while_a_command_has_the_room_gets_everybody_back(
     worker = machine.worker()
     code = "from vram.virtualgpu import VirtualGpu; VirtualGpu.inside().add_fault('nvml* error=9')"
     done = machine.vram("borrow", "139.5GiB", "--", sys.executable, "-c", code)
-    assert (done.returncode, "`vram parked` lists it" in done.stderr) == (20, True), done.stderr
+    assert (done.returncode, "`vram park` lists it" in done.stderr) == (20, True), done.stderr
     assert [line["pid"] for line in machine.parked()] == [worker.pid]
     machine.gpu.clear_faults()
     machine.until_nobody_moves(worker.pid)

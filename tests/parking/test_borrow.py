@@ -199,7 +199,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_command_runs(machine: M
     vram.stdout.readline()
     kill_both(vram)
     assert machine.state(worker.pid) == CHECKPOINTED
-    done = machine.vram("parked")
+    done = machine.vram("park")
     assert (done.stdout, "borrow" in done.stderr) == ("Nothing is parked.\n", True)
     assert runs_on(worker)
 

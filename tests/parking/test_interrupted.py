@@ -94,7 +94,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machin
     kill_both(vram)
     assert machine.state(worker.pid) == LOCKED
     machine.gpu.clear_faults()
-    done = machine.vram("parked")
+    done = machine.vram("park")
     assert (done.stdout, "left locked" in done.stderr) == ("Nothing is parked.\n", True)
     assert runs_on(worker)
 
@@ -109,7 +109,7 @@ def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machin
     machine.wait_for(worker.pid, LOCKED)
     kill_both(vram)
     machine.gpu.clear_faults()
-    machine.vram("parked")
+    machine.vram("park")
     assert runs_on(worker)
 
 

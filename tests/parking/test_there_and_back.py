@@ -39,11 +39,11 @@ def test_parked_lists_who_since_when_how_large_and_by_whom(machine: Machine) -> 
     )
     assert line["since"].endswith("Z")
     assert line["by"] == line["user"]
-    text = machine.vram("parked").stdout
+    text = machine.vram("park").stdout
     assert f"{worker.pid}" in text
     assert "582.0 MiB" in text
     machine.vram("unpark", "--all")
-    assert machine.vram("parked").stdout == "Nothing is parked.\n"
+    assert machine.vram("park").stdout == "Nothing is parked.\n"
 
 
 def test_several_are_parked_in_one_call_and_all_brought_back(machine: Machine) -> None:

@@ -117,7 +117,7 @@ ROOM = "135GiB"
 def holds_after_wait(machine: UsersMachine, *command: str) -> list[str]:
     assert machine.service is not None
     return [
-        *(sys.executable, "-m", "vram", "serve", "--socket", str(machine.service.socket), "wait", ROOM),
+        *(sys.executable, "-m", "vram", "wait", "--socket", str(machine.service.socket), ROOM),
         *("--", *command),
     ]
 
@@ -135,7 +135,7 @@ def test_an_idle_process_whose_owner_allows_it_makes_room_and_comes_back(machine
     )
     service.until(lambda: journal(machine, "alice"))
     service.until(lambda: ("park", "done") in _statuses(machine))
-    (parked,) = json.loads(machine.vram("alice", "parked", "--json").stdout)["parked"]
+    (parked,) = json.loads(machine.vram("alice", "park", "--json").stdout)["parked"]
     assert (parked["pid"], parked["state"]) == (allowed.pids["self"], "parked")
     assert waiting.stdin is not None
     assert waiting.stdout is not None
@@ -164,10 +164,10 @@ def test_only_the_owner_can_allow_parking(machine: UsersMachine):
     for user in ("bob", "root"):
         refused = machine.serve(user, "allow-park", pid)
         assert (refused.returncode, "not yours" in refused.stderr) == (12, True)
-    assert machine.serve("bob", "wait", ROOM, "--timeout", "3s").returncode == 21
+    assert machine.wait("bob", ROOM, "--timeout", "3s").returncode == 21
     assert (_statuses(machine), journal(machine, "alice")) == ([], [])
     assert machine.serve("alice", "allow-park", pid).returncode == 0
-    done = machine.serve("bob", "wait", ROOM, "--timeout", "110s")
+    done = machine.wait("bob", ROOM, "--timeout", "110s")
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     service.until(lambda: ("unpark", "done") in _statuses(machine))
 

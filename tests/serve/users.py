@@ -138,6 +138,11 @@ class UsersMachine:
         assert self.service is not None
         return self.vram(user, "serve", "--socket", self.service.socket, *words, **options)
 
+    def wait(self, user: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """``vram wait WORDS`` as *user*, in the queue of the service."""
+        assert self.service is not None
+        return self.vram(user, "wait", "--socket", self.service.socket, *words, **options)
+
     def demo(self, user: str, program: str, nbytes: int, **more: str) -> DemoProgram:
         """A demo program of *user*."""
         return self._stack.enter_context(DemoProgram(_Launcher(self, user, more), program, nbytes))

@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     *("why", "ps", "top", "who", "watch", "inside", "check"),
-    *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
-    *("run", "attach", "detach", "report", "fit"),
+    *("free", "trim", "park", "unpark", "kill", "wait", "borrow", "reset"),
+    *("run", "attach", "report"),
     *("serve", "history", "fleet"),
     *("doctor", "oom"),
     "slurm",
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),
 )
+
+# Old names, and the words that they stand for now: they work as before, and are listed nowhere.
+ALIASES = {
+    "flush": ("trim",),
+    "parked": ("park",),
+    "detach": ("attach", "--stop"),
+    "fit": ("report", "fit"),
+}
 
 DEFAULT = "why"
 _ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
@@ -46,7 +54,7 @@ class CommandModule(Protocol):
 # Names and options of these may stand in any order: `vram lab run --json kill-nine`.
 MIXED = frozenset(("fleet", "history", "lab", "report"))
 # What follows the first -- of these is a command to run, and none of our own words.
-RUNNERS = frozenset(("borrow", "run", "serve"))
+RUNNERS = frozenset(("borrow", "run", "serve", "wait"))
 
 
 def entry() -> NoReturn:
@@ -54,7 +62,7 @@ def entry() -> NoReturn:
     # Before anything else: prestart begins processes, and imports what Windows' Python does not have.
     if code := _wrong_system(sys.platform):
         sys.exit(code)
-    is_short = prestart.begin(with_command(sys.argv[1:]))
+    is_short = prestart.begin(without_alias(with_command(sys.argv[1:])))
     try:
         code = main()
     finally:
@@ -120,8 +128,14 @@ def with_command(argv: list[str]) -> list[str]:
     return [DEFAULT, *argv]
 
 
+def without_alias(argv: list[str]) -> list[str]:
+    """Return *argv* with the old name of a command replaced by the words of today."""
+    return [*ALIASES[argv[0]], *argv[1:]] if argv[0] in ALIASES else argv
+
+
 def _dispatch(argv: list[str]) -> int:
-    argv = with_command(argv)
+    said = with_command(argv)
+    argv = without_alias(said)
     name = argv[0]
     if name in _ABOUT_THE_PROGRAM:
         return _about_the_program(argv)
@@ -132,12 +146,16 @@ def _dispatch(argv: list[str]) -> int:
     from vram.cli.arguments import Parser
 
     command = _load(name)
-    parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
+    description = _sentence(command.HELP)
+    if said[0] in ALIASES:
+        today = " ".join(("vram", *ALIASES[said[0]]))
+        description = f"`vram {said[0]}` is the old name of `{today}`.\n\n{description}"
+    parser = Parser(prog=f"vram {name}", description=description)
     command.add_arguments(parser)
     words, rest = _split(argv[1:]) if name in RUNNERS else (argv[1:], [])
     try:
         parse = parser.parse_intermixed_args if name in MIXED else parser.parse_args
-        args = parse(words, Namespace(command=rest))
+        args = parse(words, Namespace(command=rest, said=said[0]))
     except SystemExit:
         return ExitCode.OK
     raise_if_interrupted()
@@ -158,7 +176,7 @@ def _about_the_program(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
     if argv[0] != "--version":
         summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
-        parser.description = f"{_sentence(summary)}\n\n{_listing()}"
+        parser.description = f"{_sentence(summary)}\n\n{listing()}"
     try:
         parser.parse_args(argv)
     except SystemExit:
@@ -166,7 +184,7 @@ def _about_the_program(argv: list[str]) -> int:
     raise UsageError("a command comes first", hint="see `vram --help`")
 
 
-def _listing() -> str:
+def listing() -> str:
     from textwrap import fill
 
     from vram.cli.terminal import columns

@@ -139,7 +139,7 @@ class _Borrow:
         )
         self._progress.end()
         for error in errors:
-            say(f"{error}; `vram parked` lists it, and the next vram command tries again")
+            say(f"{error}; `vram park` lists it, and the next vram command tries again")
         return bool(errors)
 
     def _about(self, doing: str) -> Callable[[int, int], None]:

@@ -45,9 +45,10 @@ exit codes: 0 after SIGTERM, Ctrl-C or --for, 5 a configuration that is wrong,
 CLIENTS: dict[str, str] = {
     "status": "vram.cli.serve_clients.status",
     "free": "vram.cli.serve_clients.free",
-    "wait": "vram.cli.serve_clients.wait",
     "allow-park": "vram.cli.serve_clients.allow_park",
 }
+# Old: it is `vram wait` now, and listed nowhere here.
+_WAIT = {"wait": "vram.cli.commands.wait"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -79,11 +80,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_deadline_argument(parser)
     add_windows_argument(parser)
-    below = parser.add_subparsers(dest="client", metavar="COMMAND") if CLIENTS else None
-    for name, module in CLIENTS.items():
+    below = parser.add_subparsers(dest="client", metavar="COMMAND")
+    for name, module in {**CLIENTS, **_WAIT}.items():
         client = import_module(module)
-        assert below is not None
-        client.add_arguments(below.add_parser(name, help=client.HELP))
+        listed = {"help": client.HELP} if name in CLIENTS else {}
+        client.add_arguments(below.add_parser(name, **listed))
 
 
 def _interval(text: str) -> str:
@@ -93,7 +94,7 @@ def _interval(text: str) -> str:
 
 
 def run(args: Namespace) -> int:
-    if module := CLIENTS.get(getattr(args, "client", None) or ""):
+    if module := {**CLIENTS, **_WAIT}.get(args.client or ""):
         _require_no_command(args)
         return cast("int", import_module(module).run(args))
     _require_no_command(args)
@@ -130,7 +131,7 @@ def run(args: Namespace) -> int:
 
 def _require_no_command(args: Namespace) -> None:
     if args.command and getattr(args, "client", None) != "wait":
-        raise UsageError("only `vram serve wait` runs a command", hint="vram serve wait 20GiB -- COMMAND")
+        raise UsageError("`vram serve` runs no command", hint="vram wait 20GiB -- COMMAND")
 
 
 def _configuration(args: Namespace) -> ServeConfig:
