@@ -20,6 +20,51 @@ NOBODY = str(2**22 - 1)
 HEAVY = {"rich", "pathlib", "inspect", "dataclasses", "subprocess", "typing_extensions", "shutil", "asyncio"}
 
 
+SCREEN = """\
+  Look      why (default) · ps · top · who · watch · inside PID · oom LOG
+  Free      free · trim PID · park · unpark · kill PID · wait SIZE · borrow SIZE
+  Record    run · attach · report
+  Serve     serve · history · fleet · slurm
+  Check     check · doctor · explain
+  More: vram help all
+"""
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("-h",)])
+def test_help_is_one_screen_with_the_commands_by_group(argv: tuple[str, ...]) -> None:
+    """On a real terminal of 80 columns and 24 lines, with the prompt that comes after it."""
+    import pty
+    import termios
+
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 80))
+    variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    variables |= {"PYTHONIOENCODING": "utf-8", "TERM": "xterm"}
+    with os.fdopen(leader, "rb", buffering=0) as screen:
+        done = subprocess.run([*PROGRAM, *argv], stdout=follower, env=variables, check=True)
+        os.close(follower)
+        shown = os.read(screen.fileno(), 1 << 16).decode().replace("\r\n", "\n")
+    assert done.returncode == 0
+    assert SCREEN in shown
+    lines = shown.splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_without_unicode_is_readable() -> None:
+    variables = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    done = subprocess.run([*PROGRAM, "--help"], env=variables, capture_output=True, text=True, check=True)
+    assert "\n  Check     check, doctor, explain\n" in done.stdout
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "from vram.cli.app import main; main(['--help']);"
+        "print([each for each in sys.modules if each.startswith('vram.cli.commands.')])"
+    )
+    assert in_a_process(code).stdout.endswith("\n[]\n")
+
+
 @pytest.mark.parametrize("argv", [("help", "all")])
 def test_help_all_lists_every_command_with_its_line(vram: Run, argv: tuple[str, ...]) -> None:
     answer = vram(*argv)

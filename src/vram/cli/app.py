@@ -15,16 +15,26 @@ from vram.interrupts import raise_if_interrupted, was_interrupted
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-COMMANDS = (
-    *("why", "ps", "top", "who", "watch", "inside", "check"),
-    *("free", "trim", "park", "unpark", "kill", "wait", "borrow", "reset"),
-    *("run", "attach", "report"),
-    *("serve", "history", "fleet"),
-    *("doctor", "oom"),
-    "slurm",
-    *("snapshot", "explain", "lab", "demo", "virtual"),
-    *("help", "completion"),
-)
+# Every command, in the order and under the headings of the help.
+GROUPS = {
+    "Look": ("why", "ps", "top", "who", "watch", "inside", "oom"),
+    "Free": ("free", "trim", "park", "unpark", "kill", "wait", "borrow"),
+    "Record": ("run", "attach", "report"),
+    "Serve": ("serve", "history", "fleet", "slurm"),
+    "Check": ("check", "doctor", "explain"),
+    "More": ("reset", "snapshot", "lab", "demo", "virtual", "help", "completion"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+# What the one screen of help shows with a command's name.
+_WITH_NAME = {
+    "why": "(default)",
+    "inside": "PID",
+    "oom": "LOG",
+    "trim": "PID",
+    "kill": "PID",
+    "wait": "SIZE",
+    "borrow": "SIZE",
+}
 
 # Old names, and the words that they stand for now: they work as before, and are listed nowhere.
 ALIASES = {
@@ -37,7 +47,7 @@ ALIASES = {
 DEFAULT = "why"
 _ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
 EPILOG = """\
-`vram` alone is `vram why`. `vram COMMAND --help` has more about a command.
+`vram COMMAND --help` has more about a command.
 No GPU here? `vram demo` needs none."""
 
 
@@ -176,7 +186,7 @@ def _about_the_program(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
     if argv[0] != "--version":
         summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
-        parser.description = f"{_sentence(summary)}\n\n{listing()}"
+        parser.description = f"{_sentence(summary)}\n\n{overview()}"
     try:
         parser.parse_args(argv)
     except SystemExit:
@@ -184,22 +194,40 @@ def _about_the_program(argv: list[str]) -> int:
     raise UsageError("a command comes first", hint="see `vram --help`")
 
 
+def overview() -> str:
+    """The commands by group, on one small screen; no command is imported for it."""
+    from textwrap import fill
+
+    from vram.cli.terminal import carries_unicode, columns
+
+    between = " · " if carries_unicode() else ", "
+    lines = []
+    for group, names in GROUPS.items():
+        if group == "More":
+            continue
+        # A name and the word after it stay on one line: textwrap breaks at no other space.
+        words = between.join(f"{name}\xa0{_WITH_NAME.get(name, '')}".rstrip("\xa0") for name in names)
+        line = fill(words, min(columns(), 100), initial_indent=f"  {group:<10}", subsequent_indent=" " * 12)
+        lines.append(line.replace("\xa0", " "))
+    return "\n".join([*lines, "  More: vram help all"])
+
+
 def listing() -> str:
+    """Every command with its line, by group."""
     from textwrap import fill
 
     from vram.cli.terminal import columns
 
     margin = max(map(len, COMMANDS)) + 4
-    lines = (
-        fill(
-            _load(name).HELP,
-            min(columns(), 100),
-            initial_indent=f"  {name}".ljust(margin),
-            subsequent_indent=" " * margin,
-        )
-        for name in COMMANDS
-    )
-    return "commands:\n" + "\n".join(lines)
+    lines = []
+    for group, names in GROUPS.items():
+        lines.append(f"{group}:")
+        for name in names:
+            start = f"  {name}".ljust(margin)
+            indent = " " * margin
+            width = min(columns(), 100)
+            lines.append(fill(_load(name).HELP, width, initial_indent=start, subsequent_indent=indent))
+    return "\n".join(lines) + "\n"
 
 
 def _load(name: str) -> CommandModule:
