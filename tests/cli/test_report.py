@@ -144,7 +144,7 @@ def test_which_cards_it_fits(vram: Run, leaky: Recorded) -> None:
     code, out, _ = vram("report", "fit", leaky.path, "--json")
     assert code == ExitCode.OK
     answer = json.loads(out)
-    validate(answer, json.loads(shipped("fit").read_bytes()))
+    validate(answer, json.loads(shipped("report-fit").read_bytes()))
     assert answer["fit"]["needs"][0]["live_nbytes"] == leaky.live
     short = vram("report", "fit", leaky.path).out
     assert short.startswith("The smallest card that fits is RTX 4060 (8.0 GiB): ")

@@ -287,7 +287,7 @@ def damage_the_journal(machine: Machine, chance: random.Random) -> Iterator[str]
 
 
 def way_back(machine: Machine, worker: Program) -> Iterator[str]:
-    """The target runs, or `vram parked` lists it; one that only the driver tells of comes back by name."""
+    """The target runs, or `vram park` lists it; one that only the driver tells of comes back by name."""
     lines = machine.parked()
     state = machine.state(worker.pid)
     assert [line["pid"] for line in lines] == [worker.pid] * (state != RUNNING), (state, lines)

@@ -258,7 +258,7 @@ def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tupl
 def _digits(text: str) -> str:
     # An empty word too is no digest: it is what a script hands over whose variable is unset.
     if len(text) < SHORTEST_DIGEST or set(text.lower()) - set("0123456789abcdef"):
-        raise UsageError("--digest needs 8 hexadecimal digits or more", hint="a --dry-run shows them")
+        raise UsageError("8 hexadecimal digits or more are needed", hint="a --dry-run shows them")
     return text.lower()
 
 

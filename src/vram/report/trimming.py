@@ -67,7 +67,7 @@ def _head(report: TrimmableReport) -> str:
         )
     if report.refused:
         return "No process's caches can be released from here. Nothing was touched."
-    return "No process here holds GPU memory: nothing to flush."
+    return "No process here holds GPU memory: nothing to trim."
 
 
 def _trimmable_table(found: Sequence[Trimmable], options: RenderOptions) -> Table:

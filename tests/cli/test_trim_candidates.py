@@ -70,7 +70,7 @@ def test_an_empty_gpu(world: World) -> None:
     done = world.vram("trim")
     assert (done.returncode, done.stdout) == (
         0,
-        "No process here holds GPU memory: nothing to flush.\n",
+        "No process here holds GPU memory: nothing to trim.\n",
     )
 
 
