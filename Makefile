@@ -10,7 +10,7 @@ RUN := $(VENV)/bin
 # More than cores: much of what tests do is waiting for deadlines and for processes that end.
 WORKERS ?= $(shell expr $$(nproc) + 4)
 
-PYTHON_FOLDERS := src tests bench tools docs native examples
+PYTHON_FOLDERS := src tests bench tools docs native examples hatch_build.py
 C_FILES = $$(find native examples -name '*.[ch]' -o -name '*.cpp')
 PROGRAMS := src/vram/virtualgpu/programs
 
@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -35,7 +35,7 @@ groups-lint = lint test
 groups-docs = docs
 groups-bench = bench
 
-$(VENV)/ready-%: pyproject.toml native/build.py tools/environment.py
+$(VENV)/ready-%: pyproject.toml hatch_build.py native/build.py tools/environment.py
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/environment.py $(VENV) $(groups-$*)
 	@touch $@ $(VENV)/ready-run
 
@@ -75,14 +75,13 @@ faults: $(VENV)/ready-test native ## every row of the fault table, and its page 
 sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by their tests
 	@$(RUN)/python tools/sanitize.py -n $(WORKERS) $(ARGS)
 
-lint: $(VENV)/ready-lint ## ruff, import contracts, C format and warnings, generated pages up to date
+lint: $(VENV)/ready-lint ## ruff, names, import contracts, C format and warnings
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/python tools/names.py
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
 	@$(RUN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
-	@$(RUN)/python docs/generate.py --check
 
 format: $(VENV)/ready-lint ## put Python and C into the one format that lint checks
 	@$(RUN)/ruff format --quiet $(PYTHON_FOLDERS)
@@ -103,13 +102,13 @@ bench-here: $(VENV)/ready-bench native
 	@$(RUN)/python bench/run.py $(ARGS)
 
 # The cache knows what has not changed; whatever Sphinx warns of fails the build.
-docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: strict, searched offline
+docs: $(VENV)/ready-docs ## the documentation as a site in site/: strict, searched offline
 	@$(RUN)/python docs/sphinx/collect.py .build/site-source
-	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
+	@$(RUN)/python -m sphinx -j auto -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
 
-reference: $(VENV)/ready-docs ## what the program writes itself: reference and manual pages, completion
-	@$(RUN)/python docs/generate.py
+map: ## every source file and its one job; ARGS=ledger: those of one folder
+	@python=$$(tools/find-python $(PYTHON)) && PYTHONPATH=docs "$$python" -m generators.files $(ARGS)
 
 golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints
 	@VRAM_WRITE_GOLDEN=1 $(RUN)/python -m pytest -q tests/golden $(ARGS)

@@ -1,4 +1,4 @@
-"""Compiles the native libraries: as hatchling's build hook, and as ``python native/build.py``.
+"""Compiles the native libraries: ``python native/build.py``; for a wheel, hatch_build.py calls it.
 
 The libraries go into the package folder, beside the Python that loads them:
 
@@ -25,18 +25,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
-
-try:
-    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run as a script: no build backend is there, and none is needed
-    BuildHookInterface = object
+from typing import NamedTuple
 
 NATIVE = Path(__file__).resolve().parent
 PACKAGE = NATIVE.parent / "src" / "vram"
@@ -177,29 +171,6 @@ def _compile(command: list[str], library: Library, output: Path) -> None:
         if done.returncode:
             raise BuildError(f"{command[0]} could not build {output.name} (its output is above)")
         made.replace(output)
-
-
-class NativeHook(BuildHookInterface):  # type: ignore[misc,valid-type]
-    """Puts the libraries into wheels (editable ones find them in the source folder)."""
-
-    def dependencies(self) -> list[str]:
-        return [ZIGLANG] if self.target_name == "wheel" and not system_compiler() else []
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel":
-            return
-        try:
-            built = build_all()
-        except BuildError as error:
-            self.app.abort(str(error))
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{_platform()}"
-        for output in built:
-            build_data["force_include"][str(output)] = f"vram/{output.relative_to(PACKAGE)}"
-
-
-def _platform() -> str:
-    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 def main() -> int:

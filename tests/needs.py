@@ -154,7 +154,7 @@ NEEDS = {
         "`make test` installs it",
         modules=(
             *("ipykernel", "jupyter_client", "IPython", "zmq", "numpy", "typing_extensions"),
-            *("pyarrow", "pyarrow.parquet", "textual", "prometheus_client"),
+            *("pyarrow", "pyarrow.parquet", "textual", "prometheus_client", "hatchling"),
         ),
     ),
     # Not "sphinx", which docs/sphinx is too where docs/ is on sys.path.

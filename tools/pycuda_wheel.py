@@ -123,6 +123,7 @@ def link_driver(folder: Path) -> None:
         driver = native.build(native.LIBRARIES[0])
     except native.BuildError as error:
         raise NotBuilt(str(error)) from error
+    assert driver is not None, "the driver has sources"
     folder.mkdir()
     (folder / "libcuda.so").symlink_to(driver)
 

@@ -6,21 +6,27 @@ import re
 from collections.abc import Iterator
 from inspect import cleandoc
 
+from generators import Page
 from generators.statement_links import statements_that
 from vram.cli import manual
+from vram.diagnosis.engine import RULES
 from vram.doctor.checks import CHECKS
 
 FOLDER = "docs/reference/rules"
+RULES_FOLDER = "src/vram/diagnosis/rules"
 UNDERLINED = re.compile(r"^(.+)\n-{3,}$", re.MULTILINE)
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages() -> Iterator[Page]:
     rules = manual.rules()
-    yield "docs/reference/rules.md", "\n".join(_rule_index(rules)) + "\n"
+    yield Page("docs/reference/rules.md", "\n".join(_rule_index(rules)) + "\n", (RULES_FOLDER,))
+    modules = {rule.CODE: rule.judge.__module__.rpartition(".")[2] for rule in RULES}
     for code, summary in manual.summaries(rules):
-        yield f"{FOLDER}/{code}.md", "\n".join(_rule(code, summary, rules)) + "\n"
+        text = "\n".join(_rule(code, summary, rules)) + "\n"
+        yield Page(f"{FOLDER}/{code}.md", text, (f"{RULES_FOLDER}/{modules[code]}.py",))
     checks = manual.checks()
-    yield "docs/reference/doctor.md", "\n".join([*_check_index(checks), *_checks(checks)]) + "\n"
+    text = "\n".join([*_check_index(checks), *_checks(checks)]) + "\n"
+    yield Page("docs/reference/doctor.md", text, ("src/vram/doctor/checks",))
 
 
 # ---- rules, each under an address that never changes ----

@@ -1,7 +1,7 @@
-"""Command reference, manual page sources and shell completion: what the parsers of the commands say.
+"""Command reference and the sources of manual pages: what the parsers of the commands say.
 
 A page of docs/reference/commands/ has the sections of a manual page, because it is one:
-:mod:`generators.manual` hands :func:`manual_sources` to Sphinx's man builder.
+:mod:`generators.manual` writes it as roff.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import vram
+from generators import Page
 from vram.cli import grammar
-from vram.cli.completion import script
 from vram.cli.grammar import CommandSpec
 from vram.errors import ExitCode
 
 FOLDER = "docs/reference/commands"
+SOURCES = "src/vram/cli/commands"
 EXIT_CODES = Path(__file__).resolve().parents[1] / "reference" / "exit-codes.md"
 EXIT_ROW = re.compile(r"^\| *(\d+) \| ([^|]+?) \|(?: ([^|]+?) \|)?$", re.MULTILINE)
-COMPLETIONS = {
-    "bash": "share/bash-completion/completions/vram",
-    "zsh": "share/zsh/site-functions/_vram",
-    "fish": "share/fish/vendor_completions.d/vram.fish",
-}
 
 
 class Entry(NamedTuple):
@@ -68,25 +64,25 @@ Commands that free memory show a plan first, ask, and measure afterwards.
 Where there is no GPU, `vram demo` and `vram virtual` bring one."""
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages() -> Iterator[Page]:
     commands = grammar.commands()
     names = {command.words[0] for command in commands}
-    yield "docs/reference/commands.md", "\n".join(_index(commands)) + "\n"
+    yield Page("docs/reference/commands.md", "\n".join(_index(commands)) + "\n", (SOURCES,))
     for command in commands:
+        name = command.words[0]
         lines = [*_page(command, names), *_see_also_links(command, commands)]
-        yield f"{FOLDER}/{command.words[0]}.md", "\n".join(lines) + "\n"
-    for shell, path in COMPLETIONS.items():
-        yield path, script(shell)
+        yield Page(f"{FOLDER}/{name}.md", "\n".join(lines) + "\n", (f"{SOURCES}/{name}.py",))
 
 
-def manual_sources() -> Iterator[tuple[str, str]]:
-    """For each manual page its name, and its text in Markdown without links."""
+def manual_sources() -> Iterator[tuple[str, str, str]]:
+    """For each manual page its name, what it is about, and its text in Markdown without links."""
     commands = grammar.commands()
-    yield "vram", "\n".join(_front_page(commands)) + "\n"
+    summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
+    yield "vram", summary, "\n".join(_front_page(summary, commands))
     for command in commands:
         others = [f"vram-{name}" for name in _mentioned(command, commands)]
         lines = [*_page(command, set()), *_see_also_manuals(["vram", *others])]
-        yield f"vram-{command.words[0]}", "\n".join(lines) + "\n"
+        yield f"vram-{command.words[0]}", command.summary, "\n".join(lines)
 
 
 # ---- pages ----
@@ -105,10 +101,9 @@ def _index(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
         yield f"| [{command.title}](commands/{command.words[0]}.md) | {_cell(command.summary)} |"
 
 
-def _front_page(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
+def _front_page(summary: str, commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     yield "# vram\n"
     yield "## Synopsis\n\n```text\nvram COMMAND [argument ...]\nvram --help | --version\n```\n"
-    summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
     yield f"## Description\n\n{grammar.sentence(summary)} {DESCRIPTION}\n"
     rows = ((f"vram-{command.words[0]}(1)", command.summary) for command in commands)
     yield from _table("Commands", ("command", "meaning"), rows)

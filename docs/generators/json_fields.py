@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
+from generators import Page
 from vram.report.schema import generate
 
 SCHEMA = "../../src/vram/report/why.schema.json"
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    yield "docs/reference/json-fields.md", "\n".join(_page()) + "\n"
+def pages() -> Iterator[Page]:
+    yield Page("docs/reference/json-fields.md", "\n".join(_page()) + "\n", ("src/vram/report/json.py",))
 
 
 def _page() -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from statements.judge import ByClaim, ByFigures, ByReading, Statement
 
+from generators import Page
 from generators.statement_links import QUESTIONS, statements_that
 from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.lab.claim import DefinedClaim
@@ -16,6 +17,7 @@ from vram.report.lab import cell, read_evidence
 from vram.units import size
 
 FOLDER = "docs/reference/lab"
+SOURCES = "src/vram/lab/topics"
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 UNMEASURED = "No run of it on real hardware is kept yet."
 SLUGS = tuple(QUESTIONS)
@@ -23,11 +25,14 @@ NUMBERED = re.compile(r"[Qq]uestions? \d(?:(?:, | and )\d)*")
 KNOWN = {name: claim.topic for name, claim in CLAIMS.items()}
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages() -> Iterator[Page]:
     reports = sorted(map(_read, EVIDENCE.glob("*-lab.json")), key=lambda report: report.taken_at)
-    yield "docs/reference/lab.md", "\n".join(_index(reports)) + "\n"
-    for topic in TOPICS:
-        yield f"{FOLDER}/{topic_slug(topic)}.md", "\n".join(_page(topic, reports)) + "\n"
+    yield Page("docs/reference/lab.md", "\n".join(_index(reports)) + "\n", (SOURCES,))
+    for topic, claims in TOPICS.items():
+        text = "\n".join(_page(topic, reports)) + "\n"
+        modules = dict.fromkeys(claim.measure.__module__.rpartition(".")[2] for claim in claims)
+        sources = tuple(f"{SOURCES}/{module}.py" for module in modules)
+        yield Page(f"{FOLDER}/{topic_slug(topic)}.md", text, sources)
 
 
 def _read(path: Path) -> LabReport:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vram
+from generators import Page
 
 SOURCE = Path(vram.__file__).parent
 HEADINGS = {
@@ -54,8 +55,8 @@ class Module(NamedTuple):
         return None
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    yield "docs/reference/python.md", "\n".join(_page()) + "\n"
+def pages() -> Iterator[Page]:
+    yield Page("docs/reference/python.md", "\n".join(_page()) + "\n", ("src/vram/__init__.py",))
 
 
 def _page() -> Iterator[str]:

@@ -25,6 +25,7 @@ from statements.judge import (
     read,
 )
 
+from generators import Page
 from generators.lab import topic_slug
 from generators.statement_links import QUESTIONS
 from vram.lab.catalogue import CLAIMS
@@ -33,11 +34,13 @@ from vram.report.lab import cell
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = "docs/reference/statements.md"
+SOURCES = "docs/statements"
 VERDICTS: tuple[Verdict, ...] = ("true", "false", "depends", "not measured yet")
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    yield PAGE, "\n".join(table(read(EVIDENCE))) + "\n"
+def pages() -> Iterator[Page]:
+    articles = [f"{SOURCES}/{question.replace('-', '_')}.py" for question in ARTICLES]
+    yield Page(PAGE, "\n".join(table(read(EVIDENCE))) + "\n", (SOURCES, *articles))
 
 
 def table(evidence: Evidence) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""Puts together what Sphinx reads: docs/, the few pages from outside it, and where each stands.
+"""Puts together what Sphinx reads: docs/, pages that the program writes, a few others, and where each stands.
 
 python docs/sphinx/collect.py FOLDER
 
-Links are written as files of the repository, so that they work on a forge too. Here each is
-resolved there and then led to where its target lies on the site. A linked source file becomes
-a page of its own under source/. A link to what does not exist stays as it is, and Sphinx
+Links are written as files of the repository, so that they work on a code host too. Here each is
+resolved there and then led to where its target lies on the site. What a page of the reference is
+written from leads to that page; any other linked source file becomes a page of its own under
+source/. A link to what does not exist stays as it is, and Sphinx
 refuses it; so it does with a page that no folder's index leads to.
 
 The theme writes the whole menu into every page, so the menu has what readers choose from. Pages that
@@ -19,6 +20,10 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from generators import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -70,10 +75,10 @@ def main(folder: Path) -> None:
 
 
 def _pages() -> Iterator[tuple[Path, str]]:
-    """Every page of the repository that the site shows, with its name there."""
+    """Every page that the site shows: where it lies, or would lie, in the repository, and its name there."""
     for name, place in OUTSIDE.items():
         yield ROOT / name, place
-    for path in sorted(DOCS.rglob("*.md")):
+    for path in sorted({*DOCS.rglob("*.md"), *(ROOT / path for path in reference.pages())}):
         name = path.relative_to(DOCS).as_posix()
         if f"docs/{name}" not in OUTSIDE:
             yield path, re.sub(r"README\.md$", "index.md", name)
@@ -154,18 +159,27 @@ def _led(path: Path, name: str) -> str:
             return link[0]
         return f"{link[1]}{os.path.relpath(target, os.path.dirname(name) or '.')}{link[3] or ''}{link[4]}"
 
-    parts = FENCED.split(path.read_text())
+    parts = FENCED.split(_text(path))
     parts[::2] = [LINK.sub(lead, part) for part in parts[::2]]
     return "".join(parts)
 
 
+def _text(page: Path) -> str:
+    written = reference.pages().get(page.relative_to(ROOT).as_posix())
+    return written.text if written else page.read_text()
+
+
 def _on_site(path: Path) -> str | None:
-    """The name on the site of a file or folder of the repository."""
+    """The name on the site of a file or folder of the repository, or of a page that the program writes."""
+    if path.is_relative_to(ROOT):
+        path = ROOT / reference.leads().get(path.relative_to(ROOT).as_posix(), path)
     if path.is_dir() and (index := next(filter(Path.exists, (path / "index.md", path / "README.md")), None)):
         path = index
-    if not path.exists() or not path.is_relative_to(ROOT):
+    if not path.is_relative_to(ROOT):
         return None
     name = path.relative_to(ROOT).as_posix()
+    if not path.exists() and name not in reference.pages():
+        return None
     if name in OUTSIDE:
         return OUTSIDE[name]
     if path.is_relative_to(DOCS) and path.suffix in (".md", ".svg", ".png"):
@@ -174,7 +188,7 @@ def _on_site(path: Path) -> str | None:
 
 
 def _targets(page: Path) -> Iterator[Path]:
-    for part in FENCED.split(page.read_text())[::2]:
+    for part in FENCED.split(_text(page))[::2]:
         yield from (
             (page.parent / link[2]).resolve() for link in LINK.finditer(part) if not FOREIGN.match(link[2])
         )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.browser.chromium import Browser
-from tests.docs.conftest import ROOT
+from tests.docs.pages import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 

@@ -5,39 +5,30 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import vram
-from tests.deploy.tools import DEPLOY, ROOT
+from tests.deploy.tools import DEPLOY, ROOT, build_wheel
 from tests.needs import find_program, needs, require, skip_without
+from vram.cli.app import COMMANDS
 
 # What pip says where it cannot reach an index: the package needs four packages of others.
 _NO_INDEX = ("Could not find a version", "Could not fetch URL", "NewConnectionError")
 
 
 def build(into: Path) -> Path:
-    """The package. vram's own wheel comes from this checkout, whose libraries are compiled already."""
-    wheel = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(into),
-        str(ROOT),
-    ]
+    """The package, of a wheel of this checkout."""
     quick = {"DPKG_DEB_COMPRESSOR_TYPE": "gzip", "DPKG_DEB_COMPRESSOR_LEVEL": "1"}
-    for command, more in ((wheel, {}), ([str(DEPLOY / "debian" / "build"), str(into)], quick)):
-        known = {"VRAM_WHEEL": str(next(into.glob("*.whl"), ""))}
-        answer = subprocess.run(
-            command, env={**os.environ, **more, **known}, capture_output=True, text=True, check=False
-        )
-        if answer.returncode and any(each in answer.stdout + answer.stderr for each in _NO_INDEX):
-            skip_without("package-index", "pip cannot reach an index")
-        assert answer.returncode == 0, answer.stdout + answer.stderr
+    answer = subprocess.run(
+        [str(DEPLOY / "debian" / "build"), str(into)],
+        env={**os.environ, **quick, "VRAM_WHEEL": str(build_wheel(into))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode and any(each in answer.stdout + answer.stderr for each in _NO_INDEX):
+        skip_without("package-index", "pip cannot reach an index")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
     (package,) = into.glob("*.deb")
     return package
 
@@ -46,7 +37,7 @@ def deb(*words: str | Path) -> str:
     return subprocess.run(["dpkg-deb", *words], capture_output=True, text=True, check=True).stdout
 
 
-@needs("dpkg-buildpackage", "dh", "gcc")
+@needs("dpkg-buildpackage", "dh", "gcc", "hatchling")
 def test_the_package_has_what_it_says_enables_nothing_and_runs(
     native_libraries: Path, tmp_path: Path
 ) -> None:
@@ -65,6 +56,7 @@ def test_the_package_has_what_it_says_enables_nothing_and_runs(
     enables_nothing(tmp_path / "control")
     units = {path.name: path.read_text() for path in root.rglob("*.service")}
     assert units == {path.name: path.read_text() for path in (DEPLOY / "systemd").glob("*.service")}
+    has_pages_and_completion(root / "usr" / "share")
     mentions_no_build_folder(root)
     runs(root)
 
@@ -81,6 +73,18 @@ def enables_nothing(control: Path) -> None:
     assert "try-restart vram.service vram-observer.service" in install
     # State goes on purge, and only then.
     assert re.search(r'if \[ "\$1" = purge \]; then\n\s+rm -rf /var/lib/vram', remove)
+
+
+def has_pages_and_completion(folder: Path) -> None:
+    """Those of the wheel, where Debian's man and shells look."""
+    pages = {path.name for path in (folder / "man" / "man1").iterdir()}
+    assert pages == {"vram.1.gz", *(f"vram-{name}.1.gz" for name in COMMANDS)}
+    for name in (
+        "bash-completion/completions/vram",
+        "zsh/vendor-completions/_vram",
+        "fish/vendor_completions.d/vram.fish",
+    ):
+        assert (folder / name).is_file(), name
 
 
 def mentions_no_build_folder(root: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import ROOT
 from tests.needs import require
 
-ROOT = Path(__file__).resolve().parents[2]
 COLLECT = ROOT / "docs" / "sphinx" / "collect.py"
 
 

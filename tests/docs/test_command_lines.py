@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import ROOT
+from tests.docs.pages import ROOT, WRITTEN, text_of
 from vram.cli import app, grammar
 from vram.cli.app import COMMANDS, RUNNERS
 from vram.cli.arguments import Parser
 from vram.errors import VramError
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *WRITTEN]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(vram [a-z][^`\n]*)`")
 # What stands for a word of the reader's own.
@@ -43,7 +43,7 @@ def test_every_command_line_is_taken(page: Path) -> None:
 
 def lines(page: Path) -> Iterator[str]:
     """Command lines in blocks, behind a prompt where the block has answers too, and in backquotes."""
-    text = page.read_text()
+    text = text_of(page)
     for language, block in BLOCK.findall(text):
         prompt = "" if language == "sh" else r"\$ "
         for line in block.replace("\\\n", " ").splitlines():

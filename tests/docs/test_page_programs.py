@@ -26,7 +26,7 @@ from typing import IO
 
 import pytest
 
-from tests.docs.conftest import ROOT
+from tests.docs.pages import ROOT
 from tests.needs import require
 from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu

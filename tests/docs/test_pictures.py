@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-from tests.docs.conftest import ROOT
-from vram.virtualgpu.demos import DEMOS, FORK
-
-sys.path.insert(0, str(ROOT / "docs"))
-
 from generators import pictures, top_pictures
+
+from tests.docs.pages import ROOT
+from vram.virtualgpu.demos import DEMOS, FORK
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import ROOT
+from tests.docs.pages import ROOT
 from vram.virtualgpu import VirtualGpu
 
 PAGES = sorted(path for path in (ROOT / "docs" / "questions").glob("*.md") if path.name != "index.md")

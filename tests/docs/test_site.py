@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 import re
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 
 import vram
 from tests.browser import chromium
-from tests.docs.conftest import ROOT, sphinx
+from tests.docs.conftest import sphinx
+from tests.docs.pages import DOCS, ROOT, WRITTEN, site_page
 from tests.needs import needs
 from tests.patience import PATIENCE_S
 from vram.cli import manual
@@ -87,9 +89,11 @@ def _the_front_page_has_a_picture_for_each_question(site: Path) -> None:
 
 def _every_link_of_a_menu_leads_to_a_page(site: Path) -> None:
     """Also where a menu was rendered for another page of the folder."""
-    for page in site.rglob("*.html"):
-        for link in menu(page):
-            assert (page.parent / link.partition("#")[0]).exists(), f"{link} of {page}"
+    pages = {str(page) for page in site.rglob("*.html")}
+    for page in pages:
+        for link in menu(Path(page)):
+            target = os.path.normpath(f"{os.path.dirname(page)}/{link.partition('#')[0]}")
+            assert target in pages, f"{link} of {page}"
 
 
 GUIDES = sorted(path for path in (ROOT / "docs" / "guides").glob("*.md") if path.name != "index.md")
@@ -106,10 +110,12 @@ def test_a_guide_begins_with_what_it_is_for_and_how(guide: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["questions", "guides", "concepts", "reference"])
 def test_an_index_names_every_page_of_its_folder(folder: str) -> None:
-    """Whoever reads the index finds them all, on a forge too."""
-    index = (ROOT / "docs" / folder / "index.md").read_text()
-    pages = {path.name for path in (ROOT / "docs" / folder).glob("*.md")} - {"index.md"}
-    assert not {name for name in pages if f"]({name})" not in index}
+    """Whoever reads the index finds them all, on a code host too."""
+    index = DOCS / folder / "index.md"
+    links = re.findall(r"\]\(([^)#]+)", index.read_text())
+    named = {site_page((index.parent / link).resolve()) for link in links if ":" not in link}
+    pages = {page for page in (*index.parent.glob("*.md"), *WRITTEN) if page.parent == index.parent}
+    assert pages - {index} <= named
 
 
 def test_every_line_of_a_ledger_is_explained() -> None:
@@ -129,9 +135,12 @@ def test_every_state_of_the_screen_is_explained() -> None:
 def _nothing_is_fetched_from_elsewhere(site: Path) -> None:
     """Scripts, styles, fonts and pictures all lie beside the page."""
     for page in site.rglob("*.html"):
-        fetching = Fetching()
-        fetching.feed(page.read_text())
-        assert not fetching.foreign, page
+        text = page.read_text()
+        # A page without such an attribute need not be parsed to know.
+        if re.search(r"=\s*[\"']?(https?:)?//", text):
+            fetching = Fetching()
+            fetching.feed(text)
+            assert not fetching.foreign, page
     for style in (*site.rglob("*.css"), *site.rglob("*.svg")):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style.read_text()), style
 
@@ -150,6 +159,39 @@ def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
     assert done.returncode != 0
     for complaint in ("missing.md", "elsewhere", "missing.svg", "forgotten"):
         assert re.search(rf"WARNING: .*{complaint}|{complaint}\.md: WARNING", done.stderr), complaint
+
+
+@pytest.mark.usefixtures("needs_sphinx")
+def test_a_menu_that_pages_share_is_the_one_that_each_would_have(tmp_path: Path) -> None:
+    """With every mark of the page that it stands on, and of what that page lies in."""
+    toctree = "\n\n```{{toctree}}\n:hidden:\n\n{}\n```\n"
+    source = small(tmp_path, index="# Start\n" + toctree.format("guides/index\nend"))
+    pages = {
+        "end.md": "# End\n",
+        "guides/index.md": "# Guides\n" + toctree.format("one\nmore"),
+        "guides/one.md": "# One\n",
+        "guides/more.md": "# More\n" + toctree.format("two"),
+        "guides/two.md": "# Two\n",
+        "guides/aside.md": "---\norphan: true\n---\n\n# Aside\n",
+    }
+    for name, text in pages.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+    conf = source / "conf.py"
+    shared = built(source, tmp_path / "shared")
+    settings = conf.read_text()
+    assert ', "menu"' in settings
+    conf.write_text(settings.replace(', "menu"', ""))
+    alone = built(source, tmp_path / "alone")
+    assert "guides/two.html" in alone
+    assert shared == alone
+
+
+def built(source: Path, target: Path) -> dict[str, str]:
+    """The pages of a small site, by their names."""
+    done = sphinx(source, target)
+    assert done.returncode == 0, done.stderr
+    return {page.relative_to(target).as_posix(): page.read_text() for page in target.rglob("*.html")}
 
 
 @needs("browser", there=BROWSER is not None)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.files.conftest import NOBODY, needs_root, planted_link
+from tests.limited_files import NO_BYTECODE
 from tests.patience import PATIENCE_S, until
 from vram.errors import UsageError
 from vram.files import make_folder, new_file, write_file, write_files, write_new
@@ -98,6 +99,7 @@ class TestOwnFolder:
         code = "import sys; from vram.files import write_file; write_file(sys.argv[1], b'x' * 100000)"
         done = subprocess.run(
             [sys.executable, "-c", code, str(precious)],
+            env={**os.environ, **NO_BYTECODE},
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
             capture_output=True,
             text=True,

@@ -116,11 +116,19 @@ class Situation:
 
     def vram(self, *words: object) -> str:
         """A command and all that it printed, as it stands on a page."""
+        return self.begin(*words)()
+
+    def begin(self, *words: object) -> Callable[[], str]:
+        """The same for a command that runs beside others; what this returns waits for its end."""
         argv = [sys.executable, "-m", "vram", *map(str, words)]
-        done = subprocess.run(
-            argv, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE_S
+        process = subprocess.Popen(
+            argv, env=self.environment, cwd=self.folder, stdout=-1, stderr=-1, text=True
         )
-        page = f"$ vram {' '.join(map(str, words))}\n{done.stdout}{self._about_ours(done.stderr)}"
+        self._stack.callback(_end, process)
+        return lambda: self._page(words, *process.communicate(timeout=PATIENCE_S))
+
+    def _page(self, words: tuple[object, ...], printed: str, warnings: str) -> str:
+        page = f"$ vram {' '.join(map(str, words))}\n{printed}{self._about_ours(warnings)}"
         user = re.escape(getpass.getuser())
         page = re.sub(rf"(?<=· ){user}\b|(?<=, ){user}(?=\))|\b{user}(?=  parked)", "user", page)
         return self.normalised(page)
@@ -157,7 +165,10 @@ class Situation:
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def made(folder: Path) -> dict[str, str]:
@@ -426,6 +437,8 @@ def _changes() -> str:
 def _live(situation: Situation) -> dict[str, str]:
     vram = situation.vram
     train, serve = situation.start("train", 4101), situation.start("serve", 4202)
+    # On a GPU of its own, and it mostly waits: so it runs beside the others.
+    demo = situation.begin("demo", "fork")
     (situation.folder / "load.py").write_text("import driver\ndriver.context()\ndriver.alloc(1 << 30)\n")
     pages: dict[str, Callable[[], str]] = {
         "snapshot": lambda: vram("snapshot", "-o", "host.json"),
@@ -455,7 +468,7 @@ def _live(situation: Situation) -> dict[str, str]:
             + vram("run", "--check", "leaks=none", "--", "true")
         ),
         "lab": lambda: vram("lab", "show", "kill-nine") + vram("lab", "run", "kill-nine"),
-        "demo": lambda: ANSWER.sub(r"\1│ …\n", vram("demo", "fork")),
+        "demo": lambda: ANSWER.sub(r"\1│ …\n", demo()),
         "virtual": lambda: vram("virtual", "nvidia-smi") + vram("virtual", "fault", "cuMemAlloc* sometimes"),
     }
     assert serve

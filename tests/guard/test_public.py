@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import vram
+from tests.docs.pages import DOCS, WRITTEN
 from tests.patience import PATIENCE_S
 
-DOCS = Path(__file__).parents[2] / "docs"
 FRAMEWORKS = ("torch", "cupy", "jax", "numba", "numpy", "cuda", "pycuda", "rich", "msgspec", "ctypes")
 
 
@@ -51,7 +51,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize("name", ["GiB", "MiB"])
 def test_a_number_says_in_the_reference_what_it_is_for(name: str) -> None:
-    reference = (DOCS / "reference" / "python.md").read_text()
+    reference = WRITTEN[DOCS / "reference" / "python.md"]
     assert f"### vram.{name}\n\nThe bytes of 1 {name}, for sizes" in reference
 
 
@@ -70,7 +70,7 @@ def _bases(value: object) -> tuple[type, ...]:
 
 @pytest.mark.parametrize("name", sorted(vram._PUBLIC))
 def test_every_name_stands_in_the_reference_and_in_a_guide(name: str) -> None:
-    reference = (DOCS / "reference" / "python.md").read_text()
+    reference = WRITTEN[DOCS / "reference" / "python.md"]
     assert re.search(rf"^### vram\.{name}$", reference, re.MULTILINE)
     guides = [path.read_text() for path in (DOCS / "guides").glob("*.md")]
     assert any(re.search(rf"\b(?:vram\.)?{name}\b", code) for text in guides for code in _code(text))

@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.limited_files import NO_BYTECODE
 from tests.serve.conftest import StartDemo, StartService
 from tests.serve.running import RunningService
 from tests.serve.users import UsersMachine, needs_root
@@ -199,7 +200,7 @@ def test_without_room_the_service_goes_on_and_records_as_soon_as_there_is_some(
     start_service: StartService,
 ) -> None:
     """Files of more than 20 kB cannot be written; then they can."""
-    service = start_service(prefix=("prlimit", "--fsize=20000:"))
+    service = start_service(prefix=("prlimit", "--fsize=20000:"), environment=NO_BYTECODE)
     service.readings(2)
     assert "history cannot be kept" in service.get(f"{API}/holders", status=503)["error"]
     assert service.request("/healthz")[0] == 200

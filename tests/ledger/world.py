@@ -143,8 +143,8 @@ class World:
         facts = DmabufFacts(fd=8, inode=inode, exporter="nv_dmabuf")
         return self._see("proc.dmabuf", process=ProcessRef(pid), nbytes=nbytes, facts=facts)
 
-    def unreadable(self, processes: int, *, init: bool = False) -> World:
-        facts = UnreadableFacts(processes, ("alice",), init)
+    def unreadable(self, processes: int) -> World:
+        facts = UnreadableFacts(processes, ("alice",))
         return self._see("proc.unreadable", facts=facts, status="denied")
 
     def read_in_part(self, pid: int) -> World:

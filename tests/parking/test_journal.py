@@ -18,7 +18,7 @@ from tests.patience import PATIENCE_S
 OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 WRITE_WITHOUT_ROOM = """
-import json, resource
+import json, resource, sys
 from vram.errors import AuditUnavailable
 from vram.host.local import LocalHost
 from vram.model.parking import Parked
@@ -28,6 +28,7 @@ host = LocalHost()
 journal = Journal(host)
 entry = Parked(host=journal.host_name, boot_id=journal.boot_id, target=identity.identify(host, {pid}),
                shares=(), since=host.clock.now(), by_user="me", by_pid=1, purpose="park")
+sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 try:
     journal.write(entry)

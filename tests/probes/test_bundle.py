@@ -249,6 +249,8 @@ def test_a_snapshot_of_an_earlier_version_is_read_as_ever():
     found = {entry.kind: entry.holder.pid for entry in gpu.entries if entry.holder}
     assert found == {"process": 26247, "orphaned": 26300, "exported": 26302}
     assert [finding.code for finding in diagnose(ledger)][:2] == ["VR101", "VR103"]
+    # It has a field that no later version has, beside these.
+    assert (ledger.unreadable_processes, ledger.unreadable_users) == (1, ("root",))
 
 
 @pytest.mark.parametrize(

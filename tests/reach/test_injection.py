@@ -313,7 +313,7 @@ class TestCalledOff:
         if not child:
             run_once(process)
             os._exit(0)
-        until(lambda: _texts(process) == 1)
+        until(lambda: _texts(process) == 1 and len(_pending(process)) == 1)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         program.ask()

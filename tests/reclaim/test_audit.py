@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ghosts.conftest import held_by, is_charge
+from tests.limited_files import NO_BYTECODE
 from tests.needs import needs, require, skip_without
 from tests.reclaim.conftest import Bench
 from vram.errors import AuditUnavailable
@@ -147,7 +148,7 @@ def test_a_log_that_may_not_grow_keeps_everything_as_it_is(machine: Bench):
     demo = machine.demo("memory.plain", 1 * GIB)
     done = subprocess.run(
         [sys.executable, "-m", "vram", "kill", str(demo.pids["self"]), "--yes"],
-        env=machine.environment(),
+        env={**machine.environment(), **NO_BYTECODE},
         # The kernel refuses every byte of every file, as a full disk does.
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
         capture_output=True,

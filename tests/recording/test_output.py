@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,7 @@ class TestCollecting:
         if pid == 0:
             import resource
 
+            sys.dont_write_bytecode = True
             resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
             found = collect(output, RUN)
             os._exit(0 if found.trace is None and len(found.left) == 2 and found.reason else 1)

@@ -1,9 +1,9 @@
-"""What this process holds on its GPUs, measured without starting CUDA: the driver's charge for each device,
-and how the loaded frameworks split it.
+"""What this process holds on its GPUs, measured without starting CUDA.
 
-No context is made and libcuda is not loaded for it: a process that has not started CUDA holds nothing, and
-learns that in a microsecond. The charge covers everything, also what no framework accounts for; the
-frameworks report how much of what they hold is in use.
+It is the driver's charge for each device, and how the loaded frameworks split it. No context is made and
+libcuda is not loaded for it: a process that has not started CUDA holds nothing, and learns that in
+a microsecond. The charge covers everything, also what no framework accounts for; the frameworks report how
+much of what they hold is in use.
 """
 
 from __future__ import annotations

@@ -67,8 +67,6 @@ class FileScan(Struct, frozen=True):
     denied_users: tuple[str, ...] = ()
     denied_processes: int = 0
     complete: bool = True
-    denied_init: bool = False
-    """Whether the machine's first process is one of the denied."""
     full: bool = False
     cut: tuple[ProcessRef, ...] = ()
     cut_users: tuple[str, ...] = ()

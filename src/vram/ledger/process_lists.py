@@ -1,5 +1,7 @@
-"""The driver's process lists before anything is built on them: each process once, not endlessly many, and
-without those that ended while the host was read."""
+"""The driver's process lists, made fit to build on: each process once, not endlessly many.
+
+Processes that ended while the host was read are left out.
+"""
 
 from __future__ import annotations
 

@@ -55,11 +55,10 @@ class ExportFacts(Struct, frozen=True, omit_defaults=True, tag="export"):
 
 
 class UnreadableFacts(Struct, frozen=True, omit_defaults=True, tag="unreadable"):
-    """Processes whose open files we may not read, by owner; ``init``: the machine's first is one of them."""
+    """Processes whose open files we may not read, by owner."""
 
     processes: int
     users: tuple[str, ...] = ()
-    init: bool = False
 
 
 # ---- GPUs of AMD and Intel: clients by their open files, and what sysfs and ROCm report ----

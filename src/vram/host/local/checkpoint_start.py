@@ -1,5 +1,7 @@
-"""Starts a checkpoint worker. Imports next to nothing, so that it can be the first thing done: the driver
-takes as long to initialise as the rest of vram takes to be imported."""
+"""Starts a checkpoint worker, before vram does anything else.
+
+It imports next to nothing: the driver takes as long to initialise as the rest of vram takes to be imported.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,6 @@ class LocalOpenFiles:
             full=walked.full,
             cut=tuple(ProcessRef(pid) for pid in sorted(set(walked.cut) - ours)),
             cut_users=tuple(sorted({user_name(uid) for uid in _owners(self._root, walked.cut)})),
-            denied_init=bool(denied) and _is_denied(f"{self._root}/1/fd"),
         )
 
     def _holders(
@@ -225,19 +224,6 @@ def _clients(
 
 def _is_closed(error: int) -> bool:
     return error in (errno.ENOENT, errno.ESRCH, errno.EBADF)
-
-
-def _is_denied(folder: str) -> bool:
-    """Whether the descriptors of a process may not be read; some kernels let them be listed all the same."""
-    try:
-        for name in os.listdir(folder):
-            os.readlink(f"{folder}/{name}")
-            return False
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 # ---- which open files are device files, by the text of their links and what is behind them ----

@@ -1,4 +1,4 @@
-"""Claims: contexts."""
+"""Claims: what a context costs, and what frees it."""
 
 from __future__ import annotations
 

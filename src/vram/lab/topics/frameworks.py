@@ -1,4 +1,4 @@
-"""Claims: frameworks."""
+"""Claims: what PyTorch, CuPy and JAX hold, and how it is freed."""
 
 from __future__ import annotations
 

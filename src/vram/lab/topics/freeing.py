@@ -1,4 +1,4 @@
-"""Claims: freeing."""
+"""Claims: what freeing does, and what it does not."""
 
 from __future__ import annotations
 

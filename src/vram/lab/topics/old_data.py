@@ -1,4 +1,4 @@
-"""Claims: old data."""
+"""Claims: who can read what was in freed memory."""
 
 from __future__ import annotations
 

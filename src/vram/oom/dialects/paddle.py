@@ -1,4 +1,4 @@
-"""PaddlePaddle."""
+"""PaddlePaddle's messages."""
 
 from __future__ import annotations
 

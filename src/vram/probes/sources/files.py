@@ -18,7 +18,7 @@ def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
     scan = host.files.scan(deadline_s)
     yield from _holders(scan)
     if scan.denied_processes:
-        facts = UnreadableFacts(scan.denied_processes, scan.denied_users, scan.denied_init)
+        facts = UnreadableFacts(scan.denied_processes, scan.denied_users)
         yield Observation(probe="proc.unreadable", status="denied", code="unreadable", facts=facts)
     if not scan.complete:
         message = f"the scan of all processes was stopped after {deadline_s:.1f} s: holders may be missing"

@@ -1,4 +1,4 @@
-"""CuPy, Numba and PyCUDA."""
+"""The caches of CuPy, Numba and PyCUDA."""
 
 from __future__ import annotations
 
