@@ -58,9 +58,9 @@ def main() -> int:
         stack.enter_context(service(environments[GHOST], folder))
         start = ray_cluster if by_ray else local_nodes
         words, ours = stack.enter_context(start(environments, folder))
-        show(["fleet", *words, "--deadline", "10"], ours)
-        show(["fleet", *words, "--node", GHOST, "--deadline", "20"], ours)
-        return show(["fleet", "free", *words, "--node", GHOST, "--yes", "--deadline", "20"], ours)
+        show(["fleet", *words, "--deadline", "10s"], ours)
+        show(["fleet", *words, "--node", GHOST, "--deadline", "20s"], ours)
+        return show(["fleet", "free", *words, "--node", GHOST, "--yes", "--deadline", "20s"], ours)
 
 
 def show(words: list[str], environment: dict[str, str]) -> int:

@@ -1,6 +1,6 @@
 """`vram serve` on a virtual GPU with a few processes, one of them a ghost: something to click and to type.
 
-python tools/serve_demo.py [--for SECONDS] [--port PORT]
+python tools/serve_demo.py [--for DURATION] [--port PORT]
 
 Prints where the page, the metrics and the API are, and commands for another terminal. Ctrl-C ends everything
 that it started.
@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from vram.units import GIB
+from vram.units import GIB, parse_duration, spell_duration
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
@@ -59,7 +59,9 @@ In another terminal:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="vram serve on a virtual GPU with demo processes")
-    parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end after this time")
+    parser.add_argument(
+        "--for", dest="seconds", type=parse_duration, metavar="DURATION", help="end after this time, e.g. 60s"
+    )
     parser.add_argument("--port", type=int, default=0, help="listen there (default: a free one)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -72,7 +74,9 @@ def main() -> int:
         url = address(service.stderr)
         if url is None:
             return 1
-        end = f"It ends after {arguments.seconds:g} s." if arguments.seconds else "Ctrl-C ends it."
+        end = (
+            f"It ends after {spell_duration(arguments.seconds)}." if arguments.seconds else "Ctrl-C ends it."
+        )
         words = WORDS.format(gpus=GPUS, url=url, enter=entrance(gpu, folder), folder=folder, end=end)
         print(words, flush=True)
         try:

@@ -1,4 +1,4 @@
-"""1,250 recorded nodes of 8 GPUs each through `vram fleet --from`, with one worker and with two."""
+"""1,250 recorded nodes of 8 GPUs each through `vram fleet --snapshots`, with one worker and with two."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _figures(objects: int, arrays: int, environment: dict[str, str], turns: int)
 
 
 def _inside(pid: int, environment: dict[str, str]) -> float:
-    argv = [program("vram") or "vram", "inside", str(pid), "--json", "--deadline", "60"]
+    argv = [program("vram") or "vram", "inside", str(pid), "--json", "--deadline", "60s"]
     began = time.perf_counter()
     done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE)
     elapsed_s = time.perf_counter() - began

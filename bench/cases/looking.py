@@ -21,8 +21,8 @@ TWO_SECONDS = 2.0
 COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("trim", ("trim", "PID")),
     ("trim --collect", ("trim", "PID", "--collect")),
-    ("inside", ("inside", "PID", "--deadline", "60")),
-    ("why --deep", ("why", "--deep", "--deadline", "60")),
+    ("inside", ("inside", "PID", "--deadline", "60s")),
+    ("why --deep", ("why", "--deep", "--deadline", "60s")),
 )
 
 

@@ -92,7 +92,7 @@ def _service(folder: Path, environment: dict[str, str]) -> Iterator[_Service]:
     words = [program("vram") or "vram", "serve", "--listen", "127.0.0.1:0", "--interval", f"{EVERY_S:g}s"]
     words += ["--state", str(folder / "state"), "--socket", str(folder / "vram.sock")]
     # Others may want the processors too: a reading that is late because of them says nothing about vram.
-    words += ["--deadline", "60"]
+    words += ["--deadline", "60s"]
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

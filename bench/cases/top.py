@@ -38,7 +38,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def run(turns: int) -> list[Row]:
     vram = program("vram") or "vram"
-    commands = {"vram": [vram, "top", "--every", f"{EVERY_S:g}"]}
+    commands = {"vram": [vram, "top", "--every", f"{EVERY_S:g}s"]}
     if nvitop := program("nvitop"):
         commands["nvitop"] = [nvitop, "--interval", f"{EVERY_S:g}"]
     with holders(6, 1 * GIB):

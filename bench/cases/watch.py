@@ -27,7 +27,7 @@ def run(turns: int) -> list[Row]:
         for _ in range(max(1, turns // 3)):  # each takes five seconds
             asked.append(_cpu_s([*vram, "why", "--json"]))
             short_s, long_s = (
-                _cpu_s([*vram, "watch", "--every", str(EVERY_S), "--for", str(seconds)])
+                _cpu_s([*vram, "watch", "--every", f"{EVERY_S}s", "--for", f"{seconds}s"])
                 for seconds in (SHORT_S, LONG_S)
             )
             watched.append((long_s - short_s) / readings)

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     commands: tuple[str, ...]
 
 
-ACTING = ("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset")
+ACTING = ("free", "trim", "park", "unpark", "borrow", "kill", "reset")
 STATE = "~/.local/state/vram"
 FILES = (
     Entry(
@@ -44,7 +44,7 @@ FILES = (
     Entry(
         f"{STATE}/parked-*.json",
         "The processes that this user has parked, so that they come back whatever happens to vram.",
-        ("park", "unpark", "parked", "borrow", "free"),
+        ("park", "unpark", "borrow", "free"),
     ),
     Entry(
         "/dev/nvidia*, /dev/dxg, /dev/dri/*",
@@ -56,7 +56,7 @@ VARIABLES = (
     Entry("NO_COLOR, FORCE_COLOR", "No colour anywhere, or colour everywhere.", ("all",)),
     Entry("COLUMNS", "How wide a line may be.", ("all",)),
     Entry("XDG_STATE_HOME", f"Where records lie, instead of {STATE.rpartition('/')[0]}.", ACTING),
-    Entry("VRAM_AGENT", "Set to 1, programs that import vram accept `vram trim`.", ("flush", "trim", "why")),
+    Entry("VRAM_AGENT", "Set to 1, programs that import vram accept `vram trim`.", ("trim", "why")),
 )
 DESCRIPTION = """\
 The lines of `vram why` sum to the total, to the byte; what nobody can explain is a line of its own.
@@ -93,6 +93,8 @@ def _index(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     yield "One page for each, the same as `vram COMMAND --help` and `man vram-COMMAND`. The"
     yield "[exit codes](exit-codes.md) are the same everywhere, and [TAB](../guides/completion.md) completes"
     yield "what is typed.\n"
+    yield "Sizes and durations have a unit: `512MiB`, `20GiB`; `250ms`, `60s`, `5min`, `2h`, `7d`. A bare"
+    yield "number is refused.\n"
     yield "| command | |"
     yield "|---|---|"
     for command in commands:

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from inspect import cleandoc
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,14 @@ class Module(NamedTuple):
         """The last one: overloads stand before what is run."""
         found = [node for node in self.tree.body if isinstance(node, Definition) and node.name == name]
         return found[-1] if found else None
+
+    def constant(self, name: str) -> str | None:
+        """The text below the assignment to *name*, where it is one."""
+        for node, below in pairwise(self.tree.body):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                text = below.value if isinstance(below, ast.Expr) else None
+                return text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
+        return None
 
     def origin(self, name: str) -> tuple[str, str] | None:
         """The module and the name that *name* was imported from."""
@@ -85,7 +94,10 @@ def _entry(name: str, results: dict[str, tuple[str, ast.ClassDef]]) -> Iterator[
     home = vram._PUBLIC[name]
     module = _module(home)
     node = module.definition(name)
-    if node is None:
+    if (constant := module.constant(name)) is not None:
+        yield f"\n### vram.{name}\n"
+        yield _text(constant)
+    elif node is None:
         yield from _module_entry(name, module)
     elif isinstance(node, ast.ClassDef):
         yield from _class(name, node, "vram.")

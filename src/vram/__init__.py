@@ -38,6 +38,9 @@ _PUBLIC = {
     "Buffer": "vram.guard.buffer",
     "scrub": "vram.guard.erase",
     "remanence_test": "vram.guard.remanence",
+    # sizes: vram.scope(limit=8 * vram.GiB)
+    "GiB": "vram.units",
+    "MiB": "vram.units",
     # let `vram trim` and `vram why --deep` in; plan as `vram free` does
     "agent": "vram.agent",
     "reclaim": "vram.reclaim",
@@ -71,6 +74,8 @@ if TYPE_CHECKING:
     from vram.notebook import load_ipython_extension as load_ipython_extension
     from vram.notebook import unload_ipython_extension as unload_ipython_extension
     from vram.trace.mark import mark as mark
+    from vram.units import GiB as GiB
+    from vram.units import MiB as MiB
 
 
 def __getattr__(name: str) -> object:

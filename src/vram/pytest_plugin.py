@@ -150,12 +150,12 @@ def _wanted(item: pytest.Item) -> Wanted | None:
         said = marker.args or unknown
         raise _failure(f"@pytest.mark.vram takes only leaks=, limit= and peak=, not {said}")
     from vram.errors import UsageError
-    from vram.guard.scope import nbytes_of
+    from vram.units import read_size
 
     try:
         leaks, peak = marker.kwargs.get("leaks", 0), marker.kwargs.get("peak")
-        allowed = None if peak is None else nbytes_of(peak, "peak")
-        return Wanted(nbytes_of(leaks, "leaks"), marker.kwargs.get("limit"), allowed)
+        allowed = None if peak is None else read_size(peak, "peak")
+        return Wanted(read_size(leaks, "leaks"), marker.kwargs.get("limit"), allowed)
     except UsageError as error:
         raise _failure(f"@pytest.mark.vram: {error}; {error.hint}") from None
 
@@ -166,7 +166,7 @@ def _open(item: pytest.Item, wanted: Wanted) -> Scope:
 
     try:
         # 0 is the scope's own default: code that loads at first use is tolerated once.
-        tolerance = wanted.leaks or None
+        tolerance = f"{wanted.leaks}B" if wanted.leaks else None
         return scope(item.nodeid, leak="report", tolerance=tolerance, limit=wanted.limit, track=True)
     except UsageError as error:
         raise _failure(f"@pytest.mark.vram: {error}; {error.hint}") from None

@@ -28,7 +28,10 @@ def test_msgspec_comes_without_typing_extensions_and_both_work_afterwards() -> N
     assert (done.stdout.strip(), done.stderr) == ("typing_extensions [1]", "")
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["why", "--help"], ["why", "--from", "x"], ["demo"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--help"], ["why", "--help"], ["why", "--from", "x"], ["demo"], ["park"], ["park", "--json"]],
+)
 def test_nothing_is_started_for_what_reads_no_driver(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""``vram report`` and ``vram fit`` on traces of real programs on a virtual GPU: the lines that they name."""
+"""``vram report`` on traces of real programs on a virtual GPU: the lines that they name."""
 
 from __future__ import annotations
 
@@ -141,13 +141,20 @@ def test_the_difference_of_two_runs_is_what_grew(vram: Run, leaky: Recorded, lon
 
 
 def test_which_cards_it_fits(vram: Run, leaky: Recorded) -> None:
-    code, out, _ = vram("fit", leaky.path, "--json")
+    code, out, _ = vram("report", "fit", leaky.path, "--json")
     assert code == ExitCode.OK
     answer = json.loads(out)
-    validate(answer, json.loads(shipped("fit").read_bytes()))
+    validate(answer, json.loads(shipped("report-fit").read_bytes()))
     assert answer["fit"]["needs"][0]["live_nbytes"] == leaky.live
-    assert "RTX 4060" in vram("fit", leaky.path).out
-    small = json.loads(vram("fit", leaky.path, "--memory", "512MiB", "--json").out)
+    short = vram("report", "fit", leaky.path).out
+    assert short.startswith("The smallest card that fits is RTX 4060 (8.0 GiB): ")
+    assert short.count("RTX ") == 1
+    assert "RTX 4090" in vram("report", "fit", "-v", leaky.path).out
+    given = vram("report", "fit", leaky.path, "--memory", "512MiB").out
+    assert given.startswith("It does not fit a card (512.0 MiB): ")
+    assert vram("report", "leaks", leaky.path, "--memory", "1GiB").code == 2
+    assert vram("report", "fit", leaky.path, "--limit", "3").code == 2
+    small = json.loads(vram("report", "fit", leaky.path, "--memory", "512MiB", "--json").out)
     assert [each["verdict"] for each in small["fit"]["cards"]] == ["too small"]
 
 
@@ -242,7 +249,7 @@ def test_parts_that_are_not_there(vram: Run, trace: str) -> None:
 def test_a_file_that_is_no_trace(vram: Run, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello, this is no trace at all")
-    for words in (("report", str(path)), ("report", "leaks", str(path)), ("fit", str(path))):
+    for words in (("report", str(path)), ("report", "leaks", str(path)), ("report", "fit", str(path))):
         code, out, err = vram(*words)
         assert (code, out) == (ExitCode.BAD_INPUT, "")
         assert "is not a trace" in err
@@ -293,7 +300,7 @@ def test_text_in_a_trace_stays_text(vram: Run, tmp_path: Path) -> None:
     writer.alloc(10, 0x7000, MIB, where=writer.where(), stack=stack)
     path = tmp_path / "evil.vram"
     path.write_bytes(trace.bytes())
-    for words in (["report"], ["report", "leaks", "-v"], ["report", "--json"], ["fit"]):
+    for words in (["report"], ["report", "leaks", "-v"], ["report", "--json"], ["report", "fit"]):
         out = vram(*words, str(path)).out
         assert out.replace("\n", "").isprintable()
         assert "evil" in out

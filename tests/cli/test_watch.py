@@ -103,7 +103,7 @@ def watch() -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start(gpu: VirtualGpu, *words: str, **options: Any) -> Watch:
-            started = Watch(gpu, "--every", "0.1", *words, **options)
+            started = Watch(gpu, "--every", "0.1s", *words, **options)
             stack.callback(started.close)
             return started
 
@@ -292,7 +292,7 @@ def test_whatever_fails_nothing_is_reported_as_ended_that_lives(
 ) -> None:
     with DemoProgram(virtual_gpu, "forks.orphan", "4GiB") as program:
         program.kill("parent")
-        watching = watched_json(watch, virtual_gpu, "--deadline", "1")
+        watching = watched_json(watch, virtual_gpu, "--deadline", "1s")
         seen = []
         for function, fault in FAULTS.items():
             virtual_gpu.fail(function, **fault)
@@ -470,7 +470,7 @@ def test_a_hook_that_hangs_is_ended_with_all_that_it_started(
     script = f"trap '' TERM; sleep 600 & echo $! >{shlex.quote(str(pid_file))}; wait"
     hook = shlex.join(["sh", "-c", script])
     watching = watched_json(
-        watch, virtual_gpu, "--exec", hook, "--exec-timeout", "3", "--events", "ended", "--count", "1"
+        watch, virtual_gpu, "--exec", hook, "--exec-timeout", "3s", "--events", "ended", "--count", "1"
     )
     # Reading goes on while the hook hangs; after the last change its end is waited for.
     holder.kill()
@@ -628,7 +628,7 @@ def test_it_ends_when_nobody_reads_any_more(watch: Start, virtual_gpu: VirtualGp
 
 
 def test_it_ends_after_a_time(watch: Start, virtual_gpu: VirtualGpu) -> None:
-    watching = watch(virtual_gpu, "--for", "0.3")
+    watching = watch(virtual_gpu, "--for", "0.3s")
     out, err = watching.process.communicate(timeout=PATIENCE_S)
     assert (watching.process.returncode, len(out.splitlines()), err) == (0, 1, b"")
 
@@ -636,7 +636,7 @@ def test_it_ends_after_a_time(watch: Start, virtual_gpu: VirtualGpu) -> None:
 def test_waiting_for_a_change_that_does_not_come_has_an_exit_code(
     watch: Start, virtual_gpu: VirtualGpu
 ) -> None:
-    watching = watch(virtual_gpu, "--for", "0.3", "--count", "1")
+    watching = watch(virtual_gpu, "--for", "0.3s", "--count", "1")
     watching.process.communicate(timeout=PATIENCE_S)
     assert watching.process.returncode == 21
 
@@ -673,20 +673,22 @@ def _members(group: int) -> list[int]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--every", "0"], "is not a number of seconds"),
-        (["--every", "0.01"], "--every needs at least 0.1 seconds"),
+        (["--every", "0s"], "--every: '0s' is too short"),
+        (["--every", "2"], "--every: '2' has no unit\n  hint: write 2s\n"),
+        (["--every", "0.01s"], "--every needs at least 100ms"),
         (["--min", "abc"], "'abc' is not a size"),
         (["--min", "5"], "has no unit"),
         (["--events", "ghost,gohst"], "there is no event 'gohst'"),
         (["--events", ""], "there is no event ''"),
         (["--count", "0"], "is not a number of changes"),
-        (["--for", "-1"], "is not a number of seconds"),
+        (["--for", "-1"], "'-1' is not a duration"),
+        (["--for=-1s"], "'-1s' is not a duration"),
         (["--exec", ""], "--exec needs a command"),
         (["--exec", "  "], "--exec needs a command"),
         (["--exec", "'"], "cannot be split into words"),
         (["--exec", "no-such-program-anywhere --x"], "there is no program 'no-such-program-anywhere'"),
         (["--exec", "/etc/passwd"], "there is no program '/etc/passwd'"),
-        (["--exec", "true", "--exec-timeout", "0"], "is not a number of seconds"),
+        (["--exec", "true", "--exec-timeout", "0s"], "'0s' is too short"),
         (["--from", "x.json"], "unrecognized arguments"),
     ],
 )
@@ -714,7 +716,7 @@ def test_on_a_terminal_lines_fit_and_have_colour(virtual_gpu: VirtualGpu, words:
     with DemoProgram(virtual_gpu, "forks.orphan", "4GiB") as program:
         program.kill("parent")
         process = virtual_gpu.popen(
-            [*PROGRAM, "watch", "--for", "0.1", *words], stdout=theirs, env={**environment, "TERM": "xterm"}
+            [*PROGRAM, "watch", "--for", "0.1s", *words], stdout=theirs, env={**environment, "TERM": "xterm"}
         )
         os.close(theirs)
         written = b""

@@ -46,7 +46,7 @@ def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], lis
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
     done = subprocess.run(
-        [*PROGRAM, "why", "--deep", "--json", "--deadline", "60"],
+        [*PROGRAM, "why", "--deep", "--json", "--deadline", "60s"],
         env=variables,
         capture_output=True,
         text=True,
@@ -90,7 +90,7 @@ def test_many_are_asked_at_once(virtual_gpu: VirtualGpu, tmp_path: Path) -> None
     ]
     pids = [int(holder.stdout.readline()) for holder in holders if holder.stdout is not None]
     done = subprocess.run(
-        [*PROGRAM, "why", "--deep", "--json", "--deadline", "60"],
+        [*PROGRAM, "why", "--deep", "--json", "--deadline", "60s"],
         env=variables,
         capture_output=True,
         text=True,

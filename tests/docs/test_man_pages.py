@@ -91,7 +91,7 @@ def test_help_is_what_the_option_tells_where_nobody_watches(capsys: pytest.Captu
     assert main(["why", "--help"]) == 0
     assert capsys.readouterr().out == told
     assert main(["help"]) == 0
-    assert "commands:" in capsys.readouterr().out
+    assert "More: vram help all" in capsys.readouterr().out
 
 
 def test_help_about_what_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -376,7 +376,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         ),
         "limited",
         "Windows' own programs are not reported",
-        "--deadline 20",
+        "--deadline 20s",
     ),
     (
         "place.wsl",

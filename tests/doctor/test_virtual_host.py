@@ -25,7 +25,7 @@ from vram.virtualgpu import VirtualGpu
 
 READY, NO_DRIVER, LIMITED, BROKEN = 0, 4, 7, 8
 # Calls that hang take all of it; the others must have said their word by then, also on a busy machine.
-LONG = "5"
+LONG = "5s"
 
 
 @pytest.fixture(scope="module")
@@ -299,4 +299,4 @@ def test_words_that_are_wrong(clinic: Clinic) -> None:
     done = clinic.run("--for", "fly")
     assert done.returncode == 2
     assert "invalid choice" in done.stderr
-    assert clinic.run("--deadline", "0").returncode == 2
+    assert clinic.run("--deadline", "0s").returncode == 2

@@ -99,10 +99,10 @@ def main() -> None:
         vram("kill", *pids, "--yes"),
         vram("kill", "1", *pids, "--tree", "--yes"),
         vram("free", *(f"--pid={pid}" for pid in pids), "--up-to", "kill", "--yes"),
-        *(vram("kill", pid, "--yes", "--grace", "0.1") for pid in pids[:3]),
+        *(vram("kill", pid, "--yes", "--grace", "0.1s") for pid in pids[:3]),
         vram("park", "--anyway", *pids),
         vram("trim", *pids),
-        vram("borrow", "139GiB", "--from", pids[0], "--", "true"),
+        vram("borrow", "139GiB", "--pid", pids[0], "--", "true"),
     ]
     told = {
         "everything": everything,

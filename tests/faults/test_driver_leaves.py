@@ -151,7 +151,7 @@ def test_a_driver_that_leaves_while_a_command_has_the_room_gets_everybody_back(
     worker = machine.worker()
     code = "from vram.virtualgpu import VirtualGpu; VirtualGpu.inside().add_fault('nvml* error=9')"
     done = machine.vram("borrow", "139.5GiB", "--", sys.executable, "-c", code)
-    assert (done.returncode, "`vram parked` lists it" in done.stderr) == (20, True), done.stderr
+    assert (done.returncode, "`vram park` lists it" in done.stderr) == (20, True), done.stderr
     assert [line["pid"] for line in machine.parked()] == [worker.pid]
     machine.gpu.clear_faults()
     machine.until_nobody_moves(worker.pid)
@@ -193,7 +193,7 @@ def test_a_mig_device_destroyed_at_any_call_is_counted_once_or_not_at_all(
 def test_a_gpu_divided_anew_between_two_readers_of_one_scan_balances(two_virtual_gpus: VirtualGpu) -> None:
     """The first hangs on GPU 0; the second, started for the rest, finds GPU 1 divided."""
     two_virtual_gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
-    argv = [sys.executable, "-m", "vram", "why", "--json", "--deadline", "5"]
+    argv = [sys.executable, "-m", "vram", "why", "--json", "--deadline", "5s"]
     with DemoProgram(two_virtual_gpus, "memory.plain", GIB) as demo:
         why = two_virtual_gpus.popen(argv, stdout=-1)
         wait_for_reader_in_a_hang(why.pid)

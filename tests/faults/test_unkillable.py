@@ -57,7 +57,7 @@ def test_each_signal_is_sent_once_and_later_runs_send_none(
         pid = int((lines - {b"waits"}).pop())
         watch = ["strace", "-f", "-qq", "--decode-fds=pidfd", "--trace=pidfd_send_signal,kill,tgkill", "-o"]
         asked = [
-            ("kill", str(pid), "--yes", "--grace", "0.1"),
+            ("kill", str(pid), "--yes", "--grace", "0.1s"),
             ("free", "--yes", "--up-to", "kill"),
             ("free", "--more", "139GiB", "--yes", "--up-to", "kill"),
         ]

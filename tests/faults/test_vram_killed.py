@@ -133,8 +133,8 @@ def intended(machine: Bench) -> set[int]:
 
 def words_for(kind: str, pids: list[int], other: int) -> tuple[str, ...]:
     return {
-        "free": ("free", "--yes", "--up-to", "kill", "--grace", "0.2"),
-        "kill": ("kill", str(pids[0]), "--tree", "--yes", "--grace", "0.2"),
+        "free": ("free", "--yes", "--up-to", "kill", "--grace", "0.2s"),
+        "kill": ("kill", str(pids[0]), "--tree", "--yes", "--grace", "0.2s"),
         "trim": ("trim", str(other)),
     }[kind]
 

@@ -76,7 +76,7 @@ def test_records_that_others_can_add_to_are_not_read(virtual_gpu: VirtualGpu, ow
     folder.mkdir()
     folder.chmod(mode)
     os.mkfifo(folder / "parked-1b4e28ba-1-1.json", 0o666)
-    done = vram(virtual_gpu, own, "parked")
+    done = vram(virtual_gpu, own, "park")
     assert (done.returncode, done.stdout) == (17, ""), done.stderr
     assert f"{folder} is not yours alone, its mode is {mode:04o}" in done.stderr
     assert vram(virtual_gpu, own, "why").returncode == 0

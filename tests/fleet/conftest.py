@@ -53,7 +53,7 @@ def in_time(*words: object, of: Sequence[str]) -> FleetRun:
     How soon a node answers is the machine's affair.
     """
     for deadline_s in (8, 24, 72):
-        run = vram_fleet(*words, "--json", "--deadline", deadline_s)
+        run = vram_fleet(*words, "--json", "--deadline", f"{deadline_s}s")
         if run.status != 3 or all(run.nodes[name]["code"] != "no-answer" for name in of):
             break
     return run

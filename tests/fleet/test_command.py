@@ -1,4 +1,4 @@
-"""`vram fleet --from`: words in, a screen or JSON out, exit codes that say whether all nodes answered."""
+"""`vram fleet --snapshots`: words in, a screen or JSON out; exit codes say whether all nodes answered."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_json_is_as_its_schema_says(folder: Path) -> None:
     (folder / "broken.json").write_bytes(b"{")
-    run = vram_fleet("--from", folder, "--json", "--by", "user")
+    run = vram_fleet("--snapshots", folder, "--json", "--by", "user")
     assert run.status == 3
     jsonschema.validate(json.loads(run.output), json.loads(shipped("fleet").read_bytes()))
     assert list(run.nodes) == ["gpu-2", "gpu-3", "broken", "gpu-1"]
 
 
 def test_a_fleet_that_answers_whole_is_exit_0(folder: Path) -> None:
-    run = vram_fleet("--from", folder)
+    run = vram_fleet("--snapshots", folder)
     assert run.status == 0
     assert "gpu-2" in run.output
     assert "gpu-1" not in run.output, "the healthy ones are in a sum"
@@ -38,7 +38,7 @@ def test_a_fleet_that_answers_whole_is_exit_0(folder: Path) -> None:
 
 
 def test_named_nodes_are_shown_whole(folder: Path) -> None:
-    run = vram_fleet("--from", folder, "--node", "gpu-2")
+    run = vram_fleet("--snapshots", folder, "--node", "gpu-2")
     assert run.status == 0
     assert "held by pid 201" in run.output
     assert "gpu-3" not in run.output
@@ -47,22 +47,22 @@ def test_named_nodes_are_shown_whole(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "one of --from, --hosts, --ray and --srun"),
-        (("--from", "{folder}", "--srun"), "one of --from, --hosts, --ray and --srun"),
-        (("--from", "{folder}/none"), "cannot read"),
-        (("--from", "{folder}/empty"), "has no snapshot"),
-        (("--from", "{folder}", "--node", "gpu-4"), "there is no node 'gpu-4'"),
-        (("--from", "{folder}", "free"), "recorded nodes cannot be acted on"),
-        (("free", "--from", "{folder}"), "recorded nodes cannot be acted on"),
-        (("--from", "{folder}", "--yes"), "--yes and --socket are for"),
-        (("--from", "{folder}", "--ssh-option", "Port=1"), "are for --hosts"),
-        (("--from", "{folder}", "--vram", "x"), "recorded ones run nothing"),
+        ((), "one of --snapshots, --hosts, --ray and --srun"),
+        (("--snapshots", "{folder}", "--srun"), "one of --snapshots, --hosts, --ray and --srun"),
+        (("--snapshots", "{folder}/none"), "cannot read"),
+        (("--snapshots", "{folder}/empty"), "has no snapshot"),
+        (("--snapshots", "{folder}", "--node", "gpu-4"), "there is no node 'gpu-4'"),
+        (("--snapshots", "{folder}", "free"), "recorded nodes cannot be acted on"),
+        (("free", "--snapshots", "{folder}"), "recorded nodes cannot be acted on"),
+        (("--snapshots", "{folder}", "--yes"), "--yes and --socket are for"),
+        (("--snapshots", "{folder}", "--ssh-option", "Port=1"), "are for --hosts"),
+        (("--snapshots", "{folder}", "--vram", "x"), "recorded ones run nothing"),
         (("--hosts=-oProxyCommand=x",), "is not a host name"),
         (("--hosts", ""), "names no host"),
         (("--hosts", "a", "--vram", "'"), "No closing quotation"),
         (("--hosts", "a", "--vram", " "), "--vram is empty"),
         (("--srun",), "works inside a Slurm allocation"),
-        (("--from", "{folder}", "--parallel", "0"), "is not a number"),
+        (("--snapshots", "{folder}", "--parallel", "0"), "is not a number"),
     ],
     ids=str,
 )
@@ -79,7 +79,7 @@ def test_file_names_may_be_anything(folder: Path) -> None:
     (folder / "notes.txt").write_bytes(b"")
     (folder / "\x1b[31mred.json").write_bytes(b"")
     Path(str(folder) + "/\udcff\udcfe.json").write_bytes(b"")
-    run = vram_fleet("--from", folder, "-v")
+    run = vram_fleet("--snapshots", folder, "-v")
     assert run.status == 3
     assert "\x1b" not in run.output
     assert "not UTF-8" in run.output
@@ -97,7 +97,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_large_fleet_fits_one_screen(large: Path, width: int) -> None:
     for words in ((), ("--by", "user"), ("--by", "job"), ("--by", "pod"))[: 4 if width == 80 else 1]:
-        run = vram_fleet("--from", large, *words, width=width)
+        run = vram_fleet("--snapshots", large, *words, width=width)
         lines = run.output.splitlines()
         assert run.status == 3, "some of its nodes lie"
         assert len(lines) <= 24
@@ -107,7 +107,7 @@ def test_a_large_fleet_fits_one_screen(large: Path, width: int) -> None:
 def test_one_worker_and_two_find_the_same(large: Path) -> None:
     answers = []
     for workers in (1, 2):
-        found = json.loads(vram_fleet("--from", large, "--json", "--workers", workers).output)
+        found = json.loads(vram_fleet("--snapshots", large, "--json", "--workers", workers).output)
         answers.append([{**node, "took_s": None} for node in found["nodes"]])
     assert answers[0] == answers[1]
     assert len(answers[0]) == NODES

@@ -56,7 +56,7 @@ class Nodes:
 
     @property
     def words(self) -> tuple[object, ...]:
-        return ("--hosts", "served,alone", "--ssh-config", self.cluster.config, "--deadline", "60")
+        return ("--hosts", "served,alone", "--ssh-config", self.cluster.config, "--deadline", "60s")
 
     def transport(self) -> SshNodes:
         return SshNodes(("served", "alone"), config=str(self.cluster.config))

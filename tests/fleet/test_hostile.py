@@ -122,7 +122,7 @@ def plant_links(folder: Path) -> None:
 
 def test_a_planted_link_is_not_followed(shared: Path) -> None:
     plant_links(shared)
-    run = vram_fleet("--from", shared, "--json")
+    run = vram_fleet("--snapshots", shared, "--json")
     assert {name: node["code"] for name, node in run.nodes.items()} == {
         "good": None,
         **dict.fromkeys(("text", "object", "second-name"), "unreachable"),
@@ -136,7 +136,7 @@ def test_a_planted_folder_is_not_entered(shared: Path) -> None:
     """The folder itself is named through a link: what lies there is judged by where it lies."""
     plant_links(shared)
     (shared.parent / "alias").symlink_to(shared)
-    run = vram_fleet("--from", shared.parent / "alias", "--json")
+    run = vram_fleet("--snapshots", shared.parent / "alias", "--json")
     assert run.nodes["good"]["state"] == "ok"
     assert run.nodes["text"]["code"] == "unreachable"
 
@@ -146,11 +146,11 @@ def test_files_of_others_are_not_read_from_a_shared_folder(shared: Path) -> None
         skip_without("root", "only root can give files away")
     write(shared, healthy("ours"), healthy("theirs"))
     os.chown(shared / "theirs.json", 65534, 65534)
-    nodes = vram_fleet("--from", shared, "--json").nodes
+    nodes = vram_fleet("--snapshots", shared, "--json").nodes
     assert (nodes["ours"]["state"], nodes["theirs"]["code"]) == ("ok", "unreachable")
     os.chown(shared, 65534, 65534)
     shared.chmod(0o755)
-    nodes = vram_fleet("--from", shared, "--json").nodes
+    nodes = vram_fleet("--snapshots", shared, "--json").nodes
     assert {node["state"] for node in nodes.values()} == {"ok"}, "the owner of a folder puts files there"
 
 
@@ -159,7 +159,7 @@ def test_a_link_in_ones_own_folder_is_followed_and_quotes_nothing(shared: Path) 
     write(shared.parent, healthy("other"))
     (shared / "other.json").symlink_to("../other.json")
     shared.chmod(0o755)
-    run = vram_fleet("--from", shared, "--json")
+    run = vram_fleet("--snapshots", shared, "--json")
     assert run.nodes["other"]["state"] == "ok"
     assert {run.nodes[name]["code"] for name in ("text", "object", "second-name")} == {"bad-snapshot"}
     assert SECRET not in run.output + run.errors

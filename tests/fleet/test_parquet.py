@@ -35,7 +35,7 @@ def query(folder: Path, text: str) -> list[Any]:
 def test_each_run_adds_one_file_by_day_and_host(tmp_path: Path) -> None:
     recorded = write(tmp_path, haunted("gpu-2"))
     for _ in range(2):
-        assert vram_fleet("--from", recorded, "--parquet", tmp_path / "history").status == 0
+        assert vram_fleet("--snapshots", recorded, "--parquet", tmp_path / "history").status == 0
     files = [str(file.relative_to(tmp_path)) for file in (tmp_path / "history").rglob("*") if file.is_file()]
     assert len(files) == 2
     form = r"history/day=\d{4}-\d\d-\d\d/host=[^/]+/fleet-\d{6}-[0-9a-f]{12}\.parquet"

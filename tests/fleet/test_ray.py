@@ -35,7 +35,7 @@ def test_every_node_is_asked_and_what_is_wrong_with_one_is_a_line(ray_fleet: Ray
 
     # The same cluster, a moment later: what is slow to start is started once.
     ray_fleet.cluster.remove_node(ray_fleet.nodes.pop("stuck"), allow_graceful=False)
-    again = vram_fleet("--ray", ray_fleet.address, "--json", "--node", "stuck", "--deadline", "5")
+    again = vram_fleet("--ray", ray_fleet.address, "--json", "--node", "stuck", "--deadline", "5s")
     assert again.status == 3, again.errors
     assert again.nodes["stuck"]["state"] == "unread"
 
@@ -56,7 +56,7 @@ def test_another_version_of_ray_is_a_sentence(ray_fleet: RayFleet, tmp_path: Pat
 
 def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
     require("ray")
-    run = vram_fleet("--ray", "127.0.0.1:1", "--json", "--all-within", "8")
+    run = vram_fleet("--ray", "127.0.0.1:1", "--json", "--all-within", "8s")
     assert run.status == 3
     assert "no Ray cluster answers at 127.0.0.1:1" in run.errors
     assert "Traceback" not in run.errors
@@ -65,7 +65,7 @@ def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
 def test_the_history_is_read_with_ray_data_as_the_guide_says(ray_fleet: RayFleet, tmp_path: Path) -> None:
     require("pyarrow", "pandas", detail="Ray Data needs it: pip install 'ray[data]'")
     write(tmp_path, haunted("gpu-2"))
-    assert vram_fleet("--from", tmp_path, "--parquet", tmp_path / "history").status == 0
+    assert vram_fleet("--snapshots", tmp_path, "--parquet", tmp_path / "history").status == 0
     (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     environment = {**os.environ, "RAY_ADDRESS": ray_fleet.address, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
     done = subprocess.run(

@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S, until, until_ended
 from vram.errors import BadInput, UsageError, VramError
 from vram.fleet.transports.ssh import SshNodes, host_list
 
-PATIENCE = ("--deadline", "60")
+PATIENCE = ("--deadline", "60s")
 
 
 def test_hosts_that_answer_are_read_and_the_others_are_lines(ssh_cluster: SshCluster) -> None:
@@ -51,7 +51,7 @@ def test_hosts_that_hang_cost_their_deadline_and_nobody_else(ssh_cluster: SshClu
 
 
 def test_a_whole_fleet_has_a_deadline(ssh_cluster: SshCluster) -> None:
-    words = ("--hosts", "hangs,silent", "--parallel", "1", "--deadline", "20", "--all-within", "4")
+    words = ("--hosts", "hangs,silent", "--parallel", "1", "--deadline", "20s", "--all-within", "4s")
     run = vram_fleet(*words, "--ssh-config", ssh_cluster.config, "--json")
     assert run.nodes["hangs"]["code"] == "no-answer"
     assert run.nodes["silent"]["code"] == "not-asked"

@@ -49,7 +49,7 @@ class Machine:
 
     def why(self, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
         """The answer of ``vram why --json``; its balance is checked whoever asks."""
-        done = self.vram("why", "--json", "--deadline", "60", prefix=prefix)
+        done = self.vram("why", "--json", "--deadline", "60s", prefix=prefix)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         for gpu in answer["gpus"]:

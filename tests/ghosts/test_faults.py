@@ -16,7 +16,7 @@ from vram.virtualgpu.demos import DemoProgram
 
 
 def why(gpu: VirtualGpu) -> tuple[int, dict[str, Any]]:
-    argv = [sys.executable, "-m", "vram", "why", "--json", "--deadline", "4"]
+    argv = [sys.executable, "-m", "vram", "why", "--json", "--deadline", "4s"]
     done = gpu.run(argv, capture_output=True, timeout=PATIENCE_S)
     return done.returncode, json.loads(done.stdout)
 
@@ -63,7 +63,7 @@ def test_without_the_compute_list_nobody_is_blamed(
     virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", **fault)
     with DemoProgram(virtual_gpu, "memory.plain") as one, DemoProgram(virtual_gpu, "memory.plain") as other:
         exit_code, answer = why(virtual_gpu)
-        check = [sys.executable, "-m", "vram", "check", "--leftovers", "--deadline", "4"]
+        check = [sys.executable, "-m", "vram", "check", "--leftovers", "--deadline", "4s"]
         assert virtual_gpu.run(check, capture_output=True, timeout=PATIENCE_S).returncode == ExitCode.PARTIAL
     (gpu,) = answer["gpus"]
     assert exit_code == ExitCode.PARTIAL

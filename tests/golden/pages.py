@@ -134,7 +134,7 @@ class Situation:
         return self.normalised(page)
 
     def _about_ours(self, warnings: str) -> str:
-        """Without those about processes of other tests, which `vram parked` asks the driver about, too."""
+        """Without those about processes of other tests, which `vram park` asks the driver about, too."""
         return ABOUT_A_PROCESS.sub(lambda line: line[0] if int(line[1]) in self.pids else "", warnings)
 
     def in_process(self, *words: str) -> str:
@@ -199,14 +199,14 @@ def _still(situation: Situation) -> dict[str, str]:
         + vram("check", "--leftovers", "--gpu", "1", "--from", snapshot),
         "oom": vram("oom", "train.log"),
         "explain": vram("explain", "VR101") + vram("explain", "fragmented") + vram("explain", "VR999"),
-        "report": _report(vram),
-        "fit": _fit(),
+        "report": _report(vram) + _fit(),
         "serve": _serve(situation),
         "history": _history(situation),
         "fleet": _fleet(situation),
         "doctor": _doctor(),
         "slurm": _slurm(vram),
-        "help": vram("help") + vram("help", "wyh"),
+        "help": vram("help") + vram("help", "all") + vram("help", "wyh"),
+        "wait": vram("wait", "20") + vram("wait", "20GiB", "--socket", "no.sock"),
         "completion": vram("completion") + vram("completion", "--help"),
     }
 
@@ -272,10 +272,10 @@ def _fleet(situation: Situation) -> str:
     (folder / "gpu-4.json").write_bytes(b'{"schema": 99, "program": "vram 9.9.0"}')
     vram = situation.in_process
     return (
-        vram("fleet", "--from", "nodes")
-        + vram("fleet", "--from", "nodes", "--node", "gpu-2")
-        + vram("fleet", "--from", "nodes", "--by", "user")
-        + vram("fleet", "free", "--from", "nodes")
+        vram("fleet", "--snapshots", "nodes")
+        + vram("fleet", "--snapshots", "nodes", "--node", "gpu-2")
+        + vram("fleet", "--snapshots", "nodes", "--by", "user")
+        + vram("fleet", "free", "--snapshots", "nodes")
         + vram("fleet", "--hosts", "gpu;1")
         + _fleet_free()
     )
@@ -377,8 +377,13 @@ def _report(vram: Callable[..., str]) -> str:
 
 def _fit() -> str:
     blocks = training_traces.with_blocks()
-    shown = trace_fit.text(blocks, fit(blocks), RenderOptions(width=WIDTH))
-    return f"$ vram fit train.vram\n{_printed(shown)}"
+    short, whole = (
+        trace_fit.text(blocks, fit(blocks), RenderOptions(width=WIDTH), every_card=every)
+        for every in (False, True)
+    )
+    return (
+        f"$ vram report fit train.vram\n{_printed(short)}$ vram report fit -v train.vram\n{_printed(whole)}"
+    )
 
 
 def _printed(shown: RenderableType) -> str:
@@ -437,19 +442,21 @@ def _live(situation: Situation) -> dict[str, str]:
     (situation.folder / "load.py").write_text("import driver\ndriver.context()\ndriver.alloc(1 << 30)\n")
     pages: dict[str, Callable[[], str]] = {
         "snapshot": lambda: vram("snapshot", "-o", "host.json"),
-        "watch": lambda: vram("watch", "--for", "0.1") + _changes() + vram("watch", "--exec", "no-such"),
-        "flush": lambda: vram("flush"),
+        "watch": lambda: vram("watch", "--for", "0.1s") + _changes() + vram("watch", "--exec", "no-such"),
         "inside": lambda: vram("inside", train),
-        "trim": lambda: vram("trim", train) + vram("trim", 1),
-        "park": lambda: vram("park", train),
-        "parked": lambda: vram("parked"),
+        "trim": lambda: vram("trim") + vram("trim", train) + vram("trim", 1),
+        "park": lambda: vram("park", train) + vram("park") + vram("park", "--tree"),
         "unpark": lambda: vram("unpark", train) + vram("unpark", train),
         "borrow": lambda: (
             vram("borrow", "18GiB", "--", "echo", "it runs") + vram("borrow", "40GiB", "--", "true")
         ),
         # Who was recorded once cannot be parked any more.
-        "attach": lambda: vram("attach", train, "-o", "a.vram") + vram("attach", train, "-o", "b.vram"),
-        "detach": lambda: vram("detach", train) + vram("detach", train),
+        "attach": lambda: (
+            vram("attach", train, "-o", "a.vram")
+            + vram("attach", train, "-o", "b.vram")
+            + vram("attach", train, "--stop")
+            + vram("attach", train, "--stop")
+        ),
         "reset": lambda: vram("reset", 0),
         "free": lambda: (
             vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "4GiB") + vram("free", "30GiB")

@@ -49,7 +49,13 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
         vram.flsh  # type: ignore[attr-defined]  # noqa: B018
 
 
-@pytest.mark.parametrize("name", sorted(vram._PUBLIC))
+@pytest.mark.parametrize("name", ["GiB", "MiB"])
+def test_a_number_says_in_the_reference_what_it_is_for(name: str) -> None:
+    reference = WRITTEN[DOCS / "reference" / "python.md"]
+    assert f"### vram.{name}\n\nThe bytes of 1 {name}, for sizes" in reference
+
+
+@pytest.mark.parametrize("name", sorted({*vram._PUBLIC} - {"GiB", "MiB"}))
 def test_every_name_says_what_it_is_for(name: str) -> None:
     said = inspect.cleandoc(getattr(vram, name).__doc__ or "")
     inherited = [inspect.cleandoc(base.__doc__ or "") for base in _bases(getattr(vram, name))]

@@ -115,7 +115,7 @@ def test_sigterm_ignored(bench: Bench, record: Record):
     assert deaf.stdout is not None
     assert deaf.stdout.readline()
     try:
-        answer, took_s = free(bench, "kill", str(deaf.pid), "--yes", "--grace", "0.5")
+        answer, took_s = free(bench, "kill", str(deaf.pid), "--yes", "--grace", "0.5s")
         record(**figures(answer, took_s))
         assert "SIGKILL" in answer["receipt"]["outcomes"][0]["message"]
         assert answer["receipt"]["returned_bytes"] >= 2 * GIB

@@ -253,7 +253,7 @@ def test_managed_memory_is_refused_and_the_process_runs_on(
         record(words=words, exit_code=done.returncode, said=done.stderr.strip())
         assert (done.returncode, "managed memory" in done.stderr) == (20, True)
         assert subject.asked() == "True"
-    assert machine.vram("parked").stdout == "Nothing is parked.\n"
+    assert machine.vram("park").stdout == "Nothing is parked.\n"
 
 
 def test_vram_killed_in_the_middle_leaves_the_process_running(
@@ -273,7 +273,7 @@ def test_vram_killed_in_the_middle_leaves_the_process_running(
     began = time.monotonic()
     assert subject.asked() == subject.first
     record(back_after_s=round(time.monotonic() - began, 2))
-    while json.loads(machine.vram("parked", "--json").stdout)["parked"]:
+    while json.loads(machine.vram("park", "--json").stdout)["parked"]:
         assert time.monotonic() - began < 60
 
 
@@ -286,7 +286,7 @@ def test_a_parked_process_without_a_journal_entry_is_found_and_brought_back(
     for file in (Path(machine.environment["XDG_STATE_HOME"]) / "vram").glob("parked-*"):
         file.unlink()
     began = time.monotonic()
-    lines = json.loads(machine.vram("parked", "--json").stdout)["parked"]
+    lines = json.loads(machine.vram("park", "--json").stdout)["parked"]
     record(listed_after_s=round(time.monotonic() - began, 2))
     assert [(line["pid"], line["state"], line["known_from"]) for line in lines] == [
         (subject.pid, "parked", "driver")
@@ -322,9 +322,9 @@ def test_a_training_run_borrows_the_room_of_an_idle_process(
     """)
     argv = [sys.executable, "-c", train]
     began = time.monotonic()
-    done = machine.vram("borrow", f"{free + 2 * GIB}B", "--from", lender.pid, "--", *argv)
+    done = machine.vram("borrow", f"{free + 2 * GIB}B", "--pid", lender.pid, "--", *argv)
     record(wall_s=round(time.monotonic() - began, 2), exit_code=done.returncode, said=done.stderr.strip())
     assert done.returncode == 7, done.stderr
     assert f"parked pid {lender.pid}" in done.stderr
     assert lender.asked() == lender.first
-    assert machine.vram("parked").stdout == "Nothing is parked.\n"
+    assert machine.vram("park").stdout == "Nothing is parked.\n"

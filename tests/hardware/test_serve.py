@@ -136,7 +136,7 @@ def test_an_idle_process_makes_room_and_comes_back(
     wanted = int(by_kind(service)["free"]) + 3 * GIB
     began = time.monotonic()
     vram = [sys.executable, "-m", "vram"]
-    words = ["serve", "wait", "--socket", str(service.socket), "--timeout", "60", f"{wanted}B"]
+    words = ["serve", "wait", "--socket", str(service.socket), "--timeout", "60s", f"{wanted}B"]
     waiting = subprocess.run(
         [*vram, *words, "--", *vram, "why", "--json"],
         env=bench.environment(),

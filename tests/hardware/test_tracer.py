@@ -204,7 +204,7 @@ def test_attached_to_pytorch_that_runs(tmp_path: Path, record: Record) -> None:
         subprocess.run(attach, env=variables, check=True)
         attached_s = time.monotonic() - began
         time.sleep(2.0)  # what is seen is what happens meanwhile
-        subprocess.run([*vram, "detach", str(process.pid)], env=variables, check=True)
+        subprocess.run([*vram, "attach", str(process.pid), "--stop"], env=variables, check=True)
         remembered = int(process.communicate("\n", timeout=30)[0])
     finally:
         process.kill()

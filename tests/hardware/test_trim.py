@@ -275,7 +275,7 @@ def test_pytorch_at_rest_by_ptrace(start: Machine, record: Record) -> None:
     """8 GiB are back long before the command has ended: on an H200 0.4 to 0.5 s after it was started."""
     program = start(PYTORCH + "ready(); wait()" + PYTORCH_AFTER, needs="torch", agent=False)
     watch = Watch(8 * GIB)
-    receipt, took_s = program.trim("--via", "ptrace", "--deadline", "30")
+    receipt, took_s = program.trim("--via", "ptrace", "--deadline", "30s")
     back_s = watch.back_s()
     found = figures(receipt, "PyTorch", took_s)
     record(memory_back_s=back_s, **found)
@@ -289,7 +289,7 @@ def test_pytorch_at_rest_by_ptrace(start: Machine, record: Record) -> None:
 def test_pytorch_in_training_by_ptrace(start: Machine, record: Record) -> None:
     """Its main thread launches kernels all the time: the visit waits for a safe point of its own."""
     program = start(PYTORCH + dedent(TRAINING) + PYTORCH_AFTER, needs="torch", agent=False)
-    receipt, took_s = program.trim("--via", "ptrace", "--deadline", "30")
+    receipt, took_s = program.trim("--via", "ptrace", "--deadline", "30s")
     found = figures(receipt, "PyTorch", took_s)
     record(**found)
     assert found["driver_returned"] >= 7 * GIB
@@ -308,7 +308,7 @@ def test_fifty_processes_are_visited_and_none_is_harmed(start: Machine, record: 
     for program in programs:
         program.require_ready()
     command = [sys.executable, "-m", "vram", "trim", *(str(each.process.pid) for each in programs)]
-    command += ["--via", "ptrace", "--deadline", "30", "--json"]
+    command += ["--via", "ptrace", "--deadline", "30s", "--json"]
     environment = programs[0].environment
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
@@ -386,7 +386,7 @@ print("unharmed", flush=True)
 @pytest.mark.parametrize("via", ["agent", "ptrace"])
 def test_cupy(start: Machine, record: Record, via: str) -> None:
     program = start(CUPY, needs="cupy", agent=via == "agent")
-    receipt, took_s = program.trim("--via", via, "--deadline", "120")
+    receipt, took_s = program.trim("--via", via, "--deadline", "120s")
     found = figures(receipt, "CuPy", took_s)
     record(**found)
     # CuPy calls the unused parts of chunks free that are partly in use; those cannot be returned.

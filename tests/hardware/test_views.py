@@ -52,7 +52,7 @@ def test_a_ghost_is_the_first_line_with_its_command_below(bench: Bench, record: 
 
 def test_a_watch_sees_it_come_and_go(bench: Bench, record: Record):
     watch = subprocess.Popen(
-        [sys.executable, "-m", "vram", "watch", "--json", "--every", "0.5", "--events", "ghosts"],
+        [sys.executable, "-m", "vram", "watch", "--json", "--every", "0.5s", "--events", "ghosts"],
         env=bench.environment(),
         stdout=subprocess.PIPE,
         text=True,

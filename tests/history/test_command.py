@@ -48,7 +48,7 @@ def test_times_and_options_may_stand_anywhere(path: str, capfd: pytest.CaptureFi
 
 
 def test_a_time_may_begin_with_a_minus(path: str, capfd: pytest.CaptureFixture[str]) -> None:
-    report = answer(capfd, "ghosts", "--from", "-3650d", "--file", path)
+    report = answer(capfd, "ghosts", "--since", "-3650d", "--file", path)
     assert len(report["ghosts"]) == 1
 
 
@@ -62,8 +62,8 @@ def test_what_cannot_go_together_is_refused(path: str, capfd: pytest.CaptureFixt
         ("series", "--file", path),  # two GPUs
         ("waste", "word", "--file", path),
         ("--points", "3", "--file", path),
-        ("--from", "-1h", "--file", path),
-        ("ghosts", "--from", "-1h", "--to", "-2h", "--file", path),
+        ("--since", "-1h", "--file", path),
+        ("ghosts", "--since", "-1h", "--until", "-2h", "--file", path),
         ("ghosts", "--limit", "0", "--file", path),
         ("--json", "--parquet", "x.parquet", "--file", path),
     ):

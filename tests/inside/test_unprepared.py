@@ -39,7 +39,7 @@ class Place:
 
     def inside(self, pid: int) -> dict[str, Any]:
         done = subprocess.run(
-            [*PROGRAM, "inside", str(pid), "--json", "--via", "ptrace", "--deadline", "60"],
+            [*PROGRAM, "inside", str(pid), "--json", "--via", "ptrace", "--deadline", "60s"],
             env={**self.environment, "PYTHONPATH": search_path()},
             capture_output=True,
             text=True,

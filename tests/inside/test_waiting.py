@@ -72,7 +72,7 @@ class Waiting:
 
     def trim(self, *words: str) -> dict[str, Any]:
         receipt: dict[str, Any]
-        (receipt,) = json.loads(self.vram("trim", self.pid, "--json", "--deadline", "60", *words))["trimmed"]
+        (receipt,) = json.loads(self.vram("trim", self.pid, "--json", "--deadline", "60s", *words))["trimmed"]
         return receipt
 
 
@@ -108,14 +108,14 @@ def test_every_answer_says_what_it_cost(waiting: Waiting) -> None:
         ("why", "--deep"),
         ("attach", waiting.pid, "-o", "a.vram"),
     ):
-        said = " ".join(waiting.vram(*words, "--deadline", "60").split())
+        said = " ".join(waiting.vram(*words, "--deadline", "60s").split())
         assert COST.search(said), said
     assert waiting.told()["collections"] == 0
 
 
 def test_so_does_every_answer_for_programs(waiting: Waiting) -> None:
-    inside = json.loads(waiting.vram("inside", waiting.pid, "--json", "--deadline", "60"))["inside"]
-    (gpu,) = json.loads(waiting.vram("why", "--deep", "--json", "--deadline", "60"))["gpus"]
+    inside = json.loads(waiting.vram("inside", waiting.pid, "--json", "--deadline", "60s"))["inside"]
+    (gpu,) = json.loads(waiting.vram("why", "--deep", "--json", "--deadline", "60s"))["gpus"]
     (note,) = gpu["notes"]
     for told in (inside, note, waiting.trim()):
         assert told["stopped_s"] > 0

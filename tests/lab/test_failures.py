@@ -38,7 +38,7 @@ def test_one_that_fails_half_way_cleans_up(lab: Lab, virtual_gpu: VirtualGpu) ->
 
 def test_one_that_hangs_is_ended_at_its_deadline(lab: Lab, virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("cuMemFree", hang=True)
-    result = only_result(lab("run", "--json", "--deadline", "3", "free-keeps"))
+    result = only_result(lab("run", "--json", "--deadline", "3s", "free-keeps"))
     assert result.verdict == "cannot tell"
     assert "deadline" in result.because
     virtual_gpu.clear_faults()

@@ -146,7 +146,7 @@ class Machine:
         return used
 
     def parked(self) -> list[dict[str, Any]]:
-        done = self.vram("parked", "--json")
+        done = self.vram("park", "--json")
         assert done.returncode == 0, done.stderr
         lines: list[dict[str, Any]] = json.loads(done.stdout)["parked"]
         return lines

@@ -74,7 +74,7 @@ def test_nobody_is_parked_where_there_is_room(machine: Machine) -> None:
         (("1GiB",), 2),
         (("much", "--", "true"), 2),
         (("1GiB", "--gpu", "5", "--", "true"), 2),
-        ((TIGHT, "--from", "2097152", "--", "true"), 10),
+        ((TIGHT, "--pid", "2097152", "--", "true"), 10),
         ((TIGHT, "--", "no-such-command"), 127),
     ],
 )
@@ -102,7 +102,7 @@ def test_memory_of_the_dead_is_to_be_freed_and_not_parked(machine: Machine) -> N
 
 def test_only_those_named_are_parked(machine: Machine) -> None:
     workers = [machine.worker() for _ in range(3)]
-    done = machine.vram("borrow", "138.5GiB", "--from", workers[1].pid, "--", "true")
+    done = machine.vram("borrow", "138.5GiB", "--pid", workers[1].pid, "--", "true")
     assert done.returncode == 0, done.stderr
     assert [f"parked pid {worker.pid}" in done.stderr for worker in workers] == [False, True, False]
 
@@ -199,7 +199,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_command_runs(machine: M
     vram.stdout.readline()
     kill_both(vram)
     assert machine.state(worker.pid) == CHECKPOINTED
-    done = machine.vram("parked")
+    done = machine.vram("park")
     assert (done.stdout, "borrow" in done.stderr) == ("Nothing is parked.\n", True)
     assert runs_on(worker)
 

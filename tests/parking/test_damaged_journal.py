@@ -252,7 +252,7 @@ def test_one_bad_entry_is_reported_and_harms_nobody(machine: Machine, kind: str)
     file = entry_of(machine, one.pid)
     damage, reason = DAMAGES[kind]
     damage(file)
-    done = machine.vram("parked", "--json")
+    done = machine.vram("park", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert {line["pid"]: line["known_from"] for line in report["parked"]} == {
@@ -279,7 +279,7 @@ def test_a_deleted_entry_leaves_a_way_back(machine: Machine) -> None:
         "driver",
         None,
     )
-    text = " ".join(machine.vram("parked").stdout.split())
+    text = " ".join(machine.vram("park").stdout.split())
     assert "found by querying the driver" in text
     everybody = machine.vram("unpark", "--all")
     assert (everybody.returncode, f"`vram unpark {worker.pid}`" in everybody.stderr) == (0, True)
@@ -366,7 +366,7 @@ def test_a_state_that_nobody_knows_is_told_and_nothing_is_done(machine: Machine,
     for command, worker in (("park", running), ("unpark", parked), ("unpark", running)):
         done = machine.vram(command, worker.pid)
         assert (done.returncode, words in done.stderr) == (3, True), (command, done.stderr)
-    listed = machine.vram("parked", "--json")
+    listed = machine.vram("park", "--json")
     (line,) = json.loads(listed.stdout)["parked"]
     assert (line["pid"], line["state"], line["detail"]) == (parked.pid, "unknown", words)
     assert words in listed.stderr

@@ -94,7 +94,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machin
     kill_both(vram)
     assert machine.state(worker.pid) == LOCKED
     machine.gpu.clear_faults()
-    done = machine.vram("parked")
+    done = machine.vram("park")
     assert (done.stdout, "left locked" in done.stderr) == ("Nothing is parked.\n", True)
     assert runs_on(worker)
 
@@ -109,7 +109,7 @@ def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machin
     machine.wait_for(worker.pid, LOCKED)
     kill_both(vram)
     machine.gpu.clear_faults()
-    machine.vram("parked")
+    machine.vram("park")
     assert runs_on(worker)
 
 
@@ -131,7 +131,7 @@ def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
     hog = machine.program(HOG)
-    waiting = machine.start("unpark", "--wait", "900", worker.pid)
+    waiting = machine.start("unpark", "--wait", "900s", worker.pid)
     checkpoint_worker = checkpoint_worker_of(waiting)
     until_it_has_a_claim(checkpoint_worker)
     waiting.send_signal(signal.SIGINT)
@@ -287,7 +287,7 @@ def damage_the_journal(machine: Machine, chance: random.Random) -> Iterator[str]
 
 
 def way_back(machine: Machine, worker: Program) -> Iterator[str]:
-    """The target runs, or `vram parked` lists it; one that only the driver tells of comes back by name."""
+    """The target runs, or `vram park` lists it; one that only the driver tells of comes back by name."""
     lines = machine.parked()
     state = machine.state(worker.pid)
     assert [line["pid"] for line in lines] == [worker.pid] * (state != RUNNING), (state, lines)

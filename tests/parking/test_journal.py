@@ -57,11 +57,11 @@ def test_another_pid_namespace_sees_what_is_parked_and_leaves_it_alone(
     """There the pid names nobody; that is no sign of its end."""
     worker = machine.worker()
     machine.vram("park", worker.pid)
-    seen = vram_in(elsewhere, machine, "parked", "--json")
+    seen = vram_in(elsewhere, machine, "park", "--json")
     assert [(line["pid"], line["state"]) for line in json.loads(seen.stdout)["parked"]] == [
         (worker.pid, "elsewhere")
     ]
-    text = vram_in(elsewhere, machine, "parked").stdout
+    text = vram_in(elsewhere, machine, "park").stdout
     assert f"{worker.pid}  0 " in text
     assert "parked in another PID namespace" in " ".join(text.split())
     refused = vram_in(elsewhere, machine, "unpark", worker.pid)

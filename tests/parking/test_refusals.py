@@ -157,7 +157,7 @@ def test_who_is_no_target(
 ) -> None:
     """What was denied, and not only impossible, is written down; nothing is begun."""
     machine.worker()
-    options = ("139.5GiB", "--from", pid(), "--", "true") if command == "borrow" else (pid(),)
+    options = ("139.5GiB", "--pid", pid(), "--", "true") if command == "borrow" else (pid(),)
     done = machine.vram(command, *options)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
@@ -171,7 +171,7 @@ def test_borrowing_from_somebody_else_is_denied_and_written_down(machine: Machin
     """One borrows only from oneself, whoever one is."""
     require("root", detail="only root can start a process of somebody else's")
     program = machine.program(SOMEBODY_ELSES)
-    done = machine.vram("borrow", "139.5GiB", "--from", program.pid, "--", "true")
+    done = machine.vram("borrow", "139.5GiB", "--pid", program.pid, "--", "true")
     assert (done.returncode, "only your own processes" in done.stderr) == (12, True), done.stderr
     (line,) = machine.audit()
     assert (line["event"], line["action"], line["pids"]) == ("refused", "borrow", [program.pid])
@@ -197,7 +197,7 @@ def test_a_lock_that_times_out_leaves_the_process_running(machine: Machine) -> N
         cuda.call("cuCtxGetFlags", ctypes.byref(ctypes.c_uint()))
     """)
     wait_until_inside(program)
-    refused(machine, program, 21, "could not be locked", "--lock-timeout", "0.05")
+    refused(machine, program, 21, "could not be locked", "--lock-timeout", "0.05s")
 
 
 def wait_until_inside(program: Program) -> None:
@@ -242,7 +242,7 @@ def test_unpark_can_wait_for_room(machine: Machine) -> None:
     program = machine.worker()
     machine.vram("park", program.pid)
     hog = machine.program(LARGE, NBYTES=str(139 * GIB))
-    waiting = machine.start("unpark", "--wait", str(PATIENCE_S), program.pid)
+    waiting = machine.start("unpark", "--wait", f"{PATIENCE_S}s", program.pid)
     machine.until_somebody_moves(program.pid)
     hog.kill()
     assert waiting.wait(PATIENCE_S) == 0

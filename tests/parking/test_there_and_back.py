@@ -39,11 +39,11 @@ def test_parked_lists_who_since_when_how_large_and_by_whom(machine: Machine) -> 
     )
     assert line["since"].endswith("Z")
     assert line["by"] == line["user"]
-    text = machine.vram("parked").stdout
+    text = machine.vram("park").stdout
     assert f"{worker.pid}" in text
     assert "582.0 MiB" in text
     machine.vram("unpark", "--all")
-    assert machine.vram("parked").stdout == "Nothing is parked.\n"
+    assert machine.vram("park").stdout == "Nothing is parked.\n"
 
 
 def test_several_are_parked_in_one_call_and_all_brought_back(machine: Machine) -> None:
@@ -65,9 +65,9 @@ def test_one_that_cannot_be_parked_keeps_the_others_of_the_call_where_they_are(m
 
 def test_the_longest_waits_that_are_accepted_are_no_trouble(machine: Machine) -> None:
     worker = machine.worker()
-    assert machine.vram("park", "--lock-timeout", "1000000", worker.pid).returncode == 0
-    assert machine.vram("unpark", "--wait", "1000000", worker.pid).returncode == 0
-    assert machine.vram("kill", "--yes", "--grace", "1000000", worker.pid).returncode == 0
+    assert machine.vram("park", "--lock-timeout", "1000000s", worker.pid).returncode == 0
+    assert machine.vram("unpark", "--wait", "1000000s", worker.pid).returncode == 0
+    assert machine.vram("kill", "--yes", "--grace", "1000000s", worker.pid).returncode == 0
 
 
 def test_parked_twice_is_refused(machine: Machine) -> None:

@@ -289,7 +289,7 @@ def test_whatever_an_agent_says_is_a_refusal_within_the_deadline(world: World) -
 def test_why_deep_says_that_it_was_not_told(world: World) -> None:
     with impostor(world, *[ANSWERS["a little now and then"], ANSWERS["deep"]] * 3) as pid:
         for _ in range(2):
-            done = world.vram("why", "--deep", "--deadline", "5")
+            done = world.vram("why", "--deep", "--deadline", "5s")
             assert str(pid) in done.stdout
             assert "Traceback" not in done.stderr
             assert "not split into live and cached" in " ".join(done.stdout.split())

@@ -101,7 +101,7 @@ def test_even_a_stop_kills_one_that_waits_with_a_timeout(world: World) -> None:
     done = world.vram("park", subject.pid)
     assert done.returncode == ExitCode.CANNOT_PARK, done.stderr
     assert "seccomp" in done.stderr
-    assert world.vram("parked").returncode == ExitCode.OK
+    assert world.vram("park").returncode == ExitCode.OK
     assert is_alive(subject)
 
 

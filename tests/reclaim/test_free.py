@@ -350,8 +350,8 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
         (("free", "1GiB", "--more", "1GiB"), 2, "give SIZE or --more SIZE, not both"),
         (("free", "--plan", ""), 2, "file name is empty"),
         (("free", "--save", ""), 2, "file name is empty"),
-        (("free", "--digest", ""), 2, "--digest needs 8 hexadecimal digits or more"),
-        (("free", "--digest", "0123456"), 2, "--digest needs 8 hexadecimal digits or more"),
+        (("free", "--digest", ""), 2, "--digest: 8 hexadecimal digits or more are needed"),
+        (("free", "--digest", "0123456"), 2, "--digest: 8 hexadecimal digits or more are needed"),
     ],
 )
 def test_bad_words_have_a_sentence_and_a_code(machine: Bench, words, code: int, says: str):

@@ -62,7 +62,7 @@ def test_a_named_process_ends_and_its_bytes_are_measured(machine: Bench):
 def test_who_ignores_sigterm_gets_grace_and_then_sigkill(machine: Bench):
     deaf = start(machine, DEAF + HOLDER + WAITS)
     try:
-        answer = machine.ask("kill", str(deaf.pid), "--yes", "--grace", "0.3")
+        answer = machine.ask("kill", str(deaf.pid), "--yes", "--grace", "0.3s")
         (outcome,) = answer["receipt"]["outcomes"]
         assert outcome["status"] == "done"
         assert "killed (SIGKILL)" in outcome["message"]
@@ -90,7 +90,7 @@ def test_who_becomes_another_program_when_asked_to_end_is_left_alone_and_that_is
     """It took SIGTERM: that is no refusal."""
     actor = start(machine, HOLDER + EXECS + AT_SIGTERM.format("again") + WAITS)
     try:
-        done = machine.vram("kill", str(actor.pid), "--yes", "--grace", "2", "--json")
+        done = machine.vram("kill", str(actor.pid), "--yes", "--grace", "2s", "--json")
         assert done.returncode == 3
         (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
         assert outcome["status"] == "failed"
@@ -104,7 +104,7 @@ def test_who_becomes_another_program_when_asked_to_end_is_left_alone_and_that_is
 def test_threads_that_live_on_without_their_leader_are_ended(machine: Bench):
     actor = start(machine, HOLDER + LEADER_LEAVES + AT_SIGTERM.format("leave") + WAITS)
     try:
-        answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "2")
+        answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "2s")
         (outcome,) = answer["receipt"]["outcomes"]
         assert outcome["status"] == "done"
         assert "killed (SIGKILL)" in outcome["message"]
@@ -119,7 +119,7 @@ def test_threads_that_live_on_without_their_leader_are_ended(machine: Bench):
 def test_who_lives_on_without_its_leader_is_known_and_asked_like_others(machine: Bench):
     actor = start(machine, HOLDER + LEADER_LEAVES + "leave()\n")
     try:
-        answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "30")
+        answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "30s")
         assert answer["receipt"]["outcomes"][0]["message"] == "it exited after SIGTERM"
         assert actor.wait() == -15
         assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
@@ -130,7 +130,7 @@ def test_who_lives_on_without_its_leader_is_known_and_asked_like_others(machine:
 def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
     """It is continued after the signal, so that its handlers run."""
     demo = machine.demo("signals.stopped", 1 * GIB)
-    answer = machine.ask("kill", str(demo.pids["worker"]), "--yes", "--grace", "30")
+    answer = machine.ask("kill", str(demo.pids["worker"]), "--yes", "--grace", "30s")
     assert answer["receipt"]["outcomes"][0]["message"] == "it exited after SIGTERM"
 
 
@@ -155,7 +155,7 @@ def test_state_d_is_unkillable_and_said_once(machine: Bench):
         if b"waits\n" not in lines:
             skip_without("fuse", "FUSE may not be mounted here")
         pid = next(line for line in lines if line != b"waits\n").decode().strip()
-        done = machine.vram("kill", pid, "--yes", "--grace", "0.1", "--json")
+        done = machine.vram("kill", pid, "--yes", "--grace", "0.1s", "--json")
         assert done.returncode == 3
         (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
         assert outcome["status"] == "unkillable"

@@ -79,19 +79,19 @@ def test_a_gpu_that_does_not_answer_is_never_called_empty(machine: Bench, fault:
     demo = machine.demo("memory.plain", 1 * GIB)
     pid = demo.pids["self"]
     machine.fault(fault)
-    done = machine.vram("reset", "0", "--yes", "--json", "--deadline", "1")
+    done = machine.vram("reset", "0", "--yes", "--json", "--deadline", "1s")
     assert done.returncode == 1
     silence, process = json.loads(done.stdout)["blockers"]
     assert (silence["pid"], silence["nbytes"]) == (None, None)
     assert silence["why"] == "the GPU does not answer: who uses it is unknown"
     assert (process["pid"], process["nbytes"], process["command"]) == (pid, None, f"vram kill {pid}")
-    assert "0 B" not in machine.vram("reset", "0", "--deadline", "1").stdout
+    assert "0 B" not in machine.vram("reset", "0", "--deadline", "1s").stdout
 
 
 @pytest.mark.parametrize("fault", [LOST, HUNG])
 def test_a_gpu_that_does_not_answer_and_that_nobody_has_open_is_not_called_empty(machine: Bench, fault: str):
     machine.fault(fault)
-    done = machine.vram("reset", "0", "--yes", "--deadline", "1")
+    done = machine.vram("reset", "0", "--yes", "--deadline", "1s")
     assert (done.returncode, "cannot be reset: 1 blocker" in done.stdout) == (1, True)
     assert not machine.audit()
 

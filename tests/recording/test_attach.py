@@ -1,4 +1,4 @@
-"""`vram attach` and `vram detach`: a recorder in processes that already run, and their unharmed work."""
+"""`vram attach` and its `--stop`: a recorder in processes that already run, and their unharmed work."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_it_records_from_then_on_and_says_what_was_before(work: Workplace) -> No
     assert f"recording pid {worker.pid} into trace.vram" in done.stderr
     assert re.search(r"it held 52\d\.0 MiB on its GPU 0 before, according to the driver", done.stderr)
     worker.ask("alloc 3000000")
-    ended = work.vram("detach", worker.pid)
+    ended = work.vram("attach", worker.pid, "--stop")
     assert ended.returncode == 0, ended.stderr
     assert "trace.vram: " in ended.stderr
     worker.ask("alloc 5000000")
@@ -138,7 +138,7 @@ def test_again_after_detaching_and_names_do_not_collide(work: Workplace) -> None
     worker = Worker(work, "idle")
     for _ in range(2):
         assert work.vram("attach", worker.pid).returncode == 0
-        assert work.vram("detach", worker.pid).returncode == 0
+        assert work.vram("attach", worker.pid, "--stop").returncode == 0
     names = work.files()
     assert len(names) == 2
     assert all(work.view(name).processes[0].end == "detached" for name in names)
@@ -146,7 +146,7 @@ def test_again_after_detaching_and_names_do_not_collide(work: Workplace) -> None
 
 def test_nobody_to_detach_is_said(work: Workplace) -> None:
     worker = Worker(work, "idle")
-    done = work.vram("detach", worker.pid)
+    done = work.vram("attach", worker.pid, "--stop")
     assert done.returncode == 23
     assert f"pid {worker.pid} is not being recorded" in done.stderr
 
@@ -186,7 +186,7 @@ class TestForSomeTime:
         assert any(self.is_ended_before_its_timer(work, worker, timer) for timer in ("2s", "10s", "60s"))
         assert work.vram("attach", worker.pid, "-o", "b.vram").returncode == 0
         until(lambda: worker.threads == usual)  # the first timer has ended
-        assert work.vram("detach", worker.pid).returncode == 0
+        assert work.vram("attach", worker.pid, "--stop").returncode == 0
 
     @staticmethod
     def is_ended_before_its_timer(work: Workplace, worker: Worker, timer: str) -> bool:
@@ -194,12 +194,12 @@ class TestForSomeTime:
         first = work.start_vram("attach", worker.pid, "-o", f"{timer}.vram", "--for", timer)
         assert first.stderr is not None
         first.stderr.readline()
-        detached = work.vram("detach", worker.pid).returncode
+        detached = work.vram("attach", worker.pid, "--stop").returncode
         first.communicate()
         assert first.returncode == 0
         return detached == 0
 
-    @pytest.mark.parametrize("text", ["0", "soon", "-1", "5d", ""])
+    @pytest.mark.parametrize("text", ["0", "0s", "soon", "-1s", "60", "5m", "15d", ""])
     def test_wrong_durations(self, work: Workplace, text: str) -> None:
         assert work.vram("attach", "1", "--for", text).returncode == 2
 
@@ -309,7 +309,7 @@ def test_one_that_vram_run_launched_can_be_detached(work: Workplace) -> None:
     process = work.start_vram("run", "-o", "trace.vram", "--", sys.executable, "-c", code)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
-    assert work.vram("detach", pid).returncode == 0
+    assert work.vram("attach", pid, "--stop").returncode == 0
     _, said = process.communicate("\n")
     assert process.returncode == 0, said
     assert work.files() == ["trace.vram"]
@@ -321,7 +321,7 @@ def test_one_that_vram_run_launched_can_be_detached(work: Workplace) -> None:
 def test_every_step_is_in_the_audit_log(work: Workplace) -> None:
     worker = Worker(work, "idle")
     work.vram("attach", worker.pid, "-o", "trace.vram")
-    work.vram("detach", worker.pid)
+    work.vram("attach", worker.pid, "--stop")
     log = (work.state / "vram" / "audit.jsonl").read_text()
     assert [re.search(r'"action":"(\w+)"', line)[1] for line in log.splitlines() if "intend" in line] == [  # type: ignore[index]
         "attach",
@@ -391,8 +391,8 @@ def test_a_vram_that_is_killed_at_any_moment_does_no_harm(work: Workplace, tally
         before, _ = worker.ask()
         until(lambda before=before: worker.ask()[0] > before)
         tally.count(landed=landed)
-        work.vram("detach", worker.pid)  # whether it was recording by then or not
+        work.vram("attach", worker.pid, "--stop")  # whether it was recording by then or not
     assert work.vram("attach", worker.pid, "-o", "last.vram").returncode == 0
-    assert work.vram("detach", worker.pid).returncode == 0
+    assert work.vram("attach", worker.pid, "--stop").returncode == 0
     for name in work.files():
         assert work.view(name).processes[0].end == "detached"

@@ -1,4 +1,4 @@
-"""The words of `vram parked`: what is known of each process, and how it gets back."""
+"""The words of `vram park` without a pid: what is known of each process, and how it gets back."""
 
 from __future__ import annotations
 

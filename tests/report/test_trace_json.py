@@ -25,7 +25,7 @@ def validated(encoded: bytes, command: str) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("command", ["report", "report-diff", "fit"])
+@pytest.mark.parametrize("command", ["report", "report-diff", "report-fit"])
 def test_the_shipped_schemas_are_the_generated_ones(command: str) -> None:
     expected = schema.rendered(command)
     assert schema.shipped(command).read_bytes() == expected, "run `python -m vram.report.schema`"
@@ -70,7 +70,7 @@ def test_a_difference() -> None:
 
 def test_cards() -> None:
     view = training_traces.with_blocks()
-    answer = validated(trace_fit.json(view, fit(view)), "fit")
+    answer = validated(trace_fit.json(view, fit(view)), "report-fit")
     assert answer["fit"]["needs"][0]["cached_nbytes"] == 2 * GIB
     assert answer["fit"]["needs"][0]["context_nbytes"] == 527 * MIB
     assert {each["verdict"] for each in answer["fit"]["cards"]} == {"fits", "too small"}

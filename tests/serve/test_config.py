@@ -60,6 +60,11 @@ def test_defaults_act_on_nothing_and_listen_here_alone() -> None:
         ('[show]\ncommands = "sometimes"', ("show.commands", "docs")),
         ('[socket]\npath = "vram.sock"', ("socket.path", "/")),
         ("interval = ", ("TOML", "quotes")),
+        ("interval = 5", ("interval is 5", "write 5s, in quotes")),
+        ('interval = "5"', ("interval is '5'", "write 5s, in quotes")),
+        ('interval = "5m"', ("interval is '5m'", "write 5min, in quotes")),
+        ("[history]\nkeep = 30", ("history.keep is 30", "write 30s, in quotes")),
+        ("[history]\nmost = 1", ("history.most is 1", "write 1GiB")),
         ("[[http]]", ("http", "docs")),
     ],
 )
@@ -106,12 +111,16 @@ def test_a_file_of_somebody_else_decides_nothing(tmp_path: Path) -> None:
         load(str(file))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("5s", 5), ("1.5h", 5400), ("30d", 2592000), ("2 min", 120)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5s", 5), ("1.5h", 5400), ("30d", 2592000), ("2 min", 120), ("250ms", 0.25)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "-5s", "nan s", "infd", "1_0s", "٣s", "1e99d"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "s", "-5s", "nan s", "infd", "1_0s", "٣s", "1e99d", "5m", "2w", "1e3s", ".5s"]
+)
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError):
         parse_duration(text)

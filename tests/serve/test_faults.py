@@ -24,7 +24,7 @@ from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS
 
 KILLS = int(os.environ.get("VRAM_SERVE_KILLS", "12"))
-QUICK = ("--deadline", "0.5")
+QUICK = ("--deadline", "0.5s")
 
 
 def events(service: RunningService) -> list[str]:
@@ -46,7 +46,7 @@ def test_a_scrape_while_nvml_hangs_is_answered_at_once_from_the_last_reading(
 ) -> None:
     """The reading hangs before, meanwhile and after: nobody waited for it."""
     demo("memory.plain", 2 * GIB)
-    service = start_service("--deadline", str(PATIENCE_S))
+    service = start_service("--deadline", f"{PATIENCE_S}s")
     service.until(lambda: service.metrics()["vram_gpu_processes", "0"] == 1)
     virtual_gpu.fail("nvmlDeviceGetMemoryInfo*", hang=True)
     service.until(lambda: service.get("/api/v1/health")["reading_for_s"] > 1.0)
@@ -58,7 +58,7 @@ def test_a_scrape_while_nvml_hangs_is_answered_at_once_from_the_last_reading(
     service.close()
     virtual_gpu.clear_faults()
     # A reading ends by its own deadline: that GPU does not answer, and the service says so.
-    service = start_service("--deadline", "2")
+    service = start_service("--deadline", "2s")
     service.until(lambda: service.metrics()["vram_gpu_processes", "0"] == 1)
     virtual_gpu.fail("nvmlDeviceGetMemoryInfo*", hang=True)
     service.until(lambda: service.metrics()["vram_gpu_up", "0"] == 0)
@@ -151,7 +151,7 @@ def test_the_reading_process_killed_at_random_moments(
 
 def test_a_stopped_reading_process_is_given_up_and_replaced(start_service: StartService) -> None:
     """As one that hangs in the kernel, for as long as it likes."""
-    service = start_service("--deadline", "1")
+    service = start_service("--deadline", "1s")
     (reader, *_) = service.until(lambda: family(service.process.pid))
     os.kill(reader, signal.SIGSTOP)
     service.until(lambda: service.metrics()["vram_reader_restarts_total",] >= 1)

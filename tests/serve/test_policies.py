@@ -51,7 +51,7 @@ def serving(virtual_gpu: VirtualGpu, tmp_path: Path, stack: ExitStack) -> StartP
 
     def start(policies: str, **options: Any) -> RunningService:
         (tmp_path / "serve.toml").write_text(policies)
-        words = ("--config", str(tmp_path / "serve.toml"), "--deadline", "60")
+        words = ("--config", str(tmp_path / "serve.toml"), "--deadline", "60s")
         return stack.enter_context(RunningService(tmp_path, virtual_gpu, *words, **options))
 
     return start

@@ -158,6 +158,6 @@ def test_a_signal_ends_who_waits_for_room_and_the_command(
 ) -> None:
     """At any moment: before the command runs, and while it does."""
     chance = random.Random("25 wait")
-    words = ("serve", "--socket", str(service.socket), "wait", "1GiB", "--", "sleep", "1000")
+    words = ("wait", "--socket", str(service.socket), "1GiB", "--", "sleep", "1000")
     for _ in range(TRIES):
         require_plain_end(signalled(words, virtual_gpu.environment(), chance, within_s=1.0))

@@ -43,7 +43,7 @@ def test_a_user_frees_own_leftovers_and_nobody_elses(machine: UsersMachine):
     service = machine.start()
     _, alices = ghost(machine, "alice", 2 * GIB)
     bob, bobs = ghost(machine, "bob", 3 * GIB)
-    done = machine.serve("alice", "free", "--yes", "--json", "--deadline", "60")
+    done = machine.serve("alice", "free", "--yes", "--json", "--deadline", "60s")
     answer = json.loads(done.stdout)
     assert answer["executed"], done.stderr
     assert answer["receipt"]["returned_bytes"] > 2 * GIB
@@ -56,7 +56,9 @@ def test_a_user_frees_own_leftovers_and_nobody_elses(machine: UsersMachine):
     assert (intent["event"], intent["peer_uid"]) == ("intend", USERS["alice"])
     assert (outcome["event"], outcome["token"], outcome["status"]) == ("outcome", intent["token"], "done")
     for pid in (bob.pids["child"], os.getpid(), 1):
-        refused = machine.serve("alice", "free", "--pid", pid, "--up-to", "kill", "--yes", "--deadline", "60")
+        refused = machine.serve(
+            "alice", "free", "--pid", pid, "--up-to", "kill", "--yes", "--deadline", "60s"
+        )
         assert refused.returncode in (12, 13), refused.stderr
     assert lives(bobs)
 
@@ -64,7 +66,7 @@ def test_a_user_frees_own_leftovers_and_nobody_elses(machine: UsersMachine):
 def test_a_digest_that_is_not_the_plans_runs_nothing(machine: UsersMachine):
     machine.start()
     _, alices = ghost(machine, "alice", GIB)
-    assert machine.serve("alice", "free", "--yes", "--digest", "0" * 64, "--deadline", "60").returncode == 15
+    assert machine.serve("alice", "free", "--yes", "--digest", "0" * 64, "--deadline", "60s").returncode == 15
     assert lives(alices)
 
 
@@ -115,7 +117,7 @@ ROOM = "135GiB"
 def holds_after_wait(machine: UsersMachine, *command: str) -> list[str]:
     assert machine.service is not None
     return [
-        *(sys.executable, "-m", "vram", "serve", "--socket", str(machine.service.socket), "wait", ROOM),
+        *(sys.executable, "-m", "vram", "wait", "--socket", str(machine.service.socket), ROOM),
         *("--", *command),
     ]
 
@@ -133,7 +135,7 @@ def test_an_idle_process_whose_owner_allows_it_makes_room_and_comes_back(machine
     )
     service.until(lambda: journal(machine, "alice"))
     service.until(lambda: ("park", "done") in _statuses(machine))
-    (parked,) = json.loads(machine.vram("alice", "parked", "--json").stdout)["parked"]
+    (parked,) = json.loads(machine.vram("alice", "park", "--json").stdout)["parked"]
     assert (parked["pid"], parked["state"]) == (allowed.pids["self"], "parked")
     assert waiting.stdin is not None
     assert waiting.stdout is not None
@@ -162,10 +164,10 @@ def test_only_the_owner_can_allow_parking(machine: UsersMachine):
     for user in ("bob", "root"):
         refused = machine.serve(user, "allow-park", pid)
         assert (refused.returncode, "not yours" in refused.stderr) == (12, True)
-    assert machine.serve("bob", "wait", ROOM, "--timeout", "3").returncode == 21
+    assert machine.wait("bob", ROOM, "--timeout", "3s").returncode == 21
     assert (_statuses(machine), journal(machine, "alice")) == ([], [])
     assert machine.serve("alice", "allow-park", pid).returncode == 0
-    done = machine.serve("bob", "wait", ROOM, "--timeout", "110")
+    done = machine.wait("bob", ROOM, "--timeout", "110s")
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     service.until(lambda: ("unpark", "done") in _statuses(machine))
 

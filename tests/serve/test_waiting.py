@@ -185,5 +185,5 @@ def test_who_waits_again_and_again_keeps_nobody_out(machine: UsersMachine):
     alice = machine.popen("alice", program, stdout=-1, text=True)
     assert alice.stdout is not None
     assert [alice.stdout.readline() for _ in range(4)] == ["granted\n"] * 4
-    done = machine.serve("bob", "wait", "135GiB")
+    done = machine.wait("bob", "135GiB")
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr

@@ -68,7 +68,7 @@ class UsersMachine:
             RunningService(
                 self.folder,
                 self.gpu,
-                *("--config", str(config), "--deadline", "60"),
+                *("--config", str(config), "--deadline", "60s"),
                 *words,
                 prefix=prefix,
                 environment=environment,
@@ -137,6 +137,11 @@ class UsersMachine:
         """``vram serve WORDS`` as *user*, against the service."""
         assert self.service is not None
         return self.vram(user, "serve", "--socket", self.service.socket, *words, **options)
+
+    def wait(self, user: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """``vram wait WORDS`` as *user*, in the queue of the service."""
+        assert self.service is not None
+        return self.vram(user, "wait", "--socket", self.service.socket, *words, **options)
 
     def demo(self, user: str, program: str, nbytes: int, **more: str) -> DemoProgram:
         """A demo program of *user*."""

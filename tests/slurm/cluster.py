@@ -272,7 +272,7 @@ class Cluster:
         path.write_text(
             f"#!/bin/sh\n{exports}export SLURM_CONF={self.conf}\n"
             # A machine that runs many tests at once may be slower than any node.
-            f"exec {self.python} -m vram slurm {name} --log {self.folder}/log/vram --deadline {PATIENCE_S:g}"
+            f"exec {self.python} -m vram slurm {name} --log {self.folder}/log/vram --deadline {PATIENCE_S:g}s"
             f" $(/bin/cat {path}.options) >>{self.folder}/log/{name} 2>&1\n"
         )
         path.chmod(0o755)

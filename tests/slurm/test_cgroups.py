@@ -169,7 +169,7 @@ def test_a_process_that_waits_in_the_kernel_is_said_once_and_the_memory_counts(
             skip_without("fuse", "FUSE may not be mounted here")
         pid = int((lines - {b"waits"}).pop())
         groups.put(pid, f"/slurm_{site.node}/uid_{NOBODY}/job_{job}/step_0")
-        done = by_hand(site, "epilog", site.hook_environment(job, NOBODY, "0"), "--json", "--grace", "0.1")
+        done = by_hand(site, "epilog", site.hook_environment(job, NOBODY, "0"), "--json", "--grace", "0.1s")
         result = json.loads(done.stdout)
         assert (done.returncode, result["verdict"]) == (1, "held")
         assert [(each["pid"], each["status"]) for each in result["ended"]] == [(pid, "unkillable")]

@@ -247,7 +247,7 @@ def test_a_job_without_gpus_is_answered_without_the_driver(site: Site) -> None:
 def test_a_driver_that_hangs_is_given_up_by_the_deadline(site: Site) -> None:
     site.gpu.fail("nvmlDeviceGetCount*", hang=True)
     done = by_hand(
-        site, "epilog", site.hook_environment(7, NOBODY, "0"), "--unknown-counts", "--deadline", "4"
+        site, "epilog", site.hook_environment(7, NOBODY, "0"), "--unknown-counts", "--deadline", "4s"
     )
     assert done.returncode == 3
 
@@ -261,7 +261,7 @@ def by_hand(
     """Call a hook as slurmd does: with its variables, and with nothing else."""
     environment = site.gpu.environment({}) | variables
     return subprocess.run(
-        [sys.executable, "-m", "vram", "slurm", hook, "--deadline", f"{PATIENCE_S:g}", *words],
+        [sys.executable, "-m", "vram", "slurm", hook, "--deadline", f"{PATIENCE_S:g}s", *words],
         env={
             **environment,
             "XDG_STATE_HOME": str(site.state_folder.parent),

@@ -95,7 +95,7 @@ def terminal(argv: list[str], environment: dict[str, str]) -> Iterator[Terminal]
             screen.close()
 
 
-TOP = [sys.executable, "-m", "vram", "top", "--every", "0.2"]
+TOP = [sys.executable, "-m", "vram", "top", "--every", "0.2s"]
 
 
 @pytest.mark.parametrize("leave", [b"q", b"\x03", signal.SIGTERM, signal.SIGHUP])
@@ -176,7 +176,9 @@ def test_without_textual_it_says_how_to_get_it(virtual_gpu: VirtualGpu) -> None:
         assert b"pip install 'vram[top]'" in screen.output
 
 
-@pytest.mark.parametrize("words", [["--every", "0"], ["--every", "0.01"], ["--every", "x"]])
+@pytest.mark.parametrize(
+    "words", [["--every", "0s"], ["--every", "0.01s"], ["--every", "x"], ["--every", "2"]]
+)
 def test_intervals_that_make_no_sense_are_refused(words: list[str]) -> None:
     done = subprocess.run([*TOP, *words], capture_output=True, text=True)
     assert done.returncode == 2

@@ -53,7 +53,7 @@ class Wsl:
 
     def why(self, *words: str, code: int | None = 0, deadline_s: int = 60) -> dict[str, Any]:
         """What it tells a program; with patience, for the machine may be busy with other tests."""
-        done = self.vram("why", "--json", "--deadline", str(deadline_s), *words, code=code)
+        done = self.vram("why", "--json", "--deadline", f"{deadline_s}s", *words, code=code)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 

@@ -68,7 +68,7 @@ def test_a_linux_process_is_ended_and_the_bytes_are_read_again(wsl: Wsl, hold: H
     assert other.poll() is None
 
 
-@pytest.mark.parametrize("words", [("park",), ("free", "--pid"), ("borrow", "23GiB", "--from")])
+@pytest.mark.parametrize("words", [("park",), ("free", "--pid"), ("borrow", "23GiB", "--pid")])
 def test_nothing_is_parked(wsl: Wsl, hold: Hold, words: tuple[str, ...]) -> None:
     process = hold(4 * GIB)
     rest = {"park": (), "free": ("--up-to", "park", "--yes"), "borrow": ("--", "true")}[words[0]]

@@ -107,9 +107,9 @@ def test_reading_again_and_again_starts_powershell_seldom_and_says_how_old_its_a
 def test_windows_can_be_left_out(wsl: Wsl, command: str) -> None:
     wsl.gpu.set(windows_bytes=GIB)
     wsl.says(speaking("en", guest=0, other=GIB))
-    wsl.vram(command, "--no-windows", "--deadline", str(PATIENCE_S), code=None)
+    wsl.vram(command, "--no-windows", "--deadline", f"{PATIENCE_S}s", code=None)
     assert starts(wsl.windows) == 0
-    wsl.vram(command, "--deadline", str(PATIENCE_S), code=None)
+    wsl.vram(command, "--deadline", f"{PATIENCE_S}s", code=None)
     assert starts(wsl.windows) == 1
 
 

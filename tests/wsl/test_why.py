@@ -103,7 +103,7 @@ def test_without_windows_the_page_balances_and_says_why(
 def test_a_hanging_windows_does_not_hold_up_the_rest(wsl: Wsl) -> None:
     """The answer is there, partial by its exit code, and nothing of the asking is left."""
     wsl.says(b"", before="import signal; signal.pause()")
-    done = wsl.vram("why", "--deadline", "4", code=None)
+    done = wsl.vram("why", "--deadline", "4s", code=None)
     assert done.returncode == ExitCode.PARTIAL, done.stderr
     assert "Windows did not answer in time" in done.stdout
     assert "VR405" not in done.stdout
@@ -173,7 +173,7 @@ def test_names_of_windows_programs_cannot_steer_a_terminal(wsl: Wsl) -> None:
     wsl.gpu.set(windows_bytes=GIB)
     wsl.says(answer(row(7, GIB), names={7: hostile}))
     for words in (["why"], ["who"], ["check"], ["why", "--json"], ["who", "--json"]):
-        shown = wsl.vram(*words, "--deadline", "60", code=None).stdout
+        shown = wsl.vram(*words, "--deadline", "60s", code=None).stdout
         assert "evil" in shown
         assert all(char.isprintable() or char == "\n" for char in shown), words
 
@@ -181,21 +181,23 @@ def test_names_of_windows_programs_cannot_steer_a_terminal(wsl: Wsl) -> None:
 def test_what_people_read(wsl: Wsl, hold: Hold) -> None:
     process = hold(GIB)
     wsl.says(speaking("en", guest=2 * GIB, other=GIB))
-    (windows,) = [each for each in wsl.vram("ps", "--deadline", "60").stdout.splitlines() if "chrome" in each]
+    (windows,) = [
+        each for each in wsl.vram("ps", "--deadline", "60s").stdout.splitlines() if "chrome" in each
+    ]
     assert windows.split()[3:] == ["1844", "Windows", "-", "windows", "chrome.exe"]
-    shown = wsl.vram("why", "-v", "--deadline", "60").stdout
+    shown = wsl.vram("why", "-v", "--deadline", "60s").stdout
     assert "WSL2" in shown.splitlines()[0]
     assert "Windows pid 1844 · chrome.exe" in shown
     assert f"pid {process.pid}" in shown
     assert "sum to the total exactly" in shown
-    who = wsl.vram("who", "--deadline", "60").stdout
+    who = wsl.vram("who", "--deadline", "60s").stdout
     assert "Windows programs" in who
     assert "chrome.exe" in who
 
 
 def test_who_lists_linux_processes_without_figures(wsl: Wsl, hold: Hold) -> None:
     pids = [hold(GIB).pid, hold(GIB).pid]
-    shown = wsl.vram("who", "--deadline", "60").stdout
+    shown = wsl.vram("who", "--deadline", "60s").stdout
     assert all(f"pid {pid}" in shown for pid in pids)
     assert shown.count("GPU 0: unknown size") == 2
 
@@ -204,7 +206,7 @@ def test_a_snapshot_tells_the_same_elsewhere_and_hides_names(wsl: Wsl, hold: Hol
     hold(GIB)
     wsl.says(speaking("de", guest=2 * GIB, other=GIB))
     place = str(tmp_path / "shot.json")
-    wsl.vram("snapshot", "-o", place, "--redact", "--deadline", "60")
+    wsl.vram("snapshot", "-o", place, "--redact", "--deadline", "60s")
     text = (tmp_path / "shot.json").read_text()
     assert "Überwachung" not in text
     assert str(wsl.gpu.folder) not in text

@@ -15,21 +15,39 @@ from vram.interrupts import raise_if_interrupted, was_interrupted
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-COMMANDS = (
-    *("why", "ps", "top", "who", "watch", "inside", "check"),
-    *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
-    *("run", "attach", "detach", "report", "fit"),
-    *("serve", "history", "fleet"),
-    *("doctor", "oom"),
-    "slurm",
-    *("snapshot", "explain", "lab", "demo", "virtual"),
-    *("help", "completion"),
-)
+# Every command, in the order and under the headings of the help.
+GROUPS = {
+    "Look": ("why", "ps", "top", "who", "watch", "inside", "oom"),
+    "Free": ("free", "trim", "park", "unpark", "kill", "wait", "borrow"),
+    "Record": ("run", "attach", "report"),
+    "Serve": ("serve", "history", "fleet", "slurm"),
+    "Check": ("check", "doctor", "explain"),
+    "More": ("reset", "snapshot", "lab", "demo", "virtual", "help", "completion"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+# What the one screen of help shows with a command's name.
+_WITH_NAME = {
+    "why": "(default)",
+    "inside": "PID",
+    "oom": "LOG",
+    "trim": "PID",
+    "kill": "PID",
+    "wait": "SIZE",
+    "borrow": "SIZE",
+}
+
+# Old names, and the words that they stand for now: they work as before, and are listed nowhere.
+ALIASES = {
+    "flush": ("trim",),
+    "parked": ("park",),
+    "detach": ("attach", "--stop"),
+    "fit": ("report", "fit"),
+}
 
 DEFAULT = "why"
 _ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
 EPILOG = """\
-`vram` alone is `vram why`. `vram COMMAND --help` has more about a command.
+`vram COMMAND --help` has more about a command.
 No GPU here? `vram demo` needs none."""
 
 
@@ -46,7 +64,7 @@ class CommandModule(Protocol):
 # Names and options of these may stand in any order: `vram lab run --json kill-nine`.
 MIXED = frozenset(("fleet", "history", "lab", "report"))
 # What follows the first -- of these is a command to run, and none of our own words.
-RUNNERS = frozenset(("borrow", "run", "serve"))
+RUNNERS = frozenset(("borrow", "run", "serve", "wait"))
 
 
 def entry() -> NoReturn:
@@ -54,7 +72,7 @@ def entry() -> NoReturn:
     # Before anything else: prestart begins processes, and imports what Windows' Python does not have.
     if code := _wrong_system(sys.platform):
         sys.exit(code)
-    is_short = prestart.begin(with_command(sys.argv[1:]))
+    is_short = prestart.begin(without_alias(with_command(sys.argv[1:])))
     try:
         code = main()
     finally:
@@ -120,8 +138,14 @@ def with_command(argv: list[str]) -> list[str]:
     return [DEFAULT, *argv]
 
 
+def without_alias(argv: list[str]) -> list[str]:
+    """Return *argv* with the old name of a command replaced by the words of today."""
+    return [*ALIASES[argv[0]], *argv[1:]] if argv[0] in ALIASES else argv
+
+
 def _dispatch(argv: list[str]) -> int:
-    argv = with_command(argv)
+    said = with_command(argv)
+    argv = without_alias(said)
     name = argv[0]
     if name in _ABOUT_THE_PROGRAM:
         return _about_the_program(argv)
@@ -132,12 +156,16 @@ def _dispatch(argv: list[str]) -> int:
     from vram.cli.arguments import Parser
 
     command = _load(name)
-    parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
+    description = _sentence(command.HELP)
+    if said[0] in ALIASES:
+        today = " ".join(("vram", *ALIASES[said[0]]))
+        description = f"`vram {said[0]}` is the old name of `{today}`.\n\n{description}"
+    parser = Parser(prog=f"vram {name}", description=description)
     command.add_arguments(parser)
     words, rest = _split(argv[1:]) if name in RUNNERS else (argv[1:], [])
     try:
         parse = parser.parse_intermixed_args if name in MIXED else parser.parse_args
-        args = parse(words, Namespace(command=rest))
+        args = parse(words, Namespace(command=rest, said=said[0]))
     except SystemExit:
         return ExitCode.OK
     raise_if_interrupted()
@@ -158,7 +186,7 @@ def _about_the_program(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
     if argv[0] != "--version":
         summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
-        parser.description = f"{_sentence(summary)}\n\n{_listing()}"
+        parser.description = f"{_sentence(summary)}\n\n{overview()}"
     try:
         parser.parse_args(argv)
     except SystemExit:
@@ -166,22 +194,40 @@ def _about_the_program(argv: list[str]) -> int:
     raise UsageError("a command comes first", hint="see `vram --help`")
 
 
-def _listing() -> str:
+def overview() -> str:
+    """The commands by group, on one small screen; no command is imported for it."""
+    from textwrap import fill
+
+    from vram.cli.terminal import carries_unicode, columns
+
+    between = " · " if carries_unicode() else ", "
+    lines = []
+    for group, names in GROUPS.items():
+        if group == "More":
+            continue
+        # A name and the word after it stay on one line: textwrap breaks at no other space.
+        words = between.join(f"{name}\xa0{_WITH_NAME.get(name, '')}".rstrip("\xa0") for name in names)
+        line = fill(words, min(columns(), 100), initial_indent=f"  {group:<10}", subsequent_indent=" " * 12)
+        lines.append(line.replace("\xa0", " "))
+    return "\n".join([*lines, "  More: vram help all"])
+
+
+def listing() -> str:
+    """Every command with its line, by group."""
     from textwrap import fill
 
     from vram.cli.terminal import columns
 
     margin = max(map(len, COMMANDS)) + 4
-    lines = (
-        fill(
-            _load(name).HELP,
-            min(columns(), 100),
-            initial_indent=f"  {name}".ljust(margin),
-            subsequent_indent=" " * margin,
-        )
-        for name in COMMANDS
-    )
-    return "commands:\n" + "\n".join(lines)
+    lines = []
+    for group, names in GROUPS.items():
+        lines.append(f"{group}:")
+        for name in names:
+            start = f"  {name}".ljust(margin)
+            indent = " " * margin
+            width = min(columns(), 100)
+            lines.append(fill(_load(name).HELP, width, initial_indent=start, subsequent_indent=indent))
+    return "\n".join(lines) + "\n"
 
 
 def _load(name: str) -> CommandModule:

@@ -1,4 +1,4 @@
-"""The words of a command line: the parser, and how pids, GPUs, sizes and seconds are read."""
+"""The words of a command line: the parser, and how pids, GPUs and durations are read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from vram.cli.terminal import columns
 from vram.errors import UsageError
-from vram.units import parse_size
+from vram.units import parse_duration, spell_duration
 
 if TYPE_CHECKING:
     from vram.model.inside import Via
     from vram.model.ledger import GpuLedger, Ledger
 
 DEADLINE_S = 5.0
-# Eleven days. poll(2) counts milliseconds in 31 bits: twice as long would be too much for it.
-LONGEST_S = 1_000_000
+# poll(2) counts milliseconds in 31 bits: 25 days would be too much for it.
+MAX_WAIT_S = 14 * 86400
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -37,6 +37,24 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """As argparse reads a word; a size or a duration that is wrong names its option too."""
+        try:
+            return super()._get_value(action, arg_string)
+        except UsageError as error:
+            name = "/".join(action.option_strings) or action.metavar or action.dest
+            raise UsageError(f"{name}: {error}", hint=error.hint) from error
+
+
+def accept_old_option(parser: ArgumentParser, action: argparse.Action, *flags: str) -> None:
+    """Read *flags*, the old names of an option, as before; neither help nor completion lists them."""
+    parser._option_string_actions.update(dict.fromkeys(flags, action))
+
+
+def add_yes_argument(parser: ArgumentParser) -> None:
+    """Add --yes to a command that acts without a question: scripts may say it wherever something is done."""
+    parser.add_argument("--yes", "-y", action="store_true", help="accepted, as by every command that acts")
+
 
 def add_windows_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
@@ -47,10 +65,10 @@ def add_windows_argument(parser: ArgumentParser) -> None:
 def add_deadline_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--deadline",
-        type=seconds,
+        type=read_duration,
         default=DEADLINE_S,
-        metavar="S",
-        help="give up on a driver that does not answer within S seconds (default: %(default)g)",
+        metavar="DURATION",
+        help=f"give up on a driver that does not answer in time (default: {spell_duration(DEADLINE_S)})",
     )
 
 
@@ -66,10 +84,10 @@ def add_attach_arguments(parser: ArgumentParser, deadline_s: float) -> None:
     )
     parser.add_argument(
         "--deadline",
-        type=seconds,
+        type=read_duration,
         default=deadline_s,
-        metavar="S",
-        help="give up after S seconds (default: %(default)g)",
+        metavar="DURATION",
+        help=f"give up after this time (default: {spell_duration(deadline_s)})",
     )
 
 
@@ -78,7 +96,7 @@ def wanted_via(args: Namespace) -> Via | None:
     return None if args.via == "auto" else args.via
 
 
-# ---- pids, seconds, sizes ----
+# ---- pids, durations ----
 
 
 def pid_number(text: str) -> int:
@@ -88,41 +106,20 @@ def pid_number(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Read a number of seconds above zero."""
-    number = _seconds(text)
-    if not 0 < number <= LONGEST_S:
-        raise _no_seconds(text, "above zero")
-    return number
+def read_duration(text: str) -> float:
+    """Read a duration above zero, like 60s or 5min, as seconds."""
+    seconds = read_duration_or_zero(text)
+    if not seconds:
+        raise UsageError(f"{text!r} is too short", hint="write it like 250ms, 60s, 5min or 2h")
+    return seconds
 
 
-def seconds_or_none(text: str) -> float:
-    """Read a number of seconds for which one waits; zero means not at all."""
-    number = _seconds(text)
-    if not 0 <= number <= LONGEST_S:
-        raise _no_seconds(text, "from zero")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0
-
-
-def _no_seconds(text: str, least: str) -> Exception:
-    return argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {least} up to {LONGEST_S:,}")
-
-
-def memory_size(text: str) -> int:
-    """A size that says its unit: of a bare number nobody can tell whether bytes or GiB are meant."""
-    nbytes = parse_size(text)
-    if text.strip()[-1:].isdigit():
-        raise UsageError(
-            f"{text!r} has no unit", hint=f"write {text.strip()}GiB, or {text.strip()}B for bytes"
-        )
-    return nbytes
+def read_duration_or_zero(text: str) -> float:
+    """Read for how long to wait; 0s means not at all."""
+    seconds = parse_duration(text)
+    if seconds > MAX_WAIT_S:
+        raise UsageError(f"{text!r} is too long", hint=f"at most {spell_duration(MAX_WAIT_S)} are possible")
+    return seconds
 
 
 # ---- the words of --gpu: a GPU by number, UUID or PCI address; a MIG device by UUID or as GPU:DEVICE ----

@@ -17,7 +17,7 @@ from vram.units import size
 from vram.virtualgpu import VirtualGpu
 
 # A machine that is busy with other things gets its time: here no driver can hang.
-DEADLINE_S = "60"
+DEADLINE = "60s"
 
 
 class DemoOutput:
@@ -107,7 +107,7 @@ def held_bytes(gpu: VirtualGpu) -> int:
 
 def run_why(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> str:
     """Run this very program on *gpu*; return its answer, which must be a whole one."""
-    ended = _run(gpu, ["why", "--deadline", DEADLINE_S, *words], changes)
+    ended = _run(gpu, ["why", "--deadline", DEADLINE, *words], changes)
     if ended.returncode:
         complaint = ended.stderr.decode(errors="replace").strip() or f"exit code {ended.returncode}"
         raise VirtualGpuError(f"`vram why` failed in the demo: {complaint}")

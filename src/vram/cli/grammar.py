@@ -145,6 +145,7 @@ class _Reader:
         return [
             self.read((*words, name), helps.get(name) or parser.description or "", "", parser)
             for name, parser in action.choices.items()
+            if name in helps  # an old name has none
         ]
 
     def _argument(self, words: tuple[str, ...], action: argparse.Action) -> Argument:

@@ -1,4 +1,4 @@
-"""What the four parking commands share: opening the host, recovery after a vram that died, and messages."""
+"""What the parking commands share: opening the host, recovery after a vram that died, and messages."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 # These only read: nothing is left to tidy up, so their process may end without ceremony.
 READ_ONLY = frozenset(("why", "ps", "who", "check", "doctor", "explain", "oom"))
 # These have waited for all that they began, so the same holds.
-FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
+FINISHED = frozenset(("park", "unpark", "borrow"))
 
 _READ_THE_DRIVER = READ_ONLY - {"explain", "oom"} | {
-    *("inside", "snapshot", "free", "flush", "kill", "reset", "trim", "park", "borrow")
+    *("inside", "snapshot", "free", "kill", "reset", "trim", "park", "borrow")
 }
 _PARK = frozenset(("park", "unpark", "borrow"))
 # With these words another source is read, or nothing, or the same more than once.
@@ -42,7 +42,7 @@ def begin(words: Sequence[str]) -> bool:
         gc.disable()  # for one answer there is nothing worth collecting
     else:
         gc.set_threshold(50_000)  # imports make no garbage: looking for it costs a tenth of `vram free`
-    if words and not any(word.startswith(_NOT_NOW) for word in words):
+    if words and not any(word.startswith(_NOT_NOW) for word in words) and not _lists_parked(words):
         if name in _PARK:
             _worker = _checkpoint_worker()
         if name in _READ_THE_DRIVER:
@@ -50,6 +50,11 @@ def begin(words: Sequence[str]) -> bool:
     if is_short or name in _READ_THE_DRIVER:
         _import_msgspec()
     return is_short
+
+
+def _lists_parked(words: Sequence[str]) -> bool:
+    """Whether this is `vram park` without a pid, which moves nothing and reads no GPU."""
+    return words[0] == "park" and not any(word.isdigit() for word in words)
 
 
 def open_host(

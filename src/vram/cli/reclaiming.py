@@ -7,9 +7,16 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vram.cli.arguments import add_deadline_argument, gpu_numbers, memory_size, pid_number, seconds
+from vram.cli.arguments import (
+    accept_old_option,
+    add_deadline_argument,
+    gpu_numbers,
+    pid_number,
+    read_duration,
+)
 from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, render_options, show
 from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
+from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
@@ -24,11 +31,11 @@ def add_plan_arguments(parser: ArgumentParser) -> None:
     option(
         "size",
         nargs="?",
-        type=memory_size,
+        type=parse_size,
         metavar="SIZE",
         help="how much should be available on one GPU, e.g. 20GiB",
     )
-    option("--more", type=memory_size, metavar="SIZE", help="free SIZE more than is available now")
+    option("--more", type=parse_size, metavar="SIZE", help="free SIZE more than is available now")
     option("--gpu", action="append", metavar="N[,N...]", help="only memory on these GPUs (repeatable)")
     option("--caches", action="store_true", help="also release unused caches of running Python processes")
     option("--park-idle", action="store_true", help="also park idle processes of yours")
@@ -40,15 +47,15 @@ def add_plan_arguments(parser: ArgumentParser) -> None:
         metavar="CODE",
         help="only what this finding of `vram why` names (repeatable)",
     )
-    option(
+    pid = option(
         "--pid",
-        "--from",
         action="append",
         type=pid_number,
         default=[],
         metavar="PID",
         help="only this process, even if it is in use (repeatable)",
     )
+    accept_old_option(parser, pid, "--from")
     add_alone_argument(parser)
 
 
@@ -61,10 +68,10 @@ def add_alone_argument(parser: ArgumentParser) -> None:
 
 
 def plan_words(args: Namespace) -> dict[str, Any]:
-    """What :func:`vram.reclaim.plan` is asked with, as far as it was given."""
+    """The fields of a :class:`vram.model.plan.PlanRequest`, as far as they were given."""
     words = {
-        "available": args.size,
-        "more": args.more,
+        "available_bytes": args.size,
+        "goal_bytes": args.more,
         "gpus": tuple(sorted(gpu_numbers(args.gpu or []))),
         "up_to": args.up_to,
         "findings": tuple(args.finding),
@@ -95,10 +102,10 @@ def add_reclaim_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--verbose", "-v", action="store_true", help="every step and every process skipped")
     parser.add_argument(
         "--grace",
-        type=seconds,
+        type=read_duration,
         default=10.0,
-        metavar="S",
-        help="wait S seconds after SIGTERM before SIGKILL (default: %(default)g)",
+        metavar="DURATION",
+        help="wait this long after SIGTERM before SIGKILL (default: 10s)",
     )
     add_deadline_argument(parser)
     add_terminal_arguments(parser)
@@ -251,7 +258,7 @@ def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tupl
 def _digits(text: str) -> str:
     # An empty word too is no digest: it is what a script hands over whose variable is unset.
     if len(text) < SHORTEST_DIGEST or set(text.lower()) - set("0123456789abcdef"):
-        raise UsageError("--digest needs 8 hexadecimal digits or more", hint="a --dry-run shows them")
+        raise UsageError("8 hexadecimal digits or more are needed", hint="a --dry-run shows them")
     return text.lower()
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import LONGEST_S
 from vram.cli.traces import read_view
 from vram.report.escape import inert
 from vram.units import counted, size
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 # Reading a trace of this size takes about a second; of a larger one only its length is said.
 SUMMARISED_NBYTES = 64 << 20
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _WIDEST_PLACE = 160
 
 
@@ -41,15 +37,6 @@ def add_recording_arguments(parser: ArgumentParser) -> None:
 
 def stacks(args: Namespace) -> Stacks:
     return "native" if args.native else "none" if args.no_stacks else "python"
-
-
-def duration(text: str) -> float:
-    """Read how long: 60s, 5min, 1.5h, or a number of seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip().lower())
-    seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
-    if not 0 < seconds <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write it like 60s, 5min or 2h")
-    return seconds
 
 
 def say(sentence: str, below: Iterable[str] = ()) -> None:

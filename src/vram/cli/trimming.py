@@ -1,11 +1,11 @@
-"""What ``trim`` and ``flush`` share: the arguments, one trim after the other, and what was freed."""
+"""``vram trim``: the arguments, one trim after the other, what was freed, and who could be trimmed."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
+from vram.cli.arguments import add_attach_arguments, add_yes_argument, pid_number, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, Refused, TargetDied, VramError
@@ -23,11 +23,24 @@ connection file, Python 3.14's debugger interface (remote-exec), and for CPython
 The last two stop the process for about a millisecond; no debugger is needed. The process then
 empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools, if
 they are loaded. The freed memory is then measured with the driver. Arrays that only reference
-cycles hold stay, unless --collect is given; `vram inside PID` lists them."""
+cycles hold stay, unless --collect is given; `vram inside PID` lists them.
+
+Without PID nothing is touched: it lists the processes whose caches can be released, with the
+command to run, and why the others cannot. Its exit codes:
+  0  some caches can be released, or no memory is held
+  9  memory is held, and no caches can be released from here
+
+In your own program, `vram.flush()` does it from inside, and says what holds the rest."""
 
 
-def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> None:
-    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="the process to trim")
+def add_trim_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "pid",
+        nargs="*",
+        type=pid_number,
+        metavar="PID",
+        help="the process to trim (default: list candidates)",
+    )
     parser.add_argument(
         "--tracebacks",
         action="store_true",
@@ -40,8 +53,26 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
         "million objects",
     )
     add_attach_arguments(parser, DEADLINE_S)
+    add_yes_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
+
+
+def list_trimmable(args: Namespace) -> int:
+    """Print whose caches could be released; nobody is touched. Returns the exit code."""
+    host = open_host()
+    from vram.reclaim.actions.trim import trimmable
+    from vram.report import trimming
+
+    report = trimming.trimmable_report(trimmable(host, wanted_via(args), args.deadline or DEADLINE_S))
+    if args.json:
+        from vram.report.json import encode
+
+        emit(encode(report))
+    else:
+        options = render_options(args)
+        show(trimming.trimmable(report, options), args, options)
+    return ExitCode.NOTHING_FOUND if report.refused and not report.trimmable else ExitCode.OK
 
 
 def trim_named(args: Namespace) -> int:

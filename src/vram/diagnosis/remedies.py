@@ -275,7 +275,7 @@ def for_processes(
 
 # ---- how Windows can be asked for its own programs, where it was not ----
 
-_PATIENCE = "vram why --deadline 20"
+_PATIENCE = "vram why --deadline 20s"
 _REGISTER = "winmgmt /resyncperf"
 _INTEROP = "Let vram query Windows: set enabled=true under [interop] in /etc/wsl.conf and restart WSL."
 _AUTOMOUNT = (

@@ -344,7 +344,7 @@ class Buffer:
 
 
 def _nbytes(value: SupportsIndex | str) -> int:
-    """A size of at least one byte, as a number or as text."""
+    """A size of at least one byte: a number of bytes, as of a bytearray, or text with a unit."""
     if isinstance(value, str):
         count = parse_size(value)
     else:

@@ -191,7 +191,7 @@ def _ledger(notes: list[str]) -> dict[str, Any] | None:
         return None
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _SURVEY, root, str(SURVEY_S)],
+            [sys.executable, "-P", "-c", _SURVEY, root, f"{SURVEY_S}s"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ from vram.guard.driver import CudaDriver, driver
 from vram.guard.erase import scrub
 from vram.model.remanence import Remanence, Trial
 from vram.payloads import command
-from vram.units import MIB, parse_size
+from vram.units import MIB, read_size
 
 # ---- a process that is killed ----
 
@@ -200,8 +200,8 @@ MODES = {0: "default compute mode", 2: "prohibited compute mode", 3: "exclusive 
 
 def remanence_test(nbytes: int | str = LARGEST, *, device: int | None = None) -> Remanence:
     """Measure on *device* with at most *nbytes* for each kind of memory, and a quarter of what is free."""
-    asked = parse_size(nbytes) if isinstance(nbytes, str) else nbytes
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < BLOCK:
+    asked = read_size(nbytes, "nbytes")
+    if asked < BLOCK:
         raise UsageError(f"a remanence test of {nbytes!r}", hint="it samples whole MiB: give 1MiB or more")
     cuda = driver()
     with cuda.on_device(None if device is None else cuda.check_device(device)) as number:

@@ -21,7 +21,7 @@ from vram.deprecation import warn_renamed
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
 from vram.guard.memory import NOTHING, OUTSIDE, Footprint, charges, driver_is_loaded
 from vram.guard.scope_tree import OverlapGroup, ScopeNode
-from vram.units import parse_size, size
+from vram.units import read_size, size
 
 if TYPE_CHECKING:
     from vram.guard.baseline import Baseline
@@ -59,13 +59,13 @@ class Scope:
         if every_s is not None:
             _check_watch(every_s, limit)
         self.name = name
-        self.limit = None if limit is None else nbytes_of(limit, "limit")
+        self.limit = None if limit is None else read_size(limit, "limit")
         self.leak: Leak | None = None
         self.notes: list[str] = []
         self.peak: int | None = None
         self.remark = ""  # added to the notes of every leak
         self._mode = leak
-        self._tolerance = None if tolerance is None else nbytes_of(tolerance, "tolerance")
+        self._tolerance = None if tolerance is None else read_size(tolerance, "tolerance")
         self._zero_on_exit, self._thread, self._every_s, self._track = zero_on_exit, thread, every_s, track
         self._before: Footprint = NOTHING
         self._baseline: TimedBaseline | None = None
@@ -335,17 +335,6 @@ def where_gained(gain: Gain, leak: Leak) -> str:
     return "according to the driver" if gain.where == OUTSIDE and leak.arrays else gain.where
 
 
-def nbytes_of(value: str | int, what: str) -> int:
-    """Read a size given as text or as a number of bytes; anything else is a usage error."""
-    if isinstance(value, str):
-        return parse_size(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(
-            f"{what}={value!r} is not a size", hint='write it like "8GiB", or as a number of bytes'
-        )
-    return value
-
-
 def _check_watch(every_s: object, limit: object) -> None:
     is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
     if not is_number or not 0 < every_s <= TIMEOUT_MAX:  # type: ignore[operator]
@@ -368,13 +357,13 @@ def scope(
     """Check that a piece of work frees the GPU memory that it gains; for ``with`` and ``async with``.
 
     *leak*: what to do about device memory that is not freed: "raise" LeakDetected, "warn", or only
-    "report" it in ``.leak``. *limit*: how much may be gained. PyTorch and CuPy refuse allocations that
-    would exceed it; other memory is checked at the end, and with *every_s* also every so many seconds
-    by a thread that interrupts the scope. *tolerance*: how much may stay; left out, code that loads at
-    first use is tolerated once. *thread*: caches are released to the driver too, as when a thread ends.
-    *zero_on_exit*: unused memory in caches is overwritten with zeros. *track*: whether to read at the
-    beginning which arrays exist, so that new ones can be named at the end; left out, it is done as long
-    as it costs less than 1 % of the scope's time.
+    "report" it in ``.leak``. *limit*: how much may be gained, as "8GiB" or ``8 * vram.GiB``. PyTorch and
+    CuPy refuse allocations that would exceed it; other memory is checked at the end, and with *every_s*
+    also every so many seconds by a thread that interrupts the scope. *tolerance*: how much may stay; left
+    out, code that loads at first use is tolerated once. *thread*: caches are released to the driver
+    too, as when a thread ends. *zero_on_exit*: unused memory in caches is overwritten with zeros. *track*:
+    whether to read at the beginning which arrays exist, so that new ones can be named at the end; left
+    out, it is done as long as it costs less than 1 % of the scope's time.
     """
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is not a name for a scope", hint='write scope("epoch")')

@@ -209,7 +209,7 @@ class Questions:
     def _range(self, start: float | None, end: float | None) -> tuple[int, int]:
         self._require_readings()
         if start is not None and end is not None and start > end:
-            raise UsageError("the time ends before it begins", hint="--from comes before --to")
+            raise UsageError("the time ends before it begins", hint="--since comes before --until")
         first = self._times.first if start is None else self._times.before(start) or self._times.after(start)
         last = self._times.last if end is None else self._times.before(end)
         return first, last

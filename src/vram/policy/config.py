@@ -316,18 +316,18 @@ class _Table:
         value = self._table.get(key)
         if value is None:
             return 0
-        if isinstance(value, str) and value.strip()[-1:].isdigit():
-            raise self._wrong(key, "it has no unit: write it like 512MiB or 20GiB")
         return int(self._parsed(key, parse_size, 0, 1 << 60, "512MiB or 20GiB"))
 
     def _parsed(
         self, key: str, parse: Callable[[str], float], least: float, most: float, examples: str
     ) -> float:
         value = self._table[key]
+        if isinstance(value, int | float):  # the hint then shows how the number is written with its unit
+            value = str(value)
         try:
             number = parse(value) if isinstance(value, str) else -1.0
-        except UsageError:
-            number = -1.0
+        except UsageError as error:
+            raise self._wrong(key, f"{error.hint}, in quotes") from None
         if not least <= number <= most:
             raise self._wrong(key, f"write it like {examples}")
         return number

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vram.host.ports import Host
-    from vram.model.plan import Draft, Outcome, Plan, Receipt, Skipped, StepKind
+    from vram.model.plan import Draft, Outcome, Plan, PlanRequest, Receipt, Skipped, StepKind
 
 __all__ = ["execute", "plan", "remaining"]
 
@@ -40,9 +40,9 @@ def plan(
 ) -> Draft:
     """Read the machine and return what would be done; nothing is touched.
 
-    *available* is what should be available on one GPU afterwards, in bytes or like "20GiB"; *more* is what
-    should be freed there, however much is available already (*goal* is its old name). Without either, all
-    leftovers are planned, with *caches* those of live processes too. See
+    *available* is what should be available on one GPU afterwards, as "20GiB" or ``20 * vram.GiB``; *more*
+    is what should be freed there, however much is available already (*goal* is its old name). Without
+    either, all leftovers are planned, with *caches* those of live processes too. See
     :class:`vram.model.plan.PlanRequest`.
     """
     if goal is not None:
@@ -51,14 +51,11 @@ def plan(
         warn_renamed("goal=", "more=")
         more = goal if more is None else more
     from vram.model.plan import PlanRequest
-    from vram.reclaim.device_state import read_and_diagnose
-    from vram.reclaim.planner import plan as make
-    from vram.units import parse_size
+    from vram.units import read_size
 
-    host = host or _local()
     request = PlanRequest(
-        available_bytes=parse_size(available) if isinstance(available, str) else available,
-        goal_bytes=parse_size(more) if isinstance(more, str) else more,
+        available_bytes=None if available is None else read_size(available, "available"),
+        goal_bytes=None if more is None else read_size(more, "more"),
         gpus=gpus,
         up_to=up_to,
         only=only,
@@ -69,7 +66,16 @@ def plan(
         alone=alone,
         tree=tree,
     )
-    return make(host, *read_and_diagnose(host, gpus, deadline_s), request)
+    return plan_request(request, host=host, deadline_s=deadline_s)
+
+
+def plan_request(request: PlanRequest, *, host: Host | None = None, deadline_s: float = DEADLINE_S) -> Draft:
+    """As :func:`plan`, for a request whose sizes are bytes already."""
+    from vram.reclaim.device_state import read_and_diagnose
+    from vram.reclaim.planner import plan as make
+
+    host = host or _local()
+    return make(host, *read_and_diagnose(host, request.gpus, deadline_s), request)
 
 
 def execute(

@@ -25,7 +25,7 @@ _NOT_SUPPORTED = 801
 # INVALID_VALUE by the documentation, NOT_INITIALIZED on an H200: the process does not use CUDA.
 NOT_KNOWN_TO_DRIVER = (1, 3)
 
-_LISTED = "`vram parked` lists those that are"
+_LISTED = "`vram park` lists those that are"
 
 Verb = Literal["park", "unpark"]
 
@@ -50,7 +50,7 @@ def explain(
             return TimedOut(
                 f"the driver did not finish with pid {pid} in time; it is not interrupted, and the"
                 " process continues when it is done",
-                hint="`vram parked` shows its state",
+                hint="`vram park` shows its state",
             )
         case "unavailable":
             return DriverMissing(f"the driver does not answer: {answer.message}", hint="see `vram why`")
@@ -164,7 +164,7 @@ def _profiled(pid: int, profiler: str | None) -> VramError:
         return CannotPark(
             f"pid {pid} is or was recorded by vram, and the driver parks no process in which CUPTI was used;"
             " it was not touched",
-            hint="restart it without `vram run` to park it; `vram detach` does not change that",
+            hint="restart it without `vram run` to park it; `vram attach --stop` does not change that",
         )
     who = f" ({profiler})" if profiler else ""
     return CannotPark(

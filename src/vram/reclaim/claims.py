@@ -92,7 +92,7 @@ def _timed_out(host: Host, host_name: str, pid: int) -> TimedOut:
     who = f"by {' and '.join(names)}" if names else "by a process that is not visible from here"
     return TimedOut(
         f"pid {pid} is being moved {who}; it was not touched",
-        hint="wait until that is done; `vram parked` shows its state. If the mover has exited, the next"
+        hint="wait until that is done; `vram park` shows its state. If the mover has exited, the next"
         " vram command resumes it",
     )
 

@@ -173,7 +173,7 @@ def _until(held: Held, page: Page) -> str:
 
 
 def _more(more: bool) -> tuple[str, ...]:
-    return ("there are more: --limit shows them, --from and --to choose",) if more else ()
+    return ("there are more: --limit shows them, --since and --until choose",) if more else ()
 
 
 # ---- waste and series ----

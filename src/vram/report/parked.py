@@ -30,7 +30,7 @@ STANDINGS = {
 
 
 class ParkedLine(Struct, frozen=True, kw_only=True):
-    """One process of ``vram parked --json``."""
+    """One process of ``vram park --json``."""
 
     pid: int
     started_at: int | None
@@ -49,7 +49,7 @@ class ParkedLine(Struct, frozen=True, kw_only=True):
 
 
 class ParkedReport(Struct, frozen=True, kw_only=True):
-    """What ``vram parked --json`` prints."""
+    """What ``vram park --json`` prints."""
 
     schema: int = 1
     taken_at: str

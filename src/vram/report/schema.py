@@ -32,7 +32,7 @@ REPORTS: dict[str, Any] = {
     "watch": Change | WatchState,
     "report": TraceReport,
     "report-diff": TraceDiffReport,
-    "fit": FitReport,
+    "report-fit": FitReport,
     "fleet": FleetReport,
     "fleet-free": FleetFreeReport,
     "slurm": HookResult,

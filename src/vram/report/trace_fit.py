@@ -1,4 +1,4 @@
-"""``vram fit FILE``: which cards a traced program would have fitted, for people and for scripts."""
+"""``vram report fit FILE``: which cards a traced program would have fitted, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,53 @@ from vram.units import counted, size
 _STYLES = {"fits": "green", "if caches shrink": "yellow", "too small": "red"}
 
 
-def text(view: TraceView, fit: Fit, options: RenderOptions) -> RenderableType:
-    """Return what it needed, a line for each card, and what is not known."""
-    blocks: list[RenderableType] = [*head(view, options), Text()]
+def text(view: TraceView, fit: Fit, options: RenderOptions, *, every_card: bool = False) -> RenderableType:
+    """Return the smallest card that fits, what was needed and what is not known; or *every_card*."""
+    blocks: list[RenderableType] = [_answer(fit, options), Text(), *head(view, options)]
     if not fit.needs:
-        blocks.append(sentence("Nothing was allocated on a GPU: it fits every card.", options, indent=0))
         return Group(*blocks)
-    blocks += [_need(need, options) for need in fit.needs]
-    blocks += [Text(), *_cards(fit, options), Text()]
+    blocks += [Text(), *(_need(need, options) for need in fit.needs), Text()]
+    if every_card:
+        blocks += [*_cards(fit, options), Text()]
+    elif len(fit.cards) > 1:
+        blocks += [sentence(f"-v lists all {len(fit.cards)} cards.", options, indent=0), Text()]
     blocks += [sentence(words, options, mark="- ", indent=0) for words in fit.assumptions]
     blocks += [Text(), heading("What a trace cannot know", options)]
     blocks += [sentence(words, options, mark="- ", indent=0) for words in fit.doubts]
     return Group(*blocks)
+
+
+def _answer(fit: Fit, options: RenderOptions) -> RenderableType:
+    """The smallest card that fits; one that fits only with smaller caches is named with that."""
+    if not fit.needs:
+        return sentence("Nothing was allocated on a GPU: it fits every card.", options, indent=0)
+    if len(fit.cards) == 1:
+        return sentence(_one_card(fit.cards[0]), options, indent=0)
+    fitting = [each for each in fit.cards if each.verdict != "too small"]
+    if not fitting:
+        largest = max(fit.cards, key=lambda each: each.card.total_nbytes)
+        missing = size(-largest.left_nbytes)
+        return sentence(f"No card fits: {_named(largest)} lacks {missing}.", options, indent=0)
+    smallest = min(fitting, key=lambda each: (each.card.total_nbytes, each.verdict != "fits"))
+    left = size(smallest.left_nbytes)
+    words = f"The smallest card that fits is {_named(smallest)}: {left} would be left"
+    sure = [each for each in fitting if each.verdict == "fits"]
+    if smallest.verdict != "fits":
+        words += " if the framework's caches shrink"
+        if sure:
+            words += f"; as recorded it is {_named(min(sure, key=lambda each: each.card.total_nbytes))}"
+    return sentence(f"{words}.", options, indent=0)
+
+
+def _one_card(each: CardFit) -> str:
+    if each.verdict == "too small":
+        return f"It does not fit {_named(each)}: {size(-each.left_nbytes)} is missing."
+    condition = "" if each.verdict == "fits" else " if the framework's caches shrink"
+    return f"It fits {_named(each)}: {size(each.left_nbytes)} would be left{condition}."
+
+
+def _named(each: CardFit) -> str:
+    return f"{each.card.name} ({size(each.card.total_nbytes)})"
 
 
 def _need(need: GpuNeed, options: RenderOptions) -> RenderableType:
@@ -68,7 +103,7 @@ def _cell(each: CardFit, options: RenderOptions) -> Cell:
 
 
 class FitReport(Struct, frozen=True, kw_only=True):
-    """What ``vram fit --json`` prints. ``needs`` are per GPU; a card must fit the fullest."""
+    """What ``vram report fit --json`` prints. ``needs`` are per GPU; a card must fit the fullest."""
 
     schema: Literal[1] = 1
     paths: tuple[str, ...]

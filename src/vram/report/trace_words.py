@@ -36,7 +36,7 @@ PAGE_GAP_REASONS = GAP_REASONS | {"unknown": "the reason is unknown"}
 
 # Endings that are as they should be are not mentioned.
 EARLY_ENDS: dict[EndReason, str] = {
-    "detached": "recording was stopped by `vram detach`",
+    "detached": "recording was stopped by `vram attach --stop`",
     "disk full": "recording stopped early: no space was left for the file",
     "write error": "recording stopped early: the file could not be written",
     "no cupti": "recording stopped early: CUPTI could not be used",

@@ -22,11 +22,11 @@ INJECTORS = {
 }
 
 
-# ---- before: `vram flush` without a pid touches nobody ----
+# ---- before: `vram trim` without a pid touches nobody ----
 
 
 class TrimmableReport(Struct, frozen=True, kw_only=True):
-    """``vram flush --json`` without a pid: nobody was touched. ``refused`` have a reason each."""
+    """``vram trim --json`` without a pid: nobody was touched. ``refused`` have a reason each."""
 
     schema: Literal[1] = 1
     trimmable: tuple[Trimmable, ...]
@@ -48,7 +48,7 @@ def trimmable(report: TrimmableReport, options: RenderOptions) -> RenderableType
             _trimmable_table(report.trimmable, options),
             Text(),
             Text("To release unused cached memory; the programs keep running:"),
-            Text(f"  vram flush {pids}"),
+            Text(f"  vram trim {pids}"),
             Text("To plan that together with memory of dead processes, with a question first:"),
             Text("  vram free --caches"),
         ]
@@ -67,7 +67,7 @@ def _head(report: TrimmableReport) -> str:
         )
     if report.refused:
         return "No process's caches can be released from here. Nothing was touched."
-    return "No process here holds GPU memory: nothing to flush."
+    return "No process here holds GPU memory: nothing to trim."
 
 
 def _trimmable_table(found: Sequence[Trimmable], options: RenderOptions) -> Table:

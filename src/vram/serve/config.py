@@ -10,6 +10,7 @@ docs/guides/serve.md has every key. Whatever is wrong is one ConfigError that na
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from difflib import get_close_matches
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Literal, NamedTuple
@@ -154,6 +155,7 @@ def parse(data: bytes, path: str) -> ServeConfig:
         raise ConfigError(f"{path} is not TOML: {error}", hint="text values stand in quotes") from error
     _require_known(tables, ServeConfig, path, "")
     try:
+        _require_units(tables)
         config = msgspec.convert(tables, ServeConfig)
         check(config)
     except msgspec.ValidationError as error:
@@ -163,10 +165,26 @@ def parse(data: bytes, path: str) -> ServeConfig:
     return config
 
 
+def _require_units(tables: dict[str, Any]) -> None:
+    """Raise UsageError where a size or a duration is a bare number, or cannot be read."""
+    history = tables.get("history", {})
+    values: tuple[tuple[str, Any, Callable[[str], float]], ...] = (
+        ("interval", tables.get("interval"), parse_duration),
+        ("history.keep", history.get("keep") if isinstance(history, dict) else None, parse_duration),
+        ("history.most", history.get("most") if isinstance(history, dict) else None, parse_size),
+    )
+    for key, value, parse_value in values:
+        if isinstance(value, str | int | float):
+            try:
+                parse_value(str(value))
+            except UsageError as error:
+                raise UsageError(f"{key} is {value!r}", hint=f"{error.hint}, in quotes") from None
+
+
 def check(config: ServeConfig) -> None:
     """Raise UsageError where a value cannot be meant."""
     if not SHORTEST_S <= config.interval_s <= LONGEST_S:
-        raise UsageError(f"interval is {config.interval}", hint="choose from 0.5s to 1h; 5s is usual")
+        raise UsageError(f"interval is {config.interval!r}", hint="choose from 0.5s to 1h; 5s is usual")
     if config.history.keep_s < 3600:
         raise UsageError(
             f"history.keep is {config.history.keep}", hint="one hour at least; or enabled = false"

@@ -187,7 +187,7 @@ def _require_recording(receipt: AttachReceipt, output: str) -> None:
     if answer.outcome == "already recording":
         raise CannotRecord(
             f"pid {pid} is being recorded already, into {answer.file or 'a file that does not exist yet'}",
-            hint=f"`vram detach {pid}` ends that",
+            hint=f"`vram attach {pid} --stop` ends that",
         )
     if answer.outcome == "output":
         raise CannotRecord(
@@ -248,8 +248,8 @@ _ENDING_S = 30.0
 def wait_for_end(host: Host, receipt: AttachReceipt, for_s: float) -> bool:
     """Wait until the recording of *receipt* has ended; False where it goes on although its time is over.
 
-    It ends by its own timer, by a `vram detach`, or with its process. The process itself is asked: when its
-    time is over, and now and then before that.
+    It ends by its own timer, by `vram attach --stop`, or with its process. The process itself is asked:
+    when its time is over, and now and then before that.
     """
     handle = host.signals.open(receipt.target.process.pid)
     if handle is None:

@@ -59,10 +59,10 @@ def parse_check(text: str) -> TraceCheck:
     if name not in get_args(CheckName) or not equals:
         raise UsageError(f"{text!r} is not a check", hint=_HINT)
     if name == "peak":
-        nbytes = parse_size(most)
-        if most.strip()[-1:].isdigit() and nbytes:
-            raise UsageError(f"{text!r} has no unit", hint=_HINT)
-        return TraceCheck("peak", nbytes)
+        try:
+            return TraceCheck("peak", parse_size(most))
+        except UsageError as error:
+            raise UsageError(f"{text!r}: {error}", hint=error.hint) from error
     if not (most.isascii() and most.isdecimal()):
         raise UsageError(f"{text!r} has no number", hint=_HINT)
     return TraceCheck("leaks" if name == "leaks" else "failures", int(most))

@@ -1,7 +1,8 @@
 """``vram attach``: record the allocations of a Python process that already runs.
 
-    vram attach 4711                     until `vram detach 4711`, or until the process ends
+    vram attach 4711                     until `vram attach 4711 --stop`, or until the process ends
     vram attach 4711 --for 60s           for a minute, then its trace is complete
+    vram attach 4711 --stop              stop recording, whoever began it: vram attach or vram run
 
 The process needs no preparation. What it allocated before is one line of the report. The recorder and the
 trace belong to the process: it goes on when vram ends, and with --for it stops by itself, also when vram is
@@ -14,17 +15,16 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_attach_arguments, pid_number, wanted_via
+from vram.cli.arguments import add_attach_arguments, add_yes_argument, pid_number, read_duration, wanted_via
 from vram.cli.prestart import open_host
 from vram.cli.tracing import (
     add_recording_arguments,
-    duration,
     say,
     shown_path,
     stacks,
     trace_line,
 )
-from vram.errors import ExitCode
+from vram.errors import ExitCode, UsageError
 from vram.units import interruption, size
 
 if TYPE_CHECKING:
@@ -32,31 +32,38 @@ if TYPE_CHECKING:
     from vram.trace.attach import AttachReceipt
 
 NAME = "attach"
-HELP = "record the GPU allocations of a running Python process"
+HELP = "record the GPU allocations of a running Python process; --stop ends it"
 
 DEADLINE_S = 30.0
 EPILOG = """\
 Only your own processes, unless you are root, and only Python: `vram run` records any program from
 its start. Ways to attach are those of `vram trim`; the process stops for about a millisecond. The
 process itself creates the file, and must be able to. It may also be one that `vram run` launched.
+
+After --stop the process continues, and its trace is complete; one of `vram run` is put together with
+the others of that run when the command ends.
 """
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("pid", type=pid_number, metavar="PID", help="the process to record")
+    parser.add_argument("--stop", action="store_true", help="stop recording it")
     add_recording_arguments(parser)
     parser.add_argument(
         "--for",
         dest="for_s",
-        type=duration,
+        type=read_duration,
         metavar="DURATION",
-        help="stop after so long, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
+        help="stop after this time, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
     )
     add_attach_arguments(parser, DEADLINE_S)
+    add_yes_argument(parser)
 
 
 def run(args: Namespace) -> int:
+    if args.stop:
+        return _stop(args)
     host = open_host()
     from vram.trace.attach import attach
     from vram.trace.output import absolute
@@ -75,7 +82,20 @@ def run(args: Namespace) -> int:
     if args.for_s is not None:
         return _wait(host, receipt, name, args.for_s)
     _say_begun(receipt, name)
-    say(f"`vram detach {args.pid}` ends it")
+    say(f"`vram attach {args.pid} --stop` ends it")
+    return ExitCode.OK
+
+
+def _stop(args: Namespace) -> int:
+    for option in ("output", "native", "no_stacks", "framework", "for_s"):
+        if getattr(args, option):
+            raise UsageError("--stop records nothing", hint=f"vram attach {args.pid} --stop")
+    host = open_host(reads_driver=False)
+    from vram.trace.attach import detach
+
+    receipt = detach(host, args.pid, via=wanted_via(args), deadline_s=args.deadline)
+    say(f"pid {args.pid} is no longer recorded")
+    say(trace_line(receipt.answer.file))
     return ExitCode.OK
 
 

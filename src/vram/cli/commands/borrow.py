@@ -1,7 +1,7 @@
 """``vram borrow``: make room on a GPU, run a command in it, and return the room.
 
     vram borrow 20GiB -- python train.py
-    vram borrow 8GiB --gpu 1 --from 4711 -- ./evaluate
+    vram borrow 8GiB --gpu 1 --pid 4711 -- ./evaluate
 
 The command has the terminal and gets our signals; its exit code is ours. Whoever made room is
 brought back when it ends, however it ends, and also when vram itself is killed: then as soon
@@ -15,10 +15,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import memory_size
+from vram.cli.arguments import accept_old_option, add_yes_argument
 from vram.cli.parking import numbers, recover, say
 from vram.cli.prestart import open_host
 from vram.errors import ExitCode, UsageError
+from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.cli.terminal import Progress
@@ -32,10 +33,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 NAME = "borrow"
 HELP = "park your idle processes, run a command, resume them"
 
-USAGE = "vram borrow SIZE [--gpu N] [--from PID[,PID...]] -- COMMAND..."
+USAGE = "vram borrow SIZE [--gpu N] [--pid PID[,PID...]] -- COMMAND..."
 EPILOG = """\
 Nothing is parked if there is room already. Only your own processes are parked, idle ones
-first, never a part of the system; --from limits it to these. With several GPUs,
+first, never a part of the system; --pid limits it to these. With several GPUs,
 CUDA_VISIBLE_DEVICES is set to the one with room; if you have set it, it stays, and room
 is made on one of those GPUs."""
 
@@ -43,19 +44,21 @@ is made on one of those GPUs."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
     parser.add_argument(
-        "size", type=memory_size, metavar="SIZE", help="memory that the command needs, e.g. 20GiB"
+        "size", type=parse_size, metavar="SIZE", help="memory that the command needs, e.g. 20GiB"
     )
     parser.add_argument(
         "--gpu", type=int, metavar="N", help="make room on this GPU (default: where the least must move)"
     )
-    parser.add_argument(
-        "--from",
+    pid = parser.add_argument(
+        "--pid",
         dest="lenders",
         action="append",
         default=[],
         metavar="PID[,PID...]",
-        help="park only these processes",
+        help="park only these processes (repeatable)",
     )
+    accept_old_option(parser, pid, "--from")
+    add_yes_argument(parser)
     parser.add_argument("--quiet", "-q", action="store_true", help="print only errors")
 
 
@@ -136,7 +139,7 @@ class _Borrow:
         )
         self._progress.end()
         for error in errors:
-            say(f"{error}; `vram parked` lists it, and the next vram command tries again")
+            say(f"{error}; `vram park` lists it, and the next vram command tries again")
         return bool(errors)
 
     def _about(self, doing: str) -> Callable[[int, int], None]:

@@ -34,20 +34,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--leftovers", action="store_true", help="count only memory that no healthy process accounts for"
     )
     parser.add_argument(
-        "--allow", default="0", metavar="SIZE", help="ignore up to this much on each GPU, e.g. 64MiB"
+        "--allow",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="ignore up to this much on each GPU, e.g. 64MiB",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing, only set the exit code")
 
 
 def run(args: Namespace) -> int:
-    allow = parse_size(args.allow)
     host = open_host(args)
     from vram.diagnosis.verdict import judge, overall
     from vram.report import check
 
     ledger = take_ledger(args, host)
-    verdicts = judge(ledger, leftovers=args.leftovers, allow=allow)
+    verdicts = judge(ledger, leftovers=args.leftovers, allow=args.allow)
     verdict = overall(verdicts)
     if args.json and not args.quiet:
         emit(check.json(ledger, verdict, verdicts))

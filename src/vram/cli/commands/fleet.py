@@ -7,7 +7,7 @@ import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import seconds
+from vram.cli.arguments import accept_old_option, read_duration
 from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, lines, render_options, show
 from vram.errors import ExitCode, UsageError
 
@@ -21,9 +21,9 @@ NAME = "fleet"
 HELP = "the GPUs of many machines, over ssh, Ray or Slurm; frees their leftovers"
 
 _EPILOG = """\
-One of --from, --hosts, --ray and --srun says where the nodes are. Each runs
-`vram snapshot`; the snapshots are judged here. A node that gives none, or one
-that cannot be true, is a line with its reason, neither counted nor acted on.
+One of --snapshots, --hosts, --ray and --srun says where the nodes are. Each
+runs `vram snapshot`; the snapshots are judged here. A node that gives none, or
+one that cannot be true, is a line with its reason, neither counted nor acted on.
 
 `vram fleet free` asks the service of each node with leftovers (`vram serve`)
 for its plan, shows all plans, asks once, and has each node run its own, if it
@@ -40,7 +40,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     option = parser.add_argument
     option("verb", nargs="?", choices=("free",), metavar="free", help="free leftovers, node by node")
-    option("--from", dest="folder", metavar="FOLDER", help="recorded snapshots, one file NODE.json a node")
+    folder = option(
+        "--snapshots", dest="folder", metavar="FOLDER", help="recorded snapshots, one file NODE.json a node"
+    )
+    accept_old_option(parser, folder, "--from")
     option("--hosts", metavar="HOST[,HOST...]", help="over ssh; @FILE names a file with one host a line")
     option("--ray", metavar="ADDRESS", help="the nodes of a Ray cluster: HOST:6379, ray://HOST:10001, auto")
     option("--srun", action="store_true", help="the nodes of the Slurm allocation that this runs in")
@@ -55,9 +58,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--socket", metavar="PATH", help="with free: the services' socket on the nodes")
     option("--vram", metavar="WORDS", help="the command on the nodes (default: vram), e.g. 'sudo -n vram'")
     option("--parallel", type=_count, default=32, metavar="N", help="ask N nodes at once (default: 32)")
-    option("--deadline", type=seconds, default=20.0, metavar="S", help="seconds for each node (default: 20)")
     option(
-        "--all-within", type=seconds, default=120.0, metavar="S", help="seconds for all nodes (default: 120)"
+        "--deadline",
+        type=read_duration,
+        default=20.0,
+        metavar="DURATION",
+        help="time for each node (default: 20s)",
+    )
+    option(
+        "--all-within",
+        type=read_duration,
+        default=120.0,
+        metavar="DURATION",
+        help="time for all nodes (default: 2min)",
     )
     option("--any-name", action="store_true", help="accept a node whatever host name its snapshot has")
     option("--ssh-config", metavar="FILE", help="ssh's configuration instead of your own (ssh -F)")
@@ -96,8 +109,8 @@ def run(args: Namespace) -> int:
 def _require_sense(args: Namespace) -> None:
     ways = [name for name in ("folder", "hosts", "ray") if getattr(args, name) is not None]
     if len(ways) + args.srun != 1:
-        hint = "--from FOLDER, --hosts a,b,c, --ray ADDRESS or --srun"
-        raise UsageError("one of --from, --hosts, --ray and --srun says where the nodes are", hint=hint)
+        hint = "--snapshots FOLDER, --hosts a,b,c, --ray ADDRESS or --srun"
+        raise UsageError("one of --snapshots, --hosts, --ray and --srun says where the nodes are", hint=hint)
     if args.verb and args.folder is not None:
         raise UsageError("recorded nodes cannot be acted on", hint="--hosts, --ray or --srun reach them")
     if args.verb and (args.by or args.parquet):

@@ -67,9 +67,10 @@ def _saved(args: Namespace, host: LocalHost) -> Draft:
 
 
 def _made(args: Namespace, host: LocalHost) -> Draft:
-    from vram.reclaim import plan
+    from vram.model.plan import PlanRequest
+    from vram.reclaim import plan_request
 
-    draft = plan(**plan_words(args), host=host, deadline_s=args.deadline)
+    draft = plan_request(PlanRequest(**plan_words(args)), host=host, deadline_s=args.deadline)
     if args.save:
         from vram.reclaim.plan_file import save
 

@@ -7,7 +7,7 @@ import subprocess
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vram.cli.terminal import is_terminal
+from vram.cli.terminal import emit, is_terminal
 from vram.errors import ExitCode
 
 NAME = "help"
@@ -15,19 +15,24 @@ HELP = "show the manual page of a command"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="COMMAND", help="the command (default: vram itself)")
+    parser.add_argument(
+        "name", nargs="?", metavar="COMMAND", help="the command, or all for a list (default: vram itself)"
+    )
 
 
 def known_names() -> tuple[tuple[str, str], ...]:
     """The commands, for completion."""
     from vram.cli.app import COMMANDS
 
-    return tuple((name, "") for name in COMMANDS)
+    return (("all", "every command with its line"), *((name, "") for name in COMMANDS))
 
 
 def run(args: Namespace) -> int:
     from vram.cli import app
 
+    if args.name == "all":
+        emit(app.listing())
+        return ExitCode.OK
     if args.name is None or args.name in app.COMMANDS:
         page = installed(args.name)
         if page is not None and _shown(page):

@@ -2,8 +2,8 @@
 
 vram history --gpu 3 --at 04:12
 vram history ghosts
-vram history waste --from -7d
-vram history series --gpu 3 --from yesterday
+vram history waste --since -7d
+vram history series --gpu 3 --since yesterday
 vram history search train.py --parquet rows.parquet
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from vram.cli.arguments import accept_old_option
 from vram.cli.terminal import add_terminal_arguments, emit, is_fitted, render_options
 from vram.errors import BadInput, ExitCode, UsageError
 
@@ -67,10 +68,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--gpu", metavar="GPU", help="only this one: its number, UUID, or MIG device as 0:1")
     parser.add_argument("--at", metavar="TIME", help="who held memory then")
-    parser.add_argument(
-        "--from", dest="start", metavar="TIME", help="from then on (default: all that is recorded)"
+    since = parser.add_argument(
+        "--since", dest="start", metavar="TIME", help="from then on (default: all that is recorded)"
     )
-    parser.add_argument("--to", dest="end", metavar="TIME", help="until then (default: now)")
+    accept_old_option(parser, since, "--from")
+    until = parser.add_argument("--until", dest="end", metavar="TIME", help="until then (default: now)")
+    accept_old_option(parser, until, "--to")
     parser.add_argument(
         "--limit", type=_count, default=_LIMIT, metavar="N", help="rows of a table (default: %(default)s)"
     )
@@ -128,7 +131,7 @@ def _view(args: Namespace) -> str:
     for name, views in _OPTIONS.items():
         given = getattr(args, name) is not None or (name == "start" and args.end is not None)
         if given and view not in views:
-            words = {"at": "--at", "start": "--from and --to", "points": "--points"}
+            words = {"at": "--at", "start": "--since and --until", "points": "--points"}
             raise UsageError(f"{words[name]} is for {', '.join(views)}", hint="see `vram history --help`")
     if args.json and args.parquet:
         raise UsageError("--json and --parquet exclude each other", hint="ask twice")
@@ -136,7 +139,7 @@ def _view(args: Namespace) -> str:
 
 
 def _times(args: Namespace) -> tuple[dict[str, float | None], list[str]]:
-    """Seconds since 1970 of --at, --from and --to, and what had to be chosen."""
+    """Seconds since 1970 of --at, --since and --until, and what had to be chosen."""
     from vram.history.times import read_time
 
     now, notes = time.time(), []

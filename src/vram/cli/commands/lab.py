@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import seconds
+from vram.cli.arguments import read_duration
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, UsageError
 
@@ -46,9 +46,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--gpu", type=int, default=0, metavar="N", help="test on this GPU (default: 0)")
     parser.add_argument(
         "--deadline",
-        type=seconds,
-        metavar="S",
-        help="stop an experiment after S seconds (default: as on its page)",
+        type=read_duration,
+        metavar="DURATION",
+        help="stop an experiment after this time (default: as on its page)",
     )
     parser.add_argument(
         "--faults",

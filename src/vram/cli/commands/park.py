@@ -1,4 +1,8 @@
-"""``vram park``: move a process's whole GPU memory, context included, into host memory."""
+"""``vram park``: move a process's whole GPU memory, context included, into host memory.
+
+vram park 4711       until `vram unpark 4711`
+vram park            lists what is parked, since when, how large, by whom; moves nothing
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import seconds
-from vram.cli.parking import add_pids_argument, numbers, recover
+from vram.cli.arguments import add_yes_argument, read_duration
+from vram.cli.parking import add_pids_argument, numbers, recover, warn_of_unasked
 from vram.cli.prestart import open_host
-from vram.cli.terminal import emit
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.errors import ExitCode, UsageError
 from vram.units import counted
 
 if TYPE_CHECKING:
     from vram.host.ports import Host
 
 NAME = "park"
-HELP = "move a process's GPU memory to host memory and stop the process"
+HELP = "move a process's GPU memory to host memory and stop the process; without PID, list parked ones"
 _EPILOG = """\
 The process is stopped (SIGSTOP) until `vram unpark`; its parent sees that, and a shell prints
 "Stopped". Do not continue it by `fg` or SIGCONT: without its memory, ordinary CUDA calls kill
@@ -27,18 +32,23 @@ Checked before anything is touched: driver 570 or later, permission for ptrace, 
 MPS, no managed memory, no NCCL peers, no system calls that it has given up (seccomp), enough
 host memory plus a reserve. The driver refuses memory shared with other processes and programs
 under a profiler; they keep running. If vram is interrupted, fails or is killed, what was
-started is undone."""
+started is undone.
+
+Without PID parked processes are listed, and what a killed vram left is cleaned up. The driver is
+queried about each of your processes that use CUDA (as root: everybody's), so parked or locked ones
+are listed even without a journal entry. A damaged or impossible journal entry is reported, renamed
+and not used."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
-    add_pids_argument(parser)
+    add_pids_argument(parser, optional=True)
     parser.add_argument(
         "--lock-timeout",
-        type=seconds,
+        type=read_duration,
         default=10.0,
-        metavar="S",
-        help="wait up to S seconds for GPU work in progress (default: %(default)g)",
+        metavar="DURATION",
+        help="wait up to this long for GPU work in progress (default: 10s)",
     )
     parser.add_argument("--tree", action="store_true", help="also their descendants that hold GPU memory")
     parser.add_argument(
@@ -46,11 +56,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="with NCCL peers or managed memory, let the driver decide",
     )
+    add_yes_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_terminal_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     pids = numbers(args.pids)
+    if args.said == "parked" and pids:
+        raise UsageError("`vram parked` takes no pid", hint=f"`vram park {pids[0]}` parks it")
+    if not pids:
+        return _list_parked(args)
     host = open_host(parks=True)
     from vram.cli.park_report import ParkRun
     from vram.reclaim.audit import refusals_logged
@@ -73,6 +89,39 @@ def run(args: Namespace) -> int:
     if args.json:
         emit(parks.json())
     return parks.exit_code
+
+
+def _list_parked(args: Namespace) -> int:
+    if args.tree or args.anyway:
+        option = "--tree" if args.tree else "--anyway"
+        raise UsageError(f"{option} needs the processes to park", hint=f"vram park {option} PID")
+    from vram.reclaim.parking import Parking
+    from vram.report import parked
+
+    host = open_host(reads_driver=False)
+    with Parking(host) as parking:
+        found = recover(parking)
+        left = {entry.target.process: entry for entry in parking.journal.entries()}
+        elsewhere = parking.journal.other_namespaces()
+        unjournaled = parking.find_unjournaled([process.pid for process in left])
+        set_aside = parking.journal.set_aside
+    warn_of_unasked(unjournaled)
+    standings = [
+        parked.line(left[each.entry.target.process], each.done, each.detail)
+        for each in found
+        if each.entry.target.process in left
+    ]
+    standings += [parked.line(entry, parked.ELSEWHERE) for entry in elsewhere]
+    standings += [parked.unrecorded_line(entry) for entry in unjournaled.processes]
+    report = parked.report(standings, set_aside, host.clock.now())
+    if args.json:
+        from vram.report.json import encode
+
+        emit(encode(report))
+    else:
+        options = render_options(args)
+        show(parked.text(report, options), args, options)
+    return ExitCode.OK
 
 
 def _with_descendants(host: Host, on_gpu: Collection[int], pids: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from vram.cli.arguments import gpu_numbers, pid_number
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, UsageError
+from vram.units import parse_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from vram.report.trace_views import ViewOptions
 
 NAME = "report"
-HELP = "read a trace: which line allocated, what was live at the peak, what was never freed"
+HELP = "read a trace: which line allocated, what was live at the peak, what was never freed, which card fits"
 
 VIEWS = {
     "summary": "one screen (the default)",
@@ -34,6 +35,7 @@ VIEWS = {
     "churn": "places that allocate and free again and again",
     "frag": "how scattered the live allocations are",
     "diff": "what the second of two traces holds more",
+    "fit": "the smallest card that it would have fitted, and how much would be left",
 }
 EXPORTS = ("perfetto", "speedscope", "torch", "parquet")
 _ROWS = 10
@@ -74,7 +76,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--limit", type=_row_count, metavar="N", help=f"rows of a table (default: {_ROWS}); 0 shows all"
     )
     parser.add_argument("--tree", action="store_true", help="with peak: the calls that lead to what was live")
-    parser.add_argument("-v", "--verbose", action="store_true", help="whole stacks")
+    parser.add_argument(
+        "--memory",
+        type=parse_size,
+        metavar="SIZE",
+        help="with fit: judge a card with this much, e.g. 24GiB",
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="whole stacks; with fit: every card")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--html", metavar="FILE", help="write one HTML page that works offline instead")
     parser.add_argument("--export", choices=EXPORTS, help="write the trace for another tool, with -o")
@@ -96,6 +104,8 @@ def run(args: Namespace) -> int:
         return _export(args, files)
     if view == "diff":
         return _diff(args, files)
+    if view == "fit":
+        return _fit(args, files)
     trace = _read(args, files)
     if args.html:
         return _html(args, trace)
@@ -143,6 +153,13 @@ def _require_options_agree(args: Namespace, view: str) -> None:
         raise UsageError("--tree draws the calls of one view", hint="vram report peak --tree FILE")
     if args.tree and args.json:
         raise UsageError("--tree has no JSON form", hint="leave out --tree: every row has its stack")
+    if args.memory is not None and view != "fit":
+        raise UsageError("--memory is for one view", hint="vram report fit --memory 24GiB FILE")
+    if view == "fit" and (args.by or args.gpu or args.process or args.limit is not None):
+        raise UsageError(
+            "fit judges the whole trace",
+            hint="leave out --by, --gpu, --process and --limit; -v lists every card",
+        )
     if sum(map(bool, (args.json, args.html, args.export))) > 1:
         raise UsageError("--json, --html and --export exclude each other", hint="choose one of them")
     if (args.html or args.export) and view != "summary":
@@ -206,6 +223,24 @@ def _diff(args: Namespace, files: list[str]) -> int:
 
     options = render_options(args)
     show(trace_views.diff(before, after, _wanted(args, "stack"), options), args, options)
+    return ExitCode.OK
+
+
+def _fit(args: Namespace, files: list[str]) -> int:
+    """The need is the highest live memory of the trace, and a context for each process."""
+    from vram.cli.traces import read_view
+    from vram.model.fit import GraphicsCard
+    from vram.report import trace_fit
+    from vram.trace.fit import CARDS, fit
+
+    view = read_view(files)
+    cards = CARDS if args.memory is None else (GraphicsCard("a card", args.memory),)
+    found = fit(view, cards)
+    if args.json:
+        emit(trace_fit.json(view, found))
+        return ExitCode.OK
+    options = render_options(args)
+    show(trace_fit.text(view, found, options, every_card=args.verbose), args, options)
     return ExitCode.OK
 
 

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import memory_size
 from vram.cli.prestart import open_host
 from vram.cli.tracing import add_recording_arguments, say, shown_path, stacks
 from vram.errors import ExitCode, UsageError, VramError
+from vram.units import parse_size, size
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pretend",
-        type=memory_size,
+        type=parse_size,
         metavar="SIZE",
         help="hold the rest of every visible GPU, so that the command finds only this much free, e.g. 24GiB",
     )
@@ -118,12 +118,11 @@ def parse_fail_at(text: str) -> str:
                 "--fail-at counts allocations from 1", hint="write --fail-at 1 or --fail-at 512MiB"
             )
         return f"count={int(text)}"
-    return f"size={memory_size(text)}"
+    return f"size={parse_size(text)}"
 
 
 def _pretend(stack: ExitStack, host: LocalHost, nbytes: int) -> None:
     from vram.trace.pretend import Ballast, require_empty
-    from vram.units import size
 
     require_empty(host, os.environ)
     ballast = stack.enter_context(Ballast(nbytes, os.environ))

@@ -2,7 +2,7 @@
 
     vram serve
     vram serve --check-config --config ./serve.toml
-    vram serve --listen 127.0.0.1:0 --state ./state --for 60
+    vram serve --listen 127.0.0.1:0 --state ./state --for 60s
 
 It runs in the foreground until SIGTERM or Ctrl-C; SIGHUP reads the configuration again.
 """
@@ -14,10 +14,11 @@ from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from vram.cli.arguments import add_deadline_argument, add_windows_argument, seconds
+from vram.cli.arguments import add_deadline_argument, add_windows_argument, read_duration
 from vram.cli.source import roots
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, UsageError
+from vram.units import parse_duration
 
 if TYPE_CHECKING:
     from vram.serve.config import Places, ServeConfig
@@ -44,9 +45,10 @@ exit codes: 0 after SIGTERM, Ctrl-C or --for, 5 a configuration that is wrong,
 CLIENTS: dict[str, str] = {
     "status": "vram.cli.serve_clients.status",
     "free": "vram.cli.serve_clients.free",
-    "wait": "vram.cli.serve_clients.wait",
     "allow-park": "vram.cli.serve_clients.allow_park",
 }
+# Old: it is `vram wait` now, and listed nowhere here.
+_WAIT = {"wait": "vram.cli.commands.wait"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,21 +70,31 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="never act: no socket, and no policies whatever the configuration says",
     )
-    parser.add_argument("--interval", metavar="DURATION", help="read this often, for example 5s")
+    parser.add_argument(
+        "--interval", type=_interval, metavar="DURATION", help="read this often, for example 5s"
+    )
     parser.add_argument("--socket", metavar="PATH", help="the Unix socket for actions")
     parser.add_argument("--state", metavar="FOLDER", help="keep state and history in this private folder")
-    parser.add_argument("--for", dest="duration", type=seconds, metavar="SECONDS", help="end after this time")
+    parser.add_argument(
+        "--for", dest="duration", type=read_duration, metavar="DURATION", help="end after this time, e.g. 1h"
+    )
     add_deadline_argument(parser)
     add_windows_argument(parser)
-    below = parser.add_subparsers(dest="client", metavar="COMMAND") if CLIENTS else None
-    for name, module in CLIENTS.items():
+    below = parser.add_subparsers(dest="client", metavar="COMMAND")
+    for name, module in {**CLIENTS, **_WAIT}.items():
         client = import_module(module)
-        assert below is not None
-        client.add_arguments(below.add_parser(name, help=client.HELP))
+        listed = {"help": client.HELP} if name in CLIENTS else {}
+        client.add_arguments(below.add_parser(name, **listed))
+
+
+def _interval(text: str) -> str:
+    """Require a duration, and keep its text: it takes the place of the one in serve.toml."""
+    parse_duration(text)
+    return text
 
 
 def run(args: Namespace) -> int:
-    if module := CLIENTS.get(getattr(args, "client", None) or ""):
+    if module := {**CLIENTS, **_WAIT}.get(args.client or ""):
         _require_no_command(args)
         return cast("int", import_module(module).run(args))
     _require_no_command(args)
@@ -119,7 +131,7 @@ def run(args: Namespace) -> int:
 
 def _require_no_command(args: Namespace) -> None:
     if args.command and getattr(args, "client", None) != "wait":
-        raise UsageError("only `vram serve wait` runs a command", hint="vram serve wait 20GiB -- COMMAND")
+        raise UsageError("`vram serve` runs no command", hint="vram wait 20GiB -- COMMAND")
 
 
 def _configuration(args: Namespace) -> ServeConfig:

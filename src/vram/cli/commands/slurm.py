@@ -9,10 +9,11 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import memory_size, seconds, seconds_or_none
+from vram.cli.arguments import add_yes_argument, read_duration, read_duration_or_zero
 from vram.cli.prestart import open_host
 from vram.cli.terminal import columns, emit, is_terminal
 from vram.errors import ExitCode, UsageError, VramError
+from vram.units import parse_size, spell_duration
 
 if TYPE_CHECKING:
     from vram.model.slurm import HookResult, SlurmJob
@@ -67,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     prolog = hooks.add_parser("prolog", help="free what earlier jobs left, and check the job's GPUs")
     prolog.epilog = _PROLOG
     prolog.add_argument(
-        "--require", type=memory_size, metavar="SIZE", help="fail unless each GPU has SIZE free"
+        "--require", type=parse_size, metavar="SIZE", help="fail unless each GPU has SIZE free"
     )
     prolog.add_argument(
         "--require-clean", action="store_true", help="fail if memory is held by anything but running jobs"
@@ -93,10 +94,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _add_action_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--grace",
-        type=seconds_or_none,
+        type=read_duration_or_zero,
         default=2.0,
-        metavar="S",
-        help="wait S seconds after SIGTERM before SIGKILL, for all processes together (default: %(default)g)",
+        metavar="DURATION",
+        help="wait this long after SIGTERM before SIGKILL, for all processes together (default: 2s)",
     )
     parser.add_argument(
         "--all-gpus",
@@ -106,6 +107,7 @@ def _add_action_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cgroup-only", action="store_true", help="ignore what a process's environment says of its job"
     )
+    add_yes_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="only show what is held, and touch nothing")
     parser.add_argument(
         "--job-output", action="store_true", help="also append what was done to the job's own output file"
@@ -116,7 +118,7 @@ def _add_common_arguments(parser: ArgumentParser) -> None:
     hook = parser.prog.rpartition(" ")[2]
     parser.add_argument("--unknown-counts", action="store_true", help=_UNKNOWN_HELP[hook])
     parser.add_argument(
-        "--allow", type=memory_size, default=0, metavar="SIZE", help="ignore up to SIZE on each GPU"
+        "--allow", type=parse_size, default=0, metavar="SIZE", help="ignore up to SIZE on each GPU"
     )
     parser.add_argument(
         "--log", metavar="FILE", help="append a JSON line per action; %%j is the job's number"
@@ -125,10 +127,10 @@ def _add_common_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--deadline",
-        type=seconds,
+        type=read_duration,
         default=_DEADLINES_S[hook],
-        metavar="S",
-        help="end after S seconds whatever happens (default: %(default)g)",
+        metavar="DURATION",
+        help=f"end after this time whatever happens (default: {spell_duration(_DEADLINES_S[hook])})",
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed, seconds
+from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed, read_duration
 from vram.cli.source import roots
 from vram.cli.terminal import carries_unicode, require_view
-from vram.errors import ExitCode
+from vram.errors import ExitCode, UsageError
+from vram.units import spell_duration
 
 if TYPE_CHECKING:
     from vram.live_reader import ReaderClient
@@ -34,8 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--every",
         type=_interval,
         default=2.0,
-        metavar="SECONDS",
-        help="read every so many seconds (default: %(default)g)",
+        metavar="DURATION",
+        help="read this often (default: 2s)",
     )
     parser.add_argument(
         "--gpu",
@@ -49,10 +50,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _interval(text: str) -> float:
-    number = seconds(text)
-    if number < LEAST_S:
-        raise ArgumentTypeError(f"{text!r} is less than {LEAST_S:g} seconds")
-    return number
+    seconds = read_duration(text)
+    if seconds < LEAST_S:
+        raise UsageError(f"{text!r} is too short", hint=f"at least {spell_duration(LEAST_S)} are needed")
+    return seconds
 
 
 def run(args: Namespace) -> int:

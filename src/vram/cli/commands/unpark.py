@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import seconds_or_none
+from vram.cli.arguments import add_yes_argument, read_duration_or_zero
 from vram.cli.parking import add_pids_argument, numbers, recover, say, warn_of_unasked
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
@@ -33,16 +33,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="all processes that you parked")
     parser.add_argument(
         "--wait",
-        type=seconds_or_none,
+        type=read_duration_or_zero,
         default=0.0,
-        metavar="S",
-        help="wait up to S seconds for room on a full GPU (default: do not wait)",
+        metavar="DURATION",
+        help="wait up to this long for room on a full GPU (default: do not wait)",
     )
     parser.add_argument(
         "--anyway",
         action="store_true",
         help="without a journal entry, let the driver decide whether there is room",
     )
+    add_yes_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 

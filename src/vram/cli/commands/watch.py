@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 from vram.cli.arguments import (
     add_deadline_argument,
     add_windows_argument,
-    memory_size,
     narrowed,
-    seconds,
+    read_duration,
 )
 from vram.cli.arguments import (
     select as select_gpus,
@@ -31,6 +30,7 @@ from vram.cli.prestart import import_for_readers
 from vram.cli.source import WINDOWS_EVERY_S, open_host, take_ledger
 from vram.cli.terminal import add_terminal_arguments, colored, emit, is_terminal, render_options
 from vram.errors import ExitCode, UsageError
+from vram.units import parse_size, spell_duration
 
 if TYPE_CHECKING:
     from vram.cli.hooks import Hooks
@@ -60,7 +60,7 @@ a line of JSON on its standard input, and VRAM_EVENT, VRAM_GPU, VRAM_PID, VRAM_N
 and others are in its environment. What it prints goes to standard error. It runs as
 the user who watches: as root, if that is root.
 
-exit codes: 0 after --count changes or --for seconds, 21 when --for seconds have passed
+exit codes: 0 after --count changes or after the time of --for, 21 when that time passed
 without --count changes, 130 after Ctrl-C."""
 
 
@@ -68,10 +68,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
         "--every",
-        type=seconds,
+        type=read_duration,
         default=EVERY_S,
-        metavar="SECONDS",
-        help="read this often (default: %(default)g)",
+        metavar="DURATION",
+        help=f"read this often (default: {spell_duration(EVERY_S)})",
     )
     parser.add_argument(
         "--gpu",
@@ -81,7 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--min",
-        type=memory_size,
+        type=parse_size,
         default=LEAST_CHANGE,
         metavar="SIZE",
         help="report growth and shrinking once they add up to this (default: %(default)s)",
@@ -97,12 +97,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--exec", dest="hook", metavar="COMMAND", help="run this for each change")
     parser.add_argument(
         "--exec-timeout",
-        type=seconds,
+        type=read_duration,
         default=HOOK_S,
-        metavar="SECONDS",
-        help="end the command of --exec when it takes longer (default: %(default)g)",
+        metavar="DURATION",
+        help=f"end the command of --exec when it takes longer (default: {spell_duration(HOOK_S)})",
     )
-    parser.add_argument("--for", dest="duration", type=seconds, metavar="SECONDS", help="end after this time")
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        type=read_duration,
+        metavar="DURATION",
+        help="end after this time, e.g. 10min",
+    )
     parser.add_argument("--count", type=_count, metavar="N", help="end after N changes")
     add_deadline_argument(parser)
     add_windows_argument(parser)
@@ -136,7 +142,9 @@ def _count(text: str) -> int:
 
 def run(args: Namespace) -> int:
     if args.every < SHORTEST_S:
-        raise UsageError(f"--every needs at least {SHORTEST_S} seconds", hint="write it like --every 2")
+        raise UsageError(
+            f"--every needs at least {spell_duration(SHORTEST_S)}", hint="write it like --every 2s"
+        )
     hooks = _hooks(args)
     # The program starts with the collector set for a single answer.
     gc.enable()

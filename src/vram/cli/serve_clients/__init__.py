@@ -1,4 +1,4 @@
-"""``vram serve status|free|wait|allow-park``: ask a running service, over its socket."""
+"""``vram serve status|free|allow-park``: ask a running service, over its socket."""
 
 from __future__ import annotations
 

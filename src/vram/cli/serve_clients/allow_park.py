@@ -12,7 +12,7 @@ from vram.errors import ExitCode
 _EPILOG = """\
 Only the owner of a process can allow this. VRAM_ALLOW_PARK=idle in the environment of a
 process says the same at its start. It has an effect only where the administrator has a
-policy park-idle. While it is parked, `vram parked` lists it and `vram unpark` resumes it."""
+policy park-idle. While it is parked, `vram park` lists it and `vram unpark` resumes it."""
 HELP = "let your process be parked while it is idle and somebody waits for room"
 
 

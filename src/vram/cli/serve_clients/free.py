@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vram.cli.reclaiming import (
     ShownOutcomes,
@@ -36,7 +36,7 @@ def run(args: Namespace) -> int:
     from vram.serve.socket.client import ServeClient
 
     with ServeClient(args.socket) as client:
-        report = _report(client.data("plan", words=_words(args), deadline_s=args.deadline))
+        report = _report(client.data("plan", words=plan_words(args), deadline_s=args.deadline))
         draft = Draft(plan=report.plan, skipped=report.skipped)
         require_digest(args, draft)
         if not args.json:
@@ -48,11 +48,6 @@ def run(args: Namespace) -> int:
             report = _run(client, args, draft)
     _show_end(args, report)
     return exit_code(args, draft, report.receipt, report.left)
-
-
-def _words(args: Namespace) -> dict[str, Any]:
-    names = {"available": "available_bytes", "more": "goal_bytes"}
-    return {names.get(name, name): value for name, value in plan_words(args).items()}
 
 
 def _report(data: bytes) -> ReclaimReport:
@@ -73,7 +68,7 @@ def _run(client: ServeClient, args: Namespace, draft: Draft) -> ReclaimReport:
         emit("\n")
     patience = {"grace_s": args.grace, "deadline_s": args.deadline}
     shown = ShownOutcomes(args, len(draft.plan.steps))
-    asked = client.ask("run", words=_words(args), digest=draft.plan.digest, **patience)
+    asked = client.ask("run", words=plan_words(args), digest=draft.plan.digest, **patience)
     for answer in asked:
         if isinstance(answer.data, UnsetType):
             continue

@@ -85,7 +85,7 @@ class SshNodes:
     ) -> None:
         ssh = shutil.which("ssh")
         if ssh is None:
-            raise UsageError("ssh is not installed here", hint="install OpenSSH's client, or use --from")
+            raise UsageError("ssh is not installed here", hint="install OpenSSH's client, or use --snapshots")
         for option in options:
             if not _OPTION.fullmatch(option):
                 raise UsageError(f"{option!r} is not an option of ssh", hint="--ssh-option Port=2222")

@@ -1,7 +1,7 @@
 """Carries out what policies decide: audited first, in a worker, one at a time.
 
 Ending runs as the service's own user. A process is parked and brought back as its owner, who finds it in
-`vram parked` and can resume it. Without an audit log nothing is done.
+`vram park` and can resume it. Without an audit log nothing is done.
 """
 
 from __future__ import annotations

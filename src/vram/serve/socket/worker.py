@@ -118,24 +118,11 @@ def _say_outcome(outcome: Outcome) -> None:
 
 
 def _draft(request: WorkerRequest) -> Draft:
-    from vram.reclaim import plan
+    from vram.model.plan import PlanRequest
+    from vram.reclaim import plan_request
 
-    words = request.words
-    require_sound(words)
-    return plan(
-        words.available_bytes,
-        more=words.goal_bytes,
-        gpus=words.gpus,
-        up_to=words.up_to,
-        only=words.only,
-        findings=words.findings,
-        pids=words.pids,
-        caches=words.caches,
-        park_idle=words.park_idle,
-        alone=words.alone,
-        tree=words.tree,
-        deadline_s=request.deadline_s,
-    )
+    require_sound(request.words)
+    return plan_request(PlanRequest(**msgspec.structs.asdict(request.words)), deadline_s=request.deadline_s)
 
 
 def _plan(request: WorkerRequest) -> None:

@@ -1,4 +1,8 @@
-"""``vram serve wait SIZE -- COMMAND``: wait until a GPU has room, then run a command there."""
+"""``vram wait``: wait until a GPU has room, then run a command there.
+
+vram wait 20GiB -- python train.py
+CUDA_VISIBLE_DEVICES=$(vram wait 20GiB --timeout 1h) ./evaluate
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,30 @@ from argparse import ArgumentParser, Namespace
 
 import msgspec
 
-from vram.cli.arguments import gpu_numbers, memory_size, seconds
+from vram.cli.arguments import gpu_numbers, read_duration
 from vram.cli.serve_clients import add_socket_argument
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, TimedOut
-from vram.units import size
+from vram.units import parse_size, size, spell_duration
 
-HELP = "wait until a GPU has room, then run a command on it"
+NAME = "wait"
+HELP = "wait until a GPU has room, then run a command on it; asks `vram serve`"
 _EPILOG = """\
-While somebody waits, a policy park-idle of the service may park idle processes whose
-owners allow it. With a command, the room counts as in use until the command has ended;
-CUDA_VISIBLE_DEVICES names its GPU, unless it is set already. Without a command, the
-number of the GPU is printed."""
+The service of this machine (`vram serve`) keeps the queue. While somebody waits, its
+policy park-idle may park idle processes whose owners allow it. With a command, the room counts
+as in use until the command has ended; CUDA_VISIBLE_DEVICES names its GPU, unless it is set
+already. Without a command, the number of the GPU is printed."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "vram serve wait [--gpu N[,N...]] [--timeout S] SIZE [-- COMMAND ...]"
+    parser.usage = "vram wait [--gpu N[,N...]] [--timeout DURATION] SIZE [-- COMMAND ...]"
     parser.epilog = _EPILOG
-    parser.add_argument("size", type=memory_size, metavar="SIZE", help="how much room, e.g. 20GiB")
+    parser.add_argument("size", type=parse_size, metavar="SIZE", help="how much room, e.g. 20GiB")
     parser.add_argument("--gpu", action="append", metavar="N[,N...]", help="on one of these (repeatable)")
-    parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds (exit code 21)")
+    parser.add_argument(
+        "--timeout", type=read_duration, metavar="DURATION", help="give up after this time (exit code 21)"
+    )
     add_socket_argument(parser)
 
 
@@ -43,7 +50,7 @@ class Room(msgspec.Struct, frozen=True):
 def run(args: Namespace) -> int:
     from vram.serve.socket.client import ServeClient
 
-    with ServeClient(args.socket) as client:
+    with ServeClient(getattr(args, "socket", None)) as client:
         room = _room(client, args)
         print(f"vram: {size(room.free_bytes)} free on GPU {room.gpu}", file=sys.stderr, flush=True)
         if not args.command:
@@ -70,7 +77,7 @@ def _room(client: object, args: Namespace) -> Room:
                 return decode(bytes(answer.data), Room)
     except TimedOut:
         raise TimedOut(
-            f"no GPU had {size(args.size)} free within {args.timeout:g} s",
+            f"no GPU had {size(args.size)} free within {spell_duration(args.timeout)}",
             hint="`vram who` shows who holds it",
         ) from None
     raise TimedOut("the service ended", hint="`vram serve status` shows whether there is one")

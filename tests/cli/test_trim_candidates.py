@@ -1,4 +1,4 @@
-"""``vram flush``: trim for a pid; without one, whose caches could be emptied, and nobody is touched."""
+"""``vram trim`` without a pid: whose caches could be emptied, and nobody is touched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stopped(world: World) -> int:
 
 def test_for_a_pid_it_is_trim(world: World) -> None:
     subject = world.subject("reading", "agent")
-    done = world.vram("flush", subject.pid, "--json")
+    done = world.vram("trim", subject.pid, "--json")
     assert done.returncode == 0, done.stderr
     (receipt,) = json.loads(done.stdout)["trimmed"]
     assert receipt["charged_before"] - receipt["charged_after"] >= CACHED
@@ -35,7 +35,7 @@ def test_for_a_pid_it_is_trim(world: World) -> None:
 
 def test_without_one_it_lists_and_touches_nobody(world: World, stopped: int) -> None:
     subject = world.subject("reading", "agent")
-    done = world.vram("flush", "--json")
+    done = world.vram("trim", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     (found,) = told["trimmable"]
@@ -52,29 +52,29 @@ def test_without_one_it_lists_and_touches_nobody(world: World, stopped: int) -> 
 
 def test_the_lines_to_type_are_shown(world: World, stopped: int) -> None:
     subject = world.subject("reading", "agent")
-    done = world.vram("flush", "--ascii", COLUMNS="80")
+    done = world.vram("trim", "--ascii", COLUMNS="80")
     lines = done.stdout.splitlines()
-    assert f"  vram flush {subject.pid}" in lines
+    assert f"  vram trim {subject.pid}" in lines
     assert "  vram free --caches" in lines
     assert f"- pid {stopped}, GPU 0" in done.stdout
     assert max(map(len, lines)) <= 80
 
 
 def test_nobody_to_ask_has_a_status_of_its_own(world: World, stopped: int) -> None:
-    done = world.vram("flush")
+    done = world.vram("trim")
     assert done.returncode == NOTHING_FOUND
     assert done.stdout.startswith("No process's caches can be released from here. Nothing was touched.")
 
 
 def test_an_empty_gpu(world: World) -> None:
-    done = world.vram("flush")
+    done = world.vram("trim")
     assert (done.returncode, done.stdout) == (
         0,
-        "No process here holds GPU memory: nothing to flush.\n",
+        "No process here holds GPU memory: nothing to trim.\n",
     )
 
 
 def test_a_pid_that_nobody_has(world: World) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert world.vram("flush", gone.pid).returncode == 10
+    assert world.vram("trim", gone.pid).returncode == 10
