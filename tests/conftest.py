@@ -51,6 +51,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(config))
     config.pluginmanager.register(skipped.SkipReporter(config))
+    if settings.default.derandomize:
+        _draw_no_constants_of_ours()
+
+
+def _draw_no_constants_of_ours() -> None:
+    """Hypothesis draws constants of those of our modules that are imported by then: other ones in each run.
+
+    There is no setting for that. Where Hypothesis has changed, examples may be less steady, and that is all.
+    """
+    from hypothesis.internal.conjecture import providers
+
+    none = getattr(providers, "_local_constants", None)
+    if none is not None and hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: none
 
 
 @pytest.hookimpl(wrapper=True)

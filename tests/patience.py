@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 PATIENCE_S = 240.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.01
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.01
 
 Answer = TypeVar("Answer")
 Saw = Callable[[], object] | None
@@ -109,7 +109,7 @@ def _pauses() -> Iterator[float]:
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 def _missed(what: str, saw: Saw) -> str:

@@ -1,4 +1,4 @@
-"""Hold "one name, one thing": no two public classes of one name, and no word that we have replaced.
+"""Hold "one name, one thing": no two public classes of one name, no word that we have replaced.
 
     python tools/names.py                    the whole tree; exit 1 with a line for each offence
     python tools/names.py src/vram/guard     that folder's words; the names of classes everywhere
@@ -59,6 +59,11 @@ REPLACED = {
     r"\bputs? (?:it )?into words\b": "describes",
 }
 
+# A constant that limits something says on which side.
+OLD_LIMIT = re.compile(
+    r"_?(?:MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(?:_[A-Z0-9_]+)?\b[^=]*=[^=]"
+)
+
 
 def public_classes() -> dict[str, list[str]]:
     """Where each public class name of the package is defined."""
@@ -89,6 +94,8 @@ def replaced_words(below: list[str]) -> Iterator[str]:
             # A deprecated spelling, and a word of Python's own.
             if "old name" in line or "importlib.machinery" in line:
                 continue
+            if OLD_LIMIT.match(line):
+                yield f"{name}:{number}: {line.split()[0]!r} is written: MAX_... or MIN_..."
             for found in any_of.finditer(line.replace("_", " ")):
                 advice = instead[int((found.lastgroup or "w0")[1:])]
                 yield f"{name}:{number}: {found[0]!r} is written: {advice}"

@@ -22,7 +22,7 @@ from bench.timing import once, program
 ONE_SECOND = 1.0
 SIZES = (1_000, 10_000, 30_000)
 # Half as much again as they are more: caches are smaller than what 30,000 processes need.
-MOST_GROWTH = {10_000: 15.0, 30_000: 5.0}
+MAX_GROWTH = {10_000: 15.0, 30_000: 5.0}
 WORDS = {"sharing_uncharged": "sharing a GPU's files", "apart": "sharing nothing"}
 
 
@@ -64,7 +64,7 @@ def _ratios(crowd: str, gpus: int, turns: int) -> list[Row]:
             "s",
             f"{fewer:,}:",
             cpu_s[fewer],
-            MOST_GROWTH[more],
+            MAX_GROWTH[more],
         )
         for fewer, more in pairwise(SIZES)
     ]

@@ -16,7 +16,7 @@ from bench.target import asked, heard
 from bench.timing import CommandFailed, program
 
 OBJECTS = (0, 1_000_000, 3_000_000)
-MOST_S = 0.05
+MAX_S = 0.05
 TWO_SECONDS = 2.0
 COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("trim", ("trim", "PID")),
@@ -40,7 +40,7 @@ def _rows(objects: int, turns: int) -> Iterator[Row]:
             collects = "--collect" in words
             what = f"vram {name}, {objects:,} objects: longest wait of a thread"
             note = "a full collection" if collects else "of a thread that wakes every millisecond"
-            yield Row(what, waited_s, "s", target=None if collects else MOST_S, note=note)
+            yield Row(what, waited_s, "s", target=None if collects else MAX_S, note=note)
             if name == "inside":
                 bound = TWO_SECONDS if objects == 1_000_000 else None
                 yield Row(

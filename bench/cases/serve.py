@@ -32,7 +32,7 @@ EVERY_S, SCRAPE_S = 5.0, 15.0
 STARTED_S, MEASURED_S = 20.0, 270.0
 ROUNDS = 20
 ONE_PERCENT = 0.01
-MOST_BYTES = 60 * MIB
+MAX_BYTES = 60 * MIB
 
 
 def run(turns: int) -> list[Row]:
@@ -54,7 +54,7 @@ def run(turns: int) -> list[Row]:
     return [
         Row(f"{what}, without the virtual driver's own", own, "s", target=ONE_PERCENT),
         Row(f"{what}, with it", share, "s", note=f"{used.readings:.0f} readings"),
-        Row("vram serve, memory of all its processes (PSS)", used.pss_bytes, "bytes", target=MOST_BYTES),
+        Row("vram serve, memory of all its processes (PSS)", used.pss_bytes, "bytes", target=MAX_BYTES),
         Row("vram serve, the same as RSS, shared pages counted again", used.rss_bytes, "bytes"),
     ]
 

@@ -17,7 +17,7 @@ from bench.row import Row
 from bench.timing import interleaved, program
 
 EVENTS = 10_000_000
-MOST_BYTES_AN_EVENT = 40
+MAX_BYTES_AN_EVENT = 40
 VIEW_S = 6.0
 VIEW_BYTES = 1 << 30
 REPORT_S = 10.0
@@ -44,7 +44,7 @@ def run(turns: int) -> list[Row]:
                 "trace of 10 million events: size",
                 usual.stat().st_size,
                 "bytes",
-                target=EVENTS * MOST_BYTES_AN_EVENT,
+                target=EVENTS * MAX_BYTES_AN_EVENT,
                 note=f"{usual.stat().st_size / EVENTS:.1f} bytes an event",
             ),
             Row("its view", samples["usual"].median_s, "s", target=VIEW_S),

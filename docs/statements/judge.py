@@ -22,7 +22,7 @@ from vram.units import MIB
 Verdict = Literal["true", "false", "depends", "not measured yet"]
 Kind = Literal["statement", "technique", "program", "advice"]
 
-MOST, LEAST = 0.9, 0.1
+NEARLY_ALL, NEARLY_NOTHING = 0.9, 0.1
 FAILURE = re.compile(r"Error|error:|failed|has no attribute")
 NEAR_BYTES = MIB
 """Programs of examples/ run alone, and are read to the block."""
@@ -208,9 +208,9 @@ class ByProgram(Struct, frozen=True):
 
 def _share(nbytes: int, whole: int) -> bool | None:
     """Whether *nbytes* are nearly all of *whole* (True), hardly any (False), or neither (None)."""
-    if nbytes >= MOST * whole:
+    if nbytes >= NEARLY_ALL * whole:
         return True
-    return False if nbytes <= max(LEAST * whole, NEAR_BYTES) else None
+    return False if nbytes <= max(NEARLY_NOTHING * whole, NEAR_BYTES) else None
 
 
 class ByRun(Struct, frozen=True):

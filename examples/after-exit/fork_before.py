@@ -33,12 +33,12 @@ def trained_and_killed(start_method: str) -> None:
 
 
 def held_by_others() -> list[str]:
-    """A line for each process that holds memory of a dead one, with the finding that explains it."""
-    answer = vram.why()
+    """A line for each dead process whose memory is held, with its holder and the finding that explains it."""
+    answer = vram.account()
     codes = {pid: finding.code for finding in answer.findings for pid in finding.pids}
     held = [
-        f"{(row.nbytes or 0) >> 20} MiB are left on the GPU, held by pid {row.pid} ({codes.get(row.pid)})"
-        for row in answer.ghosts
+        f"{(hold.nbytes or 0) >> 20} MiB are left on the GPU, held by pid {hold.pid} ({codes.get(hold.pid)})"
+        for hold in answer.ghosts
     ]
     return held or ["nothing is left on the GPU"]
 

@@ -265,7 +265,7 @@ class _Walk:
 
     def _require_followable(self, name: str, about: os.stat_result) -> None:
         self._links += 1
-        if self._links > folders.MOST_LINKS:
+        if self._links > folders.MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if folders.is_ours_alone(self.folder):
             return

@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 
 PRIVATE = 0o700
-MOST_LINKS = 40  # as many as the kernel follows
+MAX_LINKS = 40  # as many as the kernel follows
 
 _OTHERS_WRITE, _GROUP_WRITES = 0o002, 0o020
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,7 +70,7 @@ def nearest(path: str) -> tuple[int, list[str]]:
                 continue
             try:
                 links += 1
-                if not names or links > MOST_LINKS:
+                if not names or links > MAX_LINKS:
                     raise OSError(errno.ELOOP, f"{whole} is a link", whole)
                 _require_trusted_owner(about, f"the link {whole}")
                 target = os.readlink("", dir_fd=entry)

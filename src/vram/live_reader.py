@@ -30,7 +30,7 @@ COLLECT_AFTER = 100
 WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
 READ, READ_WHOLE = b"r", b"w"
 _GRACE_S = 0.5
-_MOST_ABANDONED = 3  # that hang in the kernel: the next one would hang there too
+_MAX_ABANDONED = 3  # that hang in the kernel: the next one would hang there too
 
 
 class ReaderOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +212,7 @@ class ReaderClient:
         if self._abandoned:
             self._abandoned = [each for each in self._abandoned if not each.end(0.0)]
         if self._child is None:
-            if len(self._abandoned) >= _MOST_ABANDONED:
+            if len(self._abandoned) >= _MAX_ABANDONED:
                 self._hand_on(
                     _failed("reading processes hang in the kernel and cannot be ended; none is started")
                 )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vram.model.leak import Leak, LeakedArray
     from vram.model.trace import TraceView
 
-LARGEST = 15
+MAX_ARRAYS = 15
 WORDS = ("flush", "why")
 TIMELINE = "timeline"
 PLACES, WIDTH = 5, 100
@@ -112,7 +112,7 @@ def _largest(arrays: Live) -> list[tuple[str, str, str]]:
         note = f" ({array.note})" if array.note else ""
         return f"{array.framework} {dtype_and_shape(array)}".rstrip() + where + note
 
-    chosen = [each for each in arrays if not each.is_shared][:LARGEST]
+    chosen = [each for each in arrays if not each.is_shared][:MAX_ARRAYS]
     return [(size(each.nbytes), text(each), str(each.holder)) for each in chosen]
 
 

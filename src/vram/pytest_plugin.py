@@ -37,7 +37,7 @@ MARKER = (
     " more than limit=, or allocates more than peak= at once"
 )
 WORDS = ("leaks", "limit", "peak")
-MOST_PLACES, MOST_FRAMES = 5, 12
+MAX_PLACES, MAX_FRAMES = 5, 12
 # Those that run kernels keep memory of their own: what a test made of it, only they know.
 CACHING = ("torch", "cupy", "jax", "tensorflow")
 MAKE_IT_BEFORE = "create the context before the first test: vram.Buffer(1).close() in a session fixture"
@@ -264,15 +264,15 @@ def _places(item: pytest.Item, view: TraceView, sites: Iterable[Site]) -> Iterat
     from vram.units import counted, size
 
     chosen = sorted(sites, key=lambda site: -site.nbytes)
-    for site in chosen[:MOST_PLACES]:
+    for site in chosen[:MAX_PLACES]:
         yield f"  {size(site.nbytes)} in {counted(site.count, 'allocation')} ({site.kind})"
         frames = view.stacks[site.stack].frames
         last = max((at for at, frame in enumerate(frames) if frame.file == str(item.path)), default=0)
-        for frame in frames[: min(last + 1, MOST_FRAMES)]:
+        for frame in frames[: min(last + 1, MAX_FRAMES)]:
             yield inert(f"      {function_name(frame)}  {frame.file}:{frame.line}")
-    if len(chosen) > MOST_PLACES:
-        rest = sum(site.nbytes for site in chosen[MOST_PLACES:])
-        yield f"  {size(rest)} in {counted(len(chosen) - MOST_PLACES, 'more place')}"
+    if len(chosen) > MAX_PLACES:
+        rest = sum(site.nbytes for site in chosen[MAX_PLACES:])
+        yield f"  {size(rest)} in {counted(len(chosen) - MAX_PLACES, 'more place')}"
 
 
 @pytest.fixture

@@ -35,16 +35,16 @@ Code = Literal[
     "wrong-shape",
 ]
 
-MOST_ITEMS = 1_000_000
+MAX_ITEMS = 1_000_000
 
 _PORTION_NBYTES = 1 << 18
-_SMALLEST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 64) - 1
-_FEWEST_DIGITS, _MOST_DIGITS = len(str(1 << 63)), len(str(_LARGEST_INTEGER))  # of those in question
+_MIN_INTEGER, _MAX_INTEGER = -(1 << 63), (1 << 64) - 1
+_MIN_DIGITS, _MAX_DIGITS = len(str(1 << 63)), len(str(_MAX_INTEGER))  # of those in question
 
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 # Possessive, and an open string reaches to the end: nothing is tried twice, whatever the text.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_LONG_NUMBER = re.compile(rb"(?<![0-9.])(-?)([0-9]{%d,})([.eE]?)" % _FEWEST_DIGITS)
+_LONG_NUMBER = re.compile(rb"(?<![0-9.])(-?)([0-9]{%d,})([.eE]?)" % _MIN_DIGITS)
 # What msgspec quotes where a value is none of those that are known; what lies behind it is the place.
 _QUOTED_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?= - at `\$[^`]*`\Z|\Z)", re.DOTALL)
 
@@ -59,7 +59,7 @@ class Rejected(BadInput):
         self.code: Code = code
 
 
-def decode(data: bytes, kind: type[Shape], *, most_items: int = MOST_ITEMS) -> Shape:
+def decode(data: bytes, kind: type[Shape], *, most_items: int = MAX_ITEMS) -> Shape:
     """Decode JSON into *kind*.
 
     *most_items* bounds the objects, lists and members together, and so the memory that a small text
@@ -190,13 +190,13 @@ def _portion(source: int | socket.socket) -> bytes | None:
 
 def _require_small_integers(data: bytes) -> None:
     """Refuse integers beyond 64 bits: Python computes with them, what it hands them to does not."""
-    if b"0" * _FEWEST_DIGITS not in data.translate(_DIGITS_AS_ZERO):
+    if b"0" * _MIN_DIGITS not in data.translate(_DIGITS_AS_ZERO):
         return
     for sign, digits, fraction in _LONG_NUMBER.findall(_STRING.sub(b'""', data)):
         if fraction:
             continue
-        number = int(digits) if len(digits) <= _MOST_DIGITS else _LARGEST_INTEGER + 1
-        if not _SMALLEST_INTEGER <= (-number if sign else number) <= _LARGEST_INTEGER:
+        number = int(digits) if len(digits) <= _MAX_DIGITS else _MAX_INTEGER + 1
+        if not _MIN_INTEGER <= (-number if sign else number) <= _MAX_INTEGER:
             raise Rejected("number-too-large", "it has an integer of more than 64 bits")
 
 

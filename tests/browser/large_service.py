@@ -91,7 +91,7 @@ def _entry(index: int, place: int, number: int) -> Entry:
     )
     nbytes = (200 + pid * 7919 % 700 + grown) * MIB
     if place < 2:
-        return Entry(kind="orphaned", nbytes=nbytes, holder=holder, charged_pid=900 + index)
+        return Entry(kind="orphaned", nbytes=nbytes, holder=holder, charged_pid=100_000 + pid)
     return Entry(kind="process", nbytes=nbytes, holder=holder)
 
 

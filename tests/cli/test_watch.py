@@ -527,7 +527,7 @@ def test_more_changes_than_a_hook_handles_are_counted(tmp_path: Path) -> None:
     program = f"""
 from vram.cli import hooks
 from vram.model.change import Change
-hooks.MOST_WAITING = 3
+hooks.MAX_WAITING = 3
 command = [{sys.executable!r}, "-c", "import sys; sys.stdin.read(); open('go').read()"]
 running = hooks.Hooks(command, {PATIENCE_S})
 for number in range(10):

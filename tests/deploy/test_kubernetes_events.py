@@ -23,7 +23,7 @@ from vram.serve.kubernetes import kubernetes_part
 from vram.serve.kubernetes.kubernetes_part import (
     BURST,
     FORGET_S,
-    MOST_KNOWN,
+    MAX_KNOWN,
     REFILL_S,
     EventLedger,
     KubernetesPart,
@@ -261,9 +261,9 @@ def test_a_flood_becomes_few_requests(api: Any, tmp_path: Path, monkeypatch: pyt
 
 def test_what_is_known_has_a_limit_and_is_forgotten() -> None:
     ledger = EventLedger("node-7")
-    many = [ghost(1, workload=Workload(pod_name=f"ml/pod-{number}")) for number in range(MOST_KNOWN + 10)]
+    many = [ghost(1, workload=Workload(pod_name=f"ml/pod-{number}")) for number in range(MAX_KNOWN + 10)]
     ledger.note(many, Moment(1.8e9, 1.0))
-    assert (len(ledger.known), ledger.dropped) == (MOST_KNOWN, 10)
+    assert (len(ledger.known), ledger.dropped) == (MAX_KNOWN, 10)
     for known in ledger.known.values():
         known.sent = known.count
     ledger.note((), Moment(1.8e9, 2.0 + FORGET_S))
@@ -306,7 +306,7 @@ def test_a_namespace_that_ends_holds_up_nobody_else(
         await driver.until(lambda: next(iter(api.events.values()))["count"] == 2)
 
     drive(api, tmp_path, monkeypatch, story)
-    assert sum("/ending/" in path for _, path, _ in api.requests) == kubernetes_part.MOST_REFUSALS
+    assert sum("/ending/" in path for _, path, _ in api.requests) == kubernetes_part.MAX_REFUSALS
 
 
 def test_a_server_that_asks_for_patience_gets_it(

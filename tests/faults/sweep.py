@@ -21,7 +21,7 @@ from vram.probes.survey import survey
 from vram.virtualgpu import VirtualGpu
 
 DEADLINE_S = 30.0
-MOST = 400
+MAX_CALLS = 400
 AGAIN_EVERY = 4
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     whole = read(host, pid)
     rounds: list[dict[str, Any]] = []
     checks = again = 0
-    for n in range(1, (count[0] + 1) if count else MOST):
+    for n in range(1, (count[0] + 1) if count else MAX_CALLS):
         gpu.add_fault(fault.format(n=n))
         seen = read(host, pid)
         gpu.clear_faults()

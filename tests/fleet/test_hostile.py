@@ -16,7 +16,7 @@ from tests.fleet.snapshots import encoded, haunted, healthy, judged, named, writ
 from tests.ledger.world import World
 from tests.needs import skip_without
 from tests.patience import must_end
-from vram.fleet.judge import MOST_SNAPSHOT_BYTES, JudgeRequest
+from vram.fleet.judge import MAX_SNAPSHOT_BYTES, JudgeRequest
 from vram.fleet.judges import Judges
 from vram.model.fleet import FleetNode
 from vram.model.observation import Survey
@@ -72,7 +72,7 @@ def crowded() -> Survey:
 def hostile(tmp_path: Path) -> Path:
     """A folder of snapshots that are large, deep, or none at all."""
     write(tmp_path, healthy("good"), crowded())
-    (tmp_path / "huge.json").write_bytes(b" " * (MOST_SNAPSHOT_BYTES + 1))
+    (tmp_path / "huge.json").write_bytes(b" " * (MAX_SNAPSHOT_BYTES + 1))
     (tmp_path / "deep.json").write_bytes(b"[" * (20 << 20))
     (tmp_path / "objects.json").write_bytes(b'{"observations":[' + b"{}," * (9 << 20))
     (tmp_path / "digits.json").write_bytes(b"9" * (20 << 20))

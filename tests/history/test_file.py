@@ -13,7 +13,7 @@ from tests.history.written import Written, at, ledger, process
 from tests.needs import require
 from vram.errors import BadInput, HistoryUnavailable, NothingFound, NotPermitted
 from vram.history import schema
-from vram.history.file import MOST_ASIDE, open_for_reading
+from vram.history.file import MAX_ASIDE, open_for_reading
 from vram.history.questions import Questions
 from vram.history.store import HistoryStore
 
@@ -153,7 +153,7 @@ def test_triggers_in_a_file_are_not_run(folder: Path) -> None:
 
 
 def test_files_that_are_moved_aside_do_not_pile_up(folder: Path) -> None:
-    for number in range(MOST_ASIDE):
+    for number in range(MAX_ASIDE):
         (folder / "history.sqlite").write_bytes(b"no database" * number + b"!")
         store = HistoryStore(str(folder / "history.sqlite"))
         store.open()

@@ -13,7 +13,7 @@ from tests.ledger.crowds import CROWDS, many_dead, sharing, sharing_uncharged
 from tests.ledger.world import World
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
-from vram.ledger.process_lists import MOST_CHARGES
+from vram.ledger.process_lists import MAX_CHARGES
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.report import process_tree, text
 from vram.report.layout import RenderOptions
@@ -21,7 +21,7 @@ from vram.units import GIB, MIB
 
 FEW, MANY = 100, 800
 # Eight times as many take eight times as long; squared it were sixty-four.
-MOST_GROWTH = 24
+MAX_GROWTH = 24
 
 
 def shown(ledger: Ledger) -> str:
@@ -32,7 +32,7 @@ def shown(ledger: Ledger) -> str:
 
 
 def growth(few: Callable[[], object], many: Callable[[], object]) -> float:
-    return cpu_time.growth(few, many, enough=MOST_GROWTH)
+    return cpu_time.growth(few, many, enough=MAX_GROWTH)
 
 
 def balances(gpu: GpuLedger) -> bool:
@@ -44,15 +44,15 @@ def test_no_crowd_costs_more_than_its_members(crowd: str) -> None:
     few, many = CROWDS[crowd](FEW, 1), CROWDS[crowd](MANY, 1)
     one, other = build_ledger(few), build_ledger(many)
     assert all(map(balances, other.gpus))
-    assert growth(lambda: build_ledger(few), lambda: build_ledger(many)) <= MOST_GROWTH
-    assert growth(lambda: diagnose(one), lambda: diagnose(other)) <= MOST_GROWTH
+    assert growth(lambda: build_ledger(few), lambda: build_ledger(many)) <= MAX_GROWTH
+    assert growth(lambda: diagnose(one), lambda: diagnose(other)) <= MAX_GROWTH
 
 
 @pytest.mark.parametrize("crowd", ["sharing", "one_dead_parent", "many_dead", "exporting"])
 def test_no_page_costs_more_than_its_lines(crowd: str) -> None:
     one, other = (build_ledger(CROWDS[crowd](size, 1)) for size in (FEW, MANY))
-    assert growth(lambda: process_tree.who(one), lambda: process_tree.who(other)) <= MOST_GROWTH
-    assert growth(lambda: shown(one), lambda: shown(other)) <= MOST_GROWTH
+    assert growth(lambda: process_tree.who(one), lambda: process_tree.who(other)) <= MAX_GROWTH
+    assert growth(lambda: shown(one), lambda: shown(other)) <= MAX_GROWTH
 
 
 def test_ten_thousand_that_share_sixteen_gpus_are_answered_soon() -> None:
@@ -77,13 +77,13 @@ def test_a_process_that_is_listed_again_and_again_counts_once_and_that_is_told()
 
 def test_more_charges_than_can_be_named_share_a_line_and_that_is_told() -> None:
     world = World().gpu(used=90 * GIB)
-    for pid in range(1000, 1000 + MOST_CHARGES + 500):
+    for pid in range(1000, 1000 + MAX_CHARGES + 500):
         world.charge(pid, 10 * MIB if pid % 2 else MIB)
     world.process(1000).files(1000, family=1)  # one of the smallest, and no stranger for that
     (gpu,) = build_ledger(world.survey()).gpus
     assert balances(gpu)
     named = [entry for entry in gpu.entries if entry.charged_pid is not None or entry.holder is not None]
-    assert len(named) == MOST_CHARGES
+    assert len(named) == MAX_CHARGES
     assert [note.code for note in gpu.notes if "500" in note.text] == ["too-many-listed"]
     (together,) = (entry for entry in gpu.entries if entry.kind == "process" and entry.holder is None)
     assert (together.claimed or together.nbytes) == 500 * MIB

@@ -119,7 +119,7 @@ def test_what_is_remembered_changes_nothing(parts: list[bytes], times: int) -> N
 )
 def test_a_log_with_memory_in_every_line_is_read_to_its_end(name: str) -> None:
     vain = b"step %d memory allocated 12.3 GiB on CUDA device\n"
-    log = b"".join(vain % step for step in range(3 * reader.MOST_IN_VAIN)) + MESSAGES[name].log
+    log = b"".join(vain % step for step in range(3 * reader.MAX_IN_VAIN)) + MESSAGES[name].log
     found = cases(find_messages(io.BytesIO(log * 2))).cases
     assert [(case.reading, 2 * case.count) for case in MESSAGES[name].cases()] == [
         (case.reading, case.count) for case in found

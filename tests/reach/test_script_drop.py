@@ -194,8 +194,8 @@ def test_a_target_that_ends_meanwhile_is_a_failure(world: World, program: Obedie
 def test_an_endless_answer_ends_at_the_limit(
     world: World, program: Obedient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vram.reach.script_drop.LONGEST_ANSWER", 1 << 20)
-    assert payload.LONGEST_ANSWER > 1 << 20
+    monkeypatch.setattr("vram.reach.script_drop.MAX_ANSWER_LENGTH", 1 << 20)
+    assert payload.MAX_ANSWER_LENGTH > 1 << 20
     with opened_drop(program) as (drop, pidfd):
         program.begin(RUDE.format(path=drop.path, then="while True: connection.send(b'x' * 65536)"))
         with pytest.raises(NotReachable, match="answered with more than"):

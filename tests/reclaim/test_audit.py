@@ -59,11 +59,11 @@ def test_many_writers_do_not_mix_their_lines(state: Path):
 
 
 def test_a_full_log_is_moved_aside_and_the_oldest_goes(state: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit, "MOST_BYTES", 1000)
+    monkeypatch.setattr(audit, "MAX_BYTES", 1000)
     for number in range(200):
         audit.log_intent({"number": number})
     names = {path.name for path in state.iterdir()}
-    assert names == {"audit.jsonl", *(f"audit.jsonl.{at}" for at in range(1, audit.MOST_FULL_FILES + 1))}
+    assert names == {"audit.jsonl", *(f"audit.jsonl.{at}" for at in range(1, audit.MAX_FULL_FILES + 1))}
     assert all(path.stat().st_size < 1500 for path in state.iterdir())
     kept = [json.loads(line)["number"] for path in state.iterdir() for line in path.read_text().splitlines()]
     assert sorted(kept) == list(range(200 - len(kept), 200))
@@ -71,7 +71,7 @@ def test_a_full_log_is_moved_aside_and_the_oldest_goes(state: Path, monkeypatch:
 
 def test_writers_that_move_it_aside_at_once_lose_no_line(state: Path):
     code = (
-        "from vram.reclaim import audit\naudit.MOST_BYTES = 50_000\n"
+        "from vram.reclaim import audit\naudit.MAX_BYTES = 50_000\n"
         "for _ in range(100): audit.log_intent({'word': 'x' * 900})"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]

@@ -21,7 +21,7 @@ from vram.model.trace import CallStack, Frame, Gap, Site, TimelinePoint, TracedP
 from vram.report import trace_json
 from vram.report.escape import inert
 from vram.report.trace_page import fragment, page
-from vram.report.trace_page.content import MOST_PLACES, content
+from vram.report.trace_page.content import MAX_PLACES, content
 from vram.report.trace_page.packages import executables, package
 from vram.report.trace_page.phrases import moment, recorded, sentences, shortened
 from vram.report.trace_page.stack_tree import DEEPEST
@@ -219,15 +219,15 @@ def test_a_place_keeps_its_worst_verdict() -> None:
 def test_the_smallest_of_too_many_places_are_summed() -> None:
     sites = tuple(
         Site(stack=0, kind="device", gpu=0, process=at, count=1, nbytes=at + 1)
-        for at in range(MOST_PLACES + 10)
+        for at in range(MAX_PLACES + 10)
     )
     processes = tuple(process(at, at) for at in (0, 1))
     places = content(replace(empty(), stacks=(CallStack(),), processes=processes, peak=sites))["places"]
     assert sum(places["peak"]) == sum(site.nbytes for site in sites)
-    assert len(places["peak"]) == MOST_PLACES + 10  # ten processes, of which each keeps its own sum
+    assert len(places["peak"]) == MAX_PLACES + 10  # ten processes, of which each keeps its own sum
     one = tuple(replace(site, process=0, stack=site.process) for site in sites)
     data = content(replace(empty(), stacks=(CallStack(),) * len(one), peak=one))
-    assert len(data["places"]["peak"]) == MOST_PLACES + 1
+    assert len(data["places"]["peak"]) == MAX_PLACES + 1
     assert data["places"]["peak"][-1] == sum(range(1, 11))
     assert stack_of(data, data["places"]["node"][-1]) == [("smaller places, together", "", 0)]
 

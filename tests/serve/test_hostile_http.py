@@ -15,7 +15,7 @@ import pytest
 from tests.patience import must_end
 from tests.serve.running import RunningService
 from tests.serve.users import USERS, needs_root
-from vram.serve.web.clients import MOST_OF_ONE_CLIENT, client_at
+from vram.serve.web.clients import MAX_OF_ONE_CLIENT, client_at
 
 pytestmark = needs_root
 ALICE = USERS["alice"]
@@ -90,7 +90,7 @@ def never_read(port: int, begun: Callable[[], None]) -> None:
 def test_clients_that_never_read_keep_no_scrape_out(service: RunningService):
     with must_end(), as_alice(never_read, service.port):
         assert scraped(service, 160) == 160
-        assert service.metrics()["vram_http_connections",] <= MOST_OF_ONE_CLIENT + 2
+        assert service.metrics()["vram_http_connections",] <= MAX_OF_ONE_CLIENT + 2
 
 
 def pipeline(port: int, begun: Callable[[], None]) -> None:

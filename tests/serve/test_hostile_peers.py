@@ -19,7 +19,7 @@ from tests.patience import must_end
 from tests.serve.running import RunningService
 from tests.serve.users import needs_root
 from vram.serve import accounts
-from vram.serve.socket.server import MOST_CONNECTIONS, RUNS_PER_MINUTE
+from vram.serve.socket.server import MAX_CONNECTIONS, RUNS_PER_MINUTE
 
 pytestmark = needs_root
 CLONE_NEWPID, CLONE_NEWUSER = 0x20000000, 0x10000000
@@ -165,10 +165,10 @@ def _play_users(path: Path, count: int, request: bytes, tell: int, heard: int) -
 
 
 def test_a_user_with_many_uids_cannot_keep_root_out(service: RunningService):
-    with must_end(), users_connected(service.socket, MOST_CONNECTIONS + 44):
+    with must_end(), users_connected(service.socket, MAX_CONNECTIONS + 44):
         answers = [asked(service, b'{"schema": 1, "do": "status"}\n') for _ in range(18)]
     assert ["data" in answer for answer in answers] == [True] * 18
-    assert service.metrics()["vram_socket_requests_total", "refused"] >= MOST_CONNECTIONS
+    assert service.metrics()["vram_socket_requests_total", "refused"] >= MAX_CONNECTIONS
 
 
 def asked(service: RunningService, request: bytes) -> Any:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.patience import PATIENCE_S, until_async
 from vram.errors import CannotListen
 from vram.serve.config import Address
-from vram.serve.web.clients import MOST_OF_ONE_CLIENT
+from vram.serve.web.clients import MAX_OF_ONE_CLIENT
 from vram.serve.web.http import (
-    MOST_HEAD_BYTES,
+    MAX_HEAD_BYTES,
     Answer,
     BadRequest,
     HttpRequest,
@@ -89,7 +89,7 @@ async def ask(port: int, path: str = "/ok", host: str = "localhost") -> bytes:
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}", 413),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * MOST_HEAD_BYTES + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * MAX_HEAD_BYTES + b"\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_thousand_connections_do_not_keep_a_request_out() -> None:
             if number % 200 == 0:
                 assert b"200 OK" in await ask(port)
         assert b"200 OK" in await ask(port)
-        assert server.connections <= MOST_OF_ONE_CLIENT
+        assert server.connections <= MAX_OF_ONE_CLIENT
         for writer in crowd:
             writer.transport.abort()
 

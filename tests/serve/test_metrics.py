@@ -24,12 +24,12 @@ from vram.live_reader import LiveReading
 from vram.report.escape import inert
 from vram.serve.config import Places, ServeConfig
 from vram.serve.service import Service
-from vram.serve.web.metrics import LONGEST_LABEL, exposition
+from vram.serve.web.metrics import MAX_LABEL_LENGTH, exposition
 from vram.units import GIB
 
 HOSTILE = st.text(
-    st.sampled_from('"\\\n\r\t{}=, \x00\x1b\u202e\ud800\udcff<>#aé'), max_size=LONGEST_LABEL
-) | st.text(max_size=LONGEST_LABEL)
+    st.sampled_from('"\\\n\r\t{}=, \x00\x1b\u202e\ud800\udcff<>#aé'), max_size=MAX_LABEL_LENGTH
+) | st.text(max_size=MAX_LABEL_LENGTH)
 
 
 def service_with(name: str, uuid: str) -> Service:

@@ -14,7 +14,7 @@ from vram.model.hold import STATES
 from vram.model.kinds import KINDS
 from vram.report.process_rows import rows
 from vram.serve.page.answers import FOLDER, TYPES
-from vram.serve.page.view import MOST_FINDINGS, page_reading, without_times, words
+from vram.serve.page.view import MAX_FINDINGS, page_reading, without_times, words
 from vram.units import GIB
 
 
@@ -126,8 +126,8 @@ def test_ghosts_come_first_and_findings_are_limited() -> None:
     reading = page_reading(ledger, findings)
     ghosts = [each.ghost for each in reading.findings]
     assert ghosts == sorted(ghosts, reverse=True)
-    assert len(reading.findings) == MOST_FINDINGS
-    assert reading.left_out == sum(each.severity != "info" for each in findings) - MOST_FINDINGS
+    assert len(reading.findings) == MAX_FINDINGS
+    assert reading.left_out == sum(each.severity != "info" for each in findings) - MAX_FINDINGS
 
 
 def test_readings_that_differ_in_ages_alone_are_the_same_without_times() -> None:

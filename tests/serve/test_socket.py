@@ -22,9 +22,9 @@ from tests.serve.running import RunningService
 from vram.errors import AlreadyRunning, CannotListen, NoService, NotPermitted
 from vram.serve.socket.client import ServeClient, ServiceRefusal
 from vram.serve.socket.listening import ListeningSocket
-from vram.serve.socket.protocol import LARGEST_REQUEST, RequestedThing, SocketRequest
+from vram.serve.socket.protocol import MAX_REQUEST, RequestedThing, SocketRequest
 from vram.serve.socket.server import (
-    MOST_OF_ONE_USER,
+    MAX_OF_ONE_USER,
     REQUESTS_PER_MINUTE,
     Connection,
     RequestBudget,
@@ -89,7 +89,7 @@ BAD = [
     b'{"schema": 1, "do": "status"',
     b"[" * 60_000 + b"\n",
     b"9" * 5000 + b"\n",
-    b"x" * (LARGEST_REQUEST + 1) + b"\n",
+    b"x" * (MAX_REQUEST + 1) + b"\n",
     b"y" * 1_000_000,
 ]
 
@@ -185,7 +185,7 @@ def test_a_slow_sender_is_cut_off_and_holds_up_nobody(tmp_path: Path):
 
 def test_one_user_cannot_take_all_connections(service: RunningService):
     with ExitStack() as stack:
-        for _ in range(MOST_OF_ONE_USER):
+        for _ in range(MAX_OF_ONE_USER):
             stack.enter_context(connected(service))
         refused = stack.enter_context(connected(service))
         assert "too many" in json.loads(refused.makefile("rb").readline())["error"]["message"]

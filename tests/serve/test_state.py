@@ -13,7 +13,7 @@ from vram.ledger.build import build_ledger
 from vram.live_reader import LiveReading
 from vram.model.ledger import Ledger
 from vram.serve.clock import Moment, rfc3339
-from vram.serve.state import MOST_CHANGES, ServiceState
+from vram.serve.state import MAX_CHANGES, ServiceState
 from vram.units import GIB
 
 START = Moment(1_800_000_000.0, 1000.0, "boot")
@@ -103,9 +103,9 @@ def test_an_error_keeps_the_last_ledger_and_its_age() -> None:
 def test_changes_are_numbered_and_only_the_last_thousand_are_kept() -> None:
     state = ServiceState(START)
     worlds = [ghost_world(GIB), empty_world()]
-    for number in range(4 * MOST_CHANGES):
+    for number in range(4 * MAX_CHANGES):
         state.take(reading(worlds[number // 2 % 2]), later(number))
-    assert len(state.changes) == MOST_CHANGES
+    assert len(state.changes) == MAX_CHANGES
     numbers = [each.number for each in state.changes]
-    assert numbers == list(range(numbers[0], numbers[0] + MOST_CHANGES))
+    assert numbers == list(range(numbers[0], numbers[0] + MAX_CHANGES))
     assert state.changes_after(numbers[-2])[0].number == numbers[-1]

@@ -12,7 +12,7 @@ from tests.policy.conftest import gpu, ledger, process
 from tests.serve.users import UsersMachine, needs_root
 from vram.errors import NotPermitted
 from vram.model.ledger import Ledger
-from vram.serve.socket.waiting import BEHIND_S, GRANT_S, KEEP_S, MOST_OF_ONE_USER, WaitingList
+from vram.serve.socket.waiting import BEHIND_S, GRANT_S, KEEP_S, MAX_OF_ONE_USER, WaitingList
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
@@ -135,7 +135,7 @@ def test_who_takes_a_grant_and_hangs_up_has_not_used_it():
 
 def test_each_user_waits_for_a_few_only():
     waits = Waits()
-    for _ in range(MOST_OF_ONE_USER):
+    for _ in range(MAX_OF_ONE_USER):
         waits.add("one", ALICE, 79)
     with pytest.raises(NotPermitted):
         waits.add("too many", ALICE, 1)

@@ -14,7 +14,7 @@ import pytest
 from tests.patience import PATIENCE_S, must_end
 from vram.reclaim import state
 from vram.serve.socket.become import RunAs
-from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
+from vram.serve.socket.worker import MAX_ANSWER, WorkerAnswer, WorkerRequest
 from vram.serve.socket.worker_process import WorkerProcess, clean_environment, own_rights
 
 REQUEST = WorkerRequest(job="plan")
@@ -56,7 +56,7 @@ def test_lines_come_in_order_and_end_with_the_last():
         "os.write(1, b'{\"is_last\": true')",
         "sys.exit(7)",
         "os.kill(os.getpid(), 9)",
-        f"while True: os.write(1, b'x' * {LARGEST_ANSWER // 8})",
+        f"while True: os.write(1, b'x' * {MAX_ANSWER // 8})",
         "os.close(1); time.sleep(0.1)",
     ],
 )

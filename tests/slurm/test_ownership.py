@@ -177,10 +177,10 @@ def test_records_of_ended_jobs_survive_damage_and_other_boots(
     file = tmp_path / "state" / "vram" / ended_jobs.FILE
     file.write_bytes(file.read_bytes() + b'{"job": 7\n\xff\n')
     assert set(ended_jobs.ended_jobs("b")) == {"1", "2"}
-    file.write_bytes(b"{}\n" * (ended_jobs.MOST_BYTES // 2))
+    file.write_bytes(b"{}\n" * (ended_jobs.MAX_BYTES // 2))
     ended_jobs.record(EndedJob(job="9", uid=1000, ended_s=1.0, boot_id="b"))
     assert set(ended_jobs.ended_jobs("b")) == {"9"}
-    assert file.stat().st_size < ended_jobs.MOST_BYTES
+    assert file.stat().st_size < ended_jobs.MAX_BYTES
 
 
 # ---- what is shown and logged ----

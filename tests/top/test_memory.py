@@ -11,7 +11,7 @@ from vram.units import MIB
 
 REFRESHES = 150
 """`make bench` makes as many as an hour has."""
-MOST_GROWTH = MIB // 2
+MAX_GROWTH = MIB // 2
 
 
 def test_refreshes_do_not_grow_it() -> None:
@@ -24,4 +24,4 @@ def test_refreshes_do_not_grow_it() -> None:
         after_a_third, at_the_end = asyncio.run(refreshed(REFRESHES, traced))
     finally:
         tracemalloc.stop()
-    assert at_the_end - after_a_third < MOST_GROWTH
+    assert at_the_end - after_a_third < MAX_GROWTH

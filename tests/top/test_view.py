@@ -10,7 +10,7 @@ from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow, rows
-from vram.top.history import MOST_POINTS, History, sparkline
+from vram.top.history import MAX_POINTS, History, sparkline
 from vram.top.table import column_at, formatted
 from vram.top.view import SORTS, ViewLine, ViewState, key_of, lines
 from vram.units import GIB
@@ -110,7 +110,7 @@ def test_lines_are_text_and_never_markup() -> None:
 
 
 def test_a_point_is_the_most_during_its_time() -> None:
-    history = History(0.5, span_s=10 * MOST_POINTS)
+    history = History(0.5, span_s=10 * MAX_POINTS)
     for at, nbytes in enumerate((1, 7, 3, 5)):
         history.add(at, {"a": nbytes})
     assert list(history.points("a")) == [7]
@@ -122,7 +122,7 @@ def test_history_is_bounded_and_forgets_the_ended() -> None:
     history = History(1.0)
     for at in range(5000):
         history.add(float(at), {"gpu": at, ("pid", at // 3): 1})
-    assert len(history.points("gpu")) <= MOST_POINTS
+    assert len(history.points("gpu")) <= MAX_POINTS
     assert set(history.keys()) == {"gpu", ("pid", 1666)}
 
 

@@ -58,7 +58,7 @@ def opened(trace: TraceFile, tmp_path: Path) -> Trace:
 
 class TestDeepStacksOfLongNames:
     def test_the_text_of_all_stacks_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(analysis, "_MOST_TEXT", 4 * MIB)
+        monkeypatch.setattr(analysis, "_MAX_TEXT", 4 * MIB)
         view = opened(deep(300), tmp_path).view()
         assert len(view.allocations) == 300
         assert all(stack.frames[0].file == "leaf.py" for stack in view.stacks[1:])
@@ -135,7 +135,7 @@ class TestLibraries:
     def test_one_under_many_names_is_read_once(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         at, left = self.offset(library), SymbolBudget(1000)
         function_names(str(library), [at], left=left)
-        monkeypatch.setattr(naming, "_MOST_SYMBOLS", 1000 - left.symbols)  # enough for one reading
+        monkeypatch.setattr(naming, "_MAX_SYMBOLS", 1000 - left.symbols)  # enough for one reading
         detours = [f"{library.parent}/{'./' * times}{library.name}" for times in range(100)]
         frames = tuple(Frame("native", "", path, at) for path in detours)
         view = naming.with_names(training(stacks=(CallStack(frames),)), {})

@@ -300,7 +300,7 @@ def test_a_node_may_refer_only_to_what_is_defined_before_it() -> None:
 @pytest.mark.fault(24)
 def test_deep_stacks_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every allocation one frame deeper than the one before: what is shown of them is bounded."""
-    monkeypatch.setattr("vram.trace.analysis._MOST_FRAMES", 50_000)
+    monkeypatch.setattr("vram.trace.analysis._MAX_FRAMES", 50_000)
     trace = TraceFile()
     writer = trace.section().writer()
     place = writer.place("f", "x.py", 1)
@@ -322,7 +322,7 @@ def test_memory_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         writer.alloc(at, at * MIB, MIB)
     path = tmp_path / "t.vram"
     path.write_bytes(trace.bytes())
-    monkeypatch.setattr("vram.trace.reader._LEAST_LIMIT", 2 << 20)
+    monkeypatch.setattr("vram.trace.reader._MIN_LIMIT", 2 << 20)
     monkeypatch.setattr("vram.trace.reader._TIMES_FILE", 1)
     with pytest.raises(BadTrace, match="takes more than the 2 MiB"):
         open_trace([path]).view()

@@ -16,7 +16,7 @@ import time
 import types
 
 import stack_compare
-from stack_compare import HOLDING, LIBRARY, MOST, Result, compare
+from stack_compare import HOLDING, LIBRARY, MAX_DEPTH, Result, compare
 
 
 def stamps():
@@ -70,7 +70,7 @@ def speed():
             return descend(depth - 1)
         measure = HOLDING.harness_time
         measure.restype = ctypes.c_double
-        return HOLDING.harness_count(MOST), measure(20, 20_000, 0), measure(20, 20_000, 1)
+        return HOLDING.harness_count(MAX_DEPTH), measure(20, 20_000, 0), measure(20, 20_000, 1)
 
     frames, walk, stamped = descend(16)
     print(json.dumps({"frames": frames, "walk_ns": walk, "stamped_ns": stamped}))

@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 
-MOST = 1024
+MAX_DEPTH = 1024
 HARNESS = sys.argv[1]
 
 
@@ -80,15 +80,15 @@ def read(places, count):
     ]
 
 
-def compare(most=MOST):
+def compare(most=MAX_DEPTH):
     """Walk here, with the GIL and without, and compare all frames."""
     # A collection in the middle of this may call it again: the places are taken away meanwhile.
-    places = OWN.__dict__.pop("places", None) if most == MOST else None
+    places = OWN.__dict__.pop("places", None) if most == MAX_DEPTH else None
     places = places or (Place * most)()
     for walk in WALKS:
         count, wanted = walk(places, most), expected(sys._getframe())
         Result.compared += 1
         if count != min(len(wanted), most) or read(places, count) != wanted[:most]:
             Result.differ(read(places, max(count, 0))[:8], wanted[:8])
-    if most == MOST:
+    if most == MAX_DEPTH:
         OWN.places = places

@@ -20,7 +20,7 @@ from vram.trace.symbols import function_names
 pytestmark = pytest.mark.native
 __all__ = ["harness"]
 
-MOST = 256
+MAX_DEPTH = 256
 
 
 class _Chain(ctypes.Structure):
@@ -63,7 +63,7 @@ class Walker:
         flags = ("-fPIC", "-shared", "-fvisibility=hidden", f"-DPREFIX={prefix}", f"-I{HERE}")
         return ctypes.PyDLL(str(compile_c(self._folder / name, *flags, source)))
 
-    def addresses(self, *functions: Callable[..., int], most: int = MOST) -> list[int]:
+    def addresses(self, *functions: Callable[..., int], most: int = MAX_DEPTH) -> list[int]:
         found = (ctypes.c_size_t * most)()
         calls = [*functions, self._harness.harness_native_walk]
         pointers = (ctypes.c_void_p * len(calls))(*(ctypes.cast(each, ctypes.c_void_p) for each in calls))
@@ -72,7 +72,7 @@ class Walker:
         assert chain.count >= 0
         return list(found[: chain.count])
 
-    def walk(self, *functions: Callable[..., int], most: int = MOST) -> list[Frame]:
+    def walk(self, *functions: Callable[..., int], most: int = MAX_DEPTH) -> list[Frame]:
         return [self.describe(each) for each in self.addresses(*functions, most=most)]
 
     def describe(self, address: int) -> Frame:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vendors.fdinfo_styles import AMDGPU_KERNELS, HEAD, I915_KERNELS, XE_KERNELS, Use, amdgpu, i915, xe
-from vram.host.local.drm_usage import MOST_NBYTES, read_client
+from vram.host.local.drm_usage import MAX_NBYTES, read_client
 from vram.host.ports import DrmClient
 from vram.units import KIB, MIB
 
@@ -114,14 +114,14 @@ def test_an_address_that_is_none(address: str) -> None:
 def test_a_text_without_end_is_cut_at_a_line() -> None:
     """A figure that was cut in the middle would be another figure."""
     head = b"drm-driver: xe\ndrm-resident-vram0: 1 MiB\n"
-    raw = (head + b"drm-resident-vram1: 123456789 KiB\n" * MOST_NBYTES)[:MOST_NBYTES]
+    raw = (head + b"drm-resident-vram1: 123456789 KiB\n" * MAX_NBYTES)[:MAX_NBYTES]
     client = read_client(3, 0, raw)
     assert client.status == "failed"
     assert {region.nbytes for region in client.facts.regions} == {MIB, 123456789 * KIB}
 
 
 def test_a_line_of_a_megabyte() -> None:
-    client = read_client(3, 0, (b"drm-resident-" + b"x" * (1 << 20))[:MOST_NBYTES])
+    client = read_client(3, 0, (b"drm-resident-" + b"x" * (1 << 20))[:MAX_NBYTES])
     assert (client.status, client.facts.regions) == ("failed", ())
 
 

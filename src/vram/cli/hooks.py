@@ -24,7 +24,7 @@ from vram.report.changes import environment, json_line
 from vram.report.escape import inert
 from vram.units import counted
 
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 # From SIGTERM to SIGKILL.
 GRACE_S = 2.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,7 +49,7 @@ def read_command(text: str) -> list[str]:
 
 
 class Hooks:
-    """Runs the command for each change, in order; at most MOST_WAITING wait for their turn."""
+    """Runs the command for each change, in order; at most MAX_WAITING wait for their turn."""
 
     def __init__(self, command: list[str], timeout_s: float) -> None:
         self._command = command
@@ -78,11 +78,11 @@ class Hooks:
 
     def add(self, change: Change) -> None:
         """Have the command run for *change* when those before it are done; ``step`` starts it."""
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             if not self._dropped:
                 _say(
                     f"changes come faster than {self._name} handles them:"
-                    f" {MOST_WAITING} wait, further ones are dropped"
+                    f" {MAX_WAITING} wait, further ones are dropped"
                 )
             self._dropped += 1
             return

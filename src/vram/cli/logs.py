@@ -20,7 +20,7 @@ PASTE = "Paste the message or the log, then press Enter and Ctrl-D:"
 PATIENCE_S = 5.0
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # What unpacking an xz file may take: xz -9 asks for 65 MiB.
-MOST_FOR_XZ = 256 << 20
+MAX_FOR_XZ = 256 << 20
 PORTION = 64 << 10
 # By the first bytes: what it was compressed with, and the command that unpacks it.
 _UNREAD = (
@@ -144,7 +144,7 @@ class _Xz(io.RawIOBase):
 def _xz_decoder() -> Any:
     from lzma import FORMAT_XZ, LZMADecompressor
 
-    return LZMADecompressor(FORMAT_XZ, memlimit=MOST_FOR_XZ)
+    return LZMADecompressor(FORMAT_XZ, memlimit=MAX_FOR_XZ)
 
 
 @contextmanager

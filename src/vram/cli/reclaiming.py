@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.plan import Draft, Outcome, Receipt, Skipped
 
-SHORTEST_DIGEST = 8
+MIN_DIGEST_LENGTH = 8
 
 
 def add_plan_arguments(parser: ArgumentParser) -> None:
@@ -257,7 +257,7 @@ def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tupl
 
 def _digits(text: str) -> str:
     # An empty word too is no digest: it is what a script hands over whose variable is unset.
-    if len(text) < SHORTEST_DIGEST or set(text.lower()) - set("0123456789abcdef"):
+    if len(text) < MIN_DIGEST_LENGTH or set(text.lower()) - set("0123456789abcdef"):
         raise UsageError("8 hexadecimal digits or more are needed", hint="a --dry-run shows them")
     return text.lower()
 

@@ -95,15 +95,15 @@ def is_healthy(holder: Holder) -> bool:
 
 # A bare context is 518 MiB on an H200, with a first PyTorch tensor 612; desktop programs that
 # merely draw stay far below.
-SMALLEST = 100 * MIB
-LARGEST = 640 * MIB
+MIN_CONTEXT = 100 * MIB
+MAX_CONTEXT = 640 * MIB
 
 ONLY_THE_CONTEXT = "little more than the CUDA context, freed only when the process exits or is parked"
 
 
 def is_bare(nbytes: int | None) -> bool:
     """Whether a process that is charged so much can hold hardly more than its context."""
-    return nbytes is not None and SMALLEST <= nbytes <= LARGEST
+    return nbytes is not None and MIN_CONTEXT <= nbytes <= MAX_CONTEXT
 
 
 def is_bare_context(entries: tuple[Entry, ...]) -> bool:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.held import HeldMemory, gather, is_healthy, is_stopped, is_stuck
-from vram.diagnosis.remedies import MOST_PIDS, SUDO_VRAM
+from vram.diagnosis.remedies import MAX_PIDS, SUDO_VRAM
 from vram.ledger.processes import in_use, living_holders
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -95,7 +95,7 @@ def way_back(ledger: Ledger) -> str | None:
     ):
         return "vram free"
     pids = dict.fromkeys(str(holder.pid) for entry in certain or entries for holder in living_holders(entry))
-    if not pids or len(pids) > MOST_PIDS:
+    if not pids or len(pids) > MAX_PIDS:
         return None
     ours = host.uid == 0 or all(each.user == host.user for entry in entries for each in living_holders(entry))
     stopped = any(is_stopped(each) or is_stuck(each) for entry in entries for each in living_holders(entry))

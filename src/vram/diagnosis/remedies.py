@@ -17,7 +17,7 @@ from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRu
 from vram.model.windows import WslFacts
 from vram.protected import role
 
-MOST_PIDS = 16
+MAX_PIDS = 16
 """So many pids a suggested command names at most."""
 
 # sudo searches its own path, where a program from a virtual environment is not.
@@ -161,7 +161,7 @@ def park_together(host: HostFacts, holders: Sequence[Holder], *, certain: bool =
         and not role(each.pid, each)
     ]
     known = certain or _is_here(host)
-    if not may or len(may) < len(holders) or len(may) > MOST_PIDS or not known or host.wsl_facts is not None:
+    if not may or len(may) < len(holders) or len(may) > MAX_PIDS or not known or host.wsl_facts is not None:
         return ()
     text = "Move them to host memory, contexts included; they are paused until `vram unpark`."
     command = f"vram park {_pids(may, ' ')}"

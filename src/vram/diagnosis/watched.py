@@ -28,7 +28,7 @@ _TOPICS: dict[What, str] = {
     "hidden": "hidden",
     "windows": "hidden",
 }
-MOST_CO_HOLDERS = 64
+MAX_CO_HOLDERS = 64
 
 
 class Item(Struct, kw_only=True):
@@ -81,7 +81,7 @@ def _item(hold: Hold, topic: str, gpu: Key, entries: list[Entry]) -> Item:
         nbytes=sum(sizes) if sizes else None,
         kind="process" if topic == "process" else entries[0].kind,
         holder=hold.holder,
-        pid=hold.pid,
+        pid=hold.unseen_pid,
         dead_pid=hold.dead_pid,
         co_holders=_pids(others),
         confidence=doubts[0] if doubts else "fact",
@@ -96,7 +96,7 @@ def _code(hold: Hold, entries: list[Entry]) -> str | None:
 
 
 def _pids(people: tuple[Holder, ...]) -> tuple[int, ...]:
-    return tuple(each.pid for each in people[:MOST_CO_HOLDERS])
+    return tuple(each.pid for each in people[:MAX_CO_HOLDERS])
 
 
 def finding_items(

@@ -28,7 +28,7 @@ from vram.reach.python_process import PythonProcess, examine
 from vram.reclaim import audit, state
 
 _PACKAGES = {"msgspec": "msgspec", "nvidia-ml-py": "pynvml", "rich": "rich", "pyzmq": "zmq"}
-_MOST_TARGETS = 32
+_MAX_TARGETS = 32
 _LIBRARIES = (
     "host/local/lib/libvramscan.so",
     "guard/lib/libvrambuffer.so",
@@ -92,7 +92,7 @@ def _targets(
     host: Host, seen: Survey, charged: dict[int, int | None], until: float
 ) -> Iterable[PythonTarget]:
     known = {each.process.pid: each for each in seen.observations if _tells_who(each) and each.process}
-    for pid in list(charged)[:_MOST_TARGETS]:
+    for pid in list(charged)[:_MAX_TARGETS]:
         if pid not in known or host.clock.monotonic() > until:
             continue
         process, facts = known[pid].process, known[pid].facts

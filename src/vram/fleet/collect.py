@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from vram.errors import UsageError, VramError
-from vram.fleet.judge import MOST_SNAPSHOT_BYTES, JudgeRequest
+from vram.fleet.judge import MAX_SNAPSHOT_BYTES, JudgeRequest
 from vram.fleet.judges import Judges
 from vram.fleet.transport import CommandResult, NodeAddress, NodeFailed, Transport
 from vram.fleet.transports.recorded import RecordedNodes
@@ -128,7 +128,7 @@ class _NodeReader:
         if began >= self._fleet_until:
             raise NodeFailed("not-asked", "the deadline of the whole fleet passed before its turn")
         node = self._located(node, until)
-        result = self._source.run(node, SNAPSHOT, until=until, nbytes=MOST_SNAPSHOT_BYTES)
+        result = self._source.run(node, SNAPSHOT, until=until, nbytes=MAX_SNAPSHOT_BYTES)
         require_success(result)
         with _as_path(result.output) as path:
             asked = JudgeRequest(

@@ -24,9 +24,9 @@ from vram.units import size
 
 PLAN = ("serve", "free", "--dry-run", "--json")
 RUN = ("serve", "free", "--yes", "--json", "--digest")
-_MOST_ANSWER = 8 << 20
-_MOST_STEPS = 20
-_MOST_BYTES = 1 << 52
+_MAX_ANSWER = 8 << 20
+_MAX_STEPS = 20
+_MAX_BYTES = 1 << 52
 _DIGEST = re.compile(r"[0-9a-f]{8,128}", re.ASCII)
 # SIGTERM, ten seconds of grace, SIGKILL, and the device read again; for several processes.
 _RUN_S = 90.0
@@ -133,7 +133,7 @@ class FleetPlanner:
 
     def _asked(self, node: NodeAddress, words: Sequence[str], until: float) -> ReclaimReport | FleetFree:
         """The service's answer; a line where there is none, or where it refused."""
-        result = self._source.run(node, (*words, *self._socket), until=until, nbytes=_MOST_ANSWER)
+        result = self._source.run(node, (*words, *self._socket), until=until, nbytes=_MAX_ANSWER)
         try:
             return untrusted.decode(result.output, ReclaimReport)
         except untrusted.Rejected as error:
@@ -155,15 +155,15 @@ def _refusal(node: NodeAddress, result: CommandResult) -> FleetFree:
 
 def _described(steps: Sequence[Step]) -> tuple[str, ...]:
     lines = []
-    for step in steps[:_MOST_STEPS]:
+    for step in steps[:_MAX_STEPS]:
         amount = "" if step.predicted_bytes is None else f" {size(step.predicted_bytes)}"
         who = ", ".join(f"GPU {gpu}" for gpu in step.gpus[:8])
         if step.target is not None:
             user = f" · {step.target.user}" if step.target.user else ""
             who = f"pid {step.target.process.pid}{user} · {step.target.command}"
         lines.append(f"{step.kind}{amount}: {who[:200]}")
-    if len(steps) > _MOST_STEPS:
-        lines.append(f"and {len(steps) - _MOST_STEPS} steps more")
+    if len(steps) > _MAX_STEPS:
+        lines.append(f"and {len(steps) - _MAX_STEPS} steps more")
     return tuple(lines)
 
 
@@ -175,7 +175,7 @@ def _skipped(answer: ReclaimReport) -> str | None:
 
 
 def _possible(nbytes: int | None) -> int | None:
-    return nbytes if nbytes is not None and abs(nbytes) < _MOST_BYTES else None
+    return nbytes if nbytes is not None and abs(nbytes) < _MAX_BYTES else None
 
 
 def exit_code(report: FleetFreeReport) -> ExitCode:

@@ -26,18 +26,18 @@ from vram.probes import bundle
 from vram.report.process_rows import ProcessRow, rows
 from vram.units import duration, size
 
-MOST_SNAPSHOT_BYTES = 32 << 20
+MAX_SNAPSHOT_BYTES = 32 << 20
 """A node of 16 GPUs and 2,000 processes has a fifth of it."""
-_MOST_GPUS = 64
-_MOST_GPU_BYTES = 16 << 40
-_MOST_PID = 1 << 31
-_LONGEST_AGE_S = 100 * 365 * 86400
+_MAX_GPUS = 64
+_MAX_GPU_BYTES = 16 << 40
+_MAX_PID = 1 << 31
+_MAX_AGE_S = 100 * 365 * 86400
 # Clocks of nodes differ by seconds where they are kept, and by hours where a time zone is wrong.
-_MOST_APART_S = 3600
+_MAX_APART_S = 3600
 _GAP_PART = 16  # the driver's own totals may differ by so much of the whole: they are read one by one
-_MOST_GHOSTS = 32
-_MOST_SHARES = 256
-_LONGEST_NAME = 200
+_MAX_GHOSTS = 32
+_MAX_SHARES = 256
+_MAX_NAME_LENGTH = 200
 
 _UNREAD = ("no-driver", "not-judged", "too-large", "unreachable")
 _NO_OBJECT = "it is not a snapshot of vram: it does not begin with {, as after what a login script prints"
@@ -125,7 +125,7 @@ def _require_time(text: str, now: float | None) -> None:
     except (ValueError, OverflowError) as error:
         raise _Rejected("impossible", "its snapshot was taken at no time that exists") from error
     apart_s = at - (datetime.now(UTC).timestamp() if now is None else now)
-    if apart_s > _MOST_APART_S or (now is not None and apart_s < -_MOST_APART_S):
+    if apart_s > _MAX_APART_S or (now is not None and apart_s < -_MAX_APART_S):
         where = "in the future" if apart_s > 0 else "ago"
         raise _Rejected("wrong-time", f"its snapshot was taken {duration(abs(apart_s))} {where}")
 
@@ -137,23 +137,23 @@ def _totals(survey: Survey) -> dict[int | None, int]:
 def _require_possible(seen: Observation, totals: dict[int | None, int]) -> None:
     if seen.gpu is not None and seen.gpu < 0:
         raise _Rejected("impossible", f"it has a GPU {seen.gpu}")
-    if seen.process is not None and not 0 <= seen.process.pid < _MOST_PID:
+    if seen.process is not None and not 0 <= seen.process.pid < _MAX_PID:
         raise _Rejected("impossible", f"it has a process {seen.process.pid}")
     match seen.facts:
         case MemoryFacts():
             _require_memory(seen.gpu, seen.facts)
         case MigFacts(memory=MemoryFacts() as memory):
             _require_memory(seen.gpu, memory)
-        case ChargeFacts() if (seen.nbytes or 0) > totals.get(seen.gpu, _MOST_GPU_BYTES):
+        case ChargeFacts() if (seen.nbytes or 0) > totals.get(seen.gpu, _MAX_GPU_BYTES):
             held = f"a process holds {size(seen.nbytes or 0)} on GPU {seen.gpu}"
             raise _Rejected("impossible", f"{held}, which has {size(totals[seen.gpu])}")
-        case ProcessFacts(age_s=float() as age_s) if not 0 <= age_s < _LONGEST_AGE_S:
+        case ProcessFacts(age_s=float() as age_s) if not 0 <= age_s < _MAX_AGE_S:
             raise _Rejected("impossible", f"it has a process that started {age_s:.0f} seconds ago")
 
 
 def _require_memory(gpu: int | None, memory: MemoryFacts) -> None:
     total = memory.total
-    if total > _MOST_GPU_BYTES:
+    if total > _MAX_GPU_BYTES:
         raise _Rejected("impossible", f"GPU {gpu} has {size(total)} of memory")
     gap = total - memory.free - memory.used - (memory.reserved or 0)
     if memory.free > total or memory.used > total or abs(gap) > total // _GAP_PART:
@@ -163,9 +163,9 @@ def _require_memory(gpu: int | None, memory: MemoryFacts) -> None:
 
 def _require_gpus(survey: Survey) -> None:
     gpus = {seen.gpu for seen in survey.observations if seen.gpu is not None}
-    if len(gpus) > _MOST_GPUS:
+    if len(gpus) > _MAX_GPUS:
         raise _Rejected(
-            "impossible", f"it says that it has {len(gpus):,} GPUs; {_MOST_GPUS} are the most here"
+            "impossible", f"it says that it has {len(gpus):,} GPUs; {_MAX_GPUS} are the most here"
         )
     uuids: dict[str, int | None] = {}
     for seen in survey.observations:
@@ -191,7 +191,7 @@ def _node(survey: Survey, asked: JudgeRequest, nbytes: int) -> FleetNode:
         state=_state(gpus, code),
         code=code,
         message=message and message[:500],
-        host=survey.host.name[:_LONGEST_NAME],
+        host=survey.host.name[:_MAX_NAME_LENGTH],
         taken_at=survey.taken_at,
         program=survey.program[:60],
         driver_version=_cut(ledger.driver.driver_version) if ledger.driver else None,
@@ -216,7 +216,7 @@ def _gpu(gpu: GpuLedger, left: Sequence[Entry]) -> FleetGpu:
     return FleetGpu(
         index=gpu.index,
         uuid=_cut(gpu.uuid),
-        name=gpu.name[:_LONGEST_NAME],
+        name=gpu.name[:_MAX_NAME_LENGTH],
         total_bytes=total if known else None,
         held_bytes=held if known else None,
         leftover_bytes=sum(entry.nbytes or 0 for entry in leftovers) if known else None,
@@ -258,7 +258,7 @@ def _state(gpus: Sequence[FleetGpu], code: NodeCode | None) -> NodeState:
 def _ghosts(ledger: Ledger) -> Iterator[FleetGhost]:
     """The largest, in the order of `vram ps`."""
     ghosts = (row for row in rows(ledger) if row.state == "ghost")
-    return (_ghost(row) for row in islice(ghosts, _MOST_GHOSTS))
+    return (_ghost(row) for row in islice(ghosts, _MAX_GHOSTS))
 
 
 def _ghost(row: ProcessRow) -> FleetGhost:
@@ -269,13 +269,13 @@ def _ghost(row: ProcessRow) -> FleetGhost:
         user=_cut(row.user),
         command=_cut(row.command),
         age_s=row.age_s,
-        dead_pids=row.dead_pids[:_MOST_GHOSTS],
+        dead_pids=row.dead_pids[:_MAX_GHOSTS],
         certain=row.certain,
     )
 
 
 def _cut(text: str | None) -> str | None:
-    return text and text[:_LONGEST_NAME]
+    return text and text[:_MAX_NAME_LENGTH]
 
 
 # ---- who holds it: each held byte counted once ----
@@ -302,7 +302,7 @@ def _shares(ledger: Ledger, left: dict[int, tuple[Entry, ...]], by: Grouping) ->
             share.processes.update(person.pid for person in people[:1])
             share.gpus.add(gpu.index)
     largest = sorted(found, key=lambda name: -found[name].held)
-    for name in largest[:_MOST_SHARES]:
+    for name in largest[:_MAX_SHARES]:
         share = found[name]
         yield FleetShare(
             name=name,

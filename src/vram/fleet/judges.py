@@ -16,7 +16,7 @@ from vram.fleet.judge import JudgeRequest, rejected
 from vram.host.local.child import interpreter
 from vram.model.fleet import FleetNode
 
-_MOST_ANSWER = 16 << 20
+_MAX_ANSWER = 16 << 20
 _WITHIN_S = 30.0
 """A node of 16 GPUs and 2,000 processes takes half a second."""
 
@@ -107,7 +107,7 @@ class _Worker:
             raise untrusted.Rejected("ended", "the process that judges it has ended") from error
         answer = untrusted.receive(
             self._process.stdout.fileno(),
-            nbytes=_MOST_ANSWER,
+            nbytes=_MAX_ANSWER,
             until=time.monotonic() + _WITHIN_S,
             pidfd=self._pidfd,
         )

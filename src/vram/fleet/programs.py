@@ -13,7 +13,7 @@ from contextlib import suppress
 from vram.fleet.transport import Cancelled, CommandResult, NodeFailed
 
 _PORTION_NBYTES = 1 << 18
-_MOST_ERRORS = 8 << 10
+_MAX_ERRORS = 8 << 10
 _GRACE_S = 2.0
 
 
@@ -115,7 +115,7 @@ class _Watched:
     def _keep(self, descriptor: int, part: bytes) -> None:
         if descriptor == self._err:
             self._errors += part
-            del self._errors[:-_MOST_ERRORS]
+            del self._errors[:-_MAX_ERRORS]
             return
         self._output += part
         if len(self._output) > self._most:

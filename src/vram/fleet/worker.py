@@ -12,15 +12,15 @@ import sys
 import msgspec
 
 from vram import untrusted
-from vram.fleet.judge import MOST_SNAPSHOT_BYTES, JudgeRequest, judge_snapshot, rejected
+from vram.fleet.judge import MAX_SNAPSHOT_BYTES, JudgeRequest, judge_snapshot, rejected
 from vram.model.fleet import FleetNode, NodeCode
 from vram.report.json import encode
 
-_MOST_MEMORY = 2 << 30
+_MAX_MEMORY = 2 << 30
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     for line in sys.stdin.buffer:
         node = _judged(msgspec.json.decode(line, type=JudgeRequest))
         sys.stdout.buffer.write(encode(node, compact=True))
@@ -29,7 +29,7 @@ def main() -> None:
 
 def _judged(asked: JudgeRequest) -> FleetNode:
     try:
-        data = untrusted.read_file(asked.path, nbytes=MOST_SNAPSHOT_BYTES, follow=True)
+        data = untrusted.read_file(asked.path, nbytes=MAX_SNAPSHOT_BYTES, follow=True)
     except untrusted.Rejected as error:
         code: NodeCode = "too-large" if error.code == "too-large" else "unreachable"
         return rejected(asked.name, code, f"its snapshot cannot be read: {error}")

@@ -202,7 +202,7 @@ def _lent(why: str) -> VramError:
     )
 
 
-LARGEST = 2**63 - 1
+MAX_NBYTES = 2**63 - 1
 
 living: set[Allocation] = set()
 # Dropped by their owners while a graph was captured.
@@ -221,7 +221,7 @@ class Allocation(BufferMemory):
             _drop_waiting()
         if device is not None:
             cuda.check_device(device)
-        if nbytes > LARGEST:
+        if nbytes > MAX_NBYTES:
             raise OutOfMemory(
                 f"no device has {nbytes} bytes", hint="`vram why` shows what is free", nbytes=nbytes
             )

@@ -16,7 +16,7 @@ from vram.guard.dlpack import ArrayLayout, contiguous_runs, from_interface
 from vram.guard.driver import CudaDriver, driver
 from vram.guard.native import AllocationId
 
-LARGEST_PITCH = 2**31 - 1
+MAX_PITCH = 2**31 - 1
 
 
 class ByteRows(NamedTuple):
@@ -42,7 +42,7 @@ def byte_rows(layout: ArrayLayout) -> Iterator[ByteRows]:
     """The bytes of *layout*, as few as its strides allow."""
     offset, width, steps = contiguous_runs(layout)
     height, pitch = 1, width
-    if steps and width <= steps[0][1] <= LARGEST_PITCH:
+    if steps and width <= steps[0][1] <= MAX_PITCH:
         height, pitch = steps.pop(0)
     for index in itertools.product(*(range(extent) for extent, _ in steps)):
         moved = sum(number * stride for number, (_, stride) in zip(index, steps, strict=True))

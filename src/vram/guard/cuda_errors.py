@@ -96,7 +96,7 @@ def _is_oom(error: BaseException) -> bool:
 # After one of the errors of vram.payloads.trim.sticky_errors nothing can be freed or tried again in this
 # process.
 
-LONGEST = 10_000
+MAX_LENGTH = 10_000
 
 
 class BrokenContext(Struct, frozen=True):
@@ -173,7 +173,7 @@ def sticky_code(error: BaseException) -> int | None:
 def _text(error: BaseException) -> str:
     """The text of an exception of any program: ``__str__`` is the program's code and may fail."""
     try:
-        return str(error)[:LONGEST]
+        return str(error)[:MAX_LENGTH]
     except Exception:
         return ""
 

@@ -145,7 +145,7 @@ USED = {PLAIN: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}
 VERSION = (1, 0)
 READ_ONLY, IS_COPIED, IS_PADDED = 1, 2, 4  # a versioned tensor's flags
 LEGACY_STREAM = 1  # how a consumer names the legacy default stream to a CUDA producer
-MOST_BITS = 255  # of one element: the field is a byte
+MAX_BITS = 255  # of one element: the field is a byte
 
 # A capsule holds only the address of its name, and may outlive this module.
 for _name in (*USED, *USED.values()):
@@ -193,7 +193,7 @@ class DLManagedTensorVersioned(ctypes.Structure):
 
 def check_exportable(layout: ArrayLayout) -> None:
     """BufferError if DLPack cannot express *layout*."""
-    if layout.element.bits > MOST_BITS:
+    if layout.element.bits > MAX_BITS:
         raise BufferError(f"DLPack has no elements of {layout.element.nbytes} bytes")
     if any(stride % layout.element.nbytes for stride in layout.byte_strides):
         raise BufferError(f"DLPack counts strides in elements, and these are {layout.byte_strides} bytes")

@@ -50,7 +50,7 @@ def _refuse_in_capture() -> None:
 # ---- caches ----
 
 CAPTURING = "a CUDA graph is being captured: nothing was erased"
-SMALLEST = 2 * MIB  # a pool grows by this much at a time
+MIN_NBYTES = 2 * MIB  # a pool grows by this much at a time
 SMALL_POOL = 1 * MIB  # PyTorch allocates what is larger from another pool
 
 
@@ -123,7 +123,7 @@ def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:
 
     reserved, used = pools.pool_bytes(pool) or (0, 0)
     step = reserved - used
-    while step >= SMALLEST:
+    while step >= MIN_NBYTES:
         pointer = ctypes.c_uint64()
         if cuda.cuMemAllocFromPoolAsync(ctypes.byref(pointer), step, pool, None):
             step //= 2

@@ -164,7 +164,7 @@ def _trimmable() -> list[Any]:
 # ---- which arrays are new ----
 
 SHARE = 0.01
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 
 
 class _Cost(NamedTuple):
@@ -196,7 +196,7 @@ class TimedBaseline:
 
     def close(self) -> None:
         """Remember what it cost."""
-        if len(_costs) >= MOST_NAMES:
+        if len(_costs) >= MAX_NAMES:
             _costs.clear()
         _costs[self._name] = _Cost(self._read_s, time.perf_counter() - self._began)
 
@@ -257,9 +257,9 @@ def _inside(values: Iterable[object]) -> Iterator[object]:
 
 # ---- who holds what leaked ----
 
-MOST_ARRAYS = 10
+MAX_ARRAYS = 10
 # Of so many arrays, equal ones are put together.
-MOST_GROUPED = 1000
+MAX_GROUPED = 1000
 
 
 def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
@@ -272,7 +272,7 @@ def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
             return found.array not in baseline
         return found.provider.NAME in places or OUTSIDE in places
 
-    arrays, groups = _largest(may_have_leaked, MOST_ARRAYS)
+    arrays, groups = _largest(may_have_leaked, MAX_ARRAYS)
     if baseline is None and arrays:
         notes.append("which of these are new is unknown; use track=True")
     if not arrays:
@@ -324,7 +324,7 @@ def _largest(is_wanted: Callable[[FoundArray], bool], count: int) -> LargestArra
     heap = gc.get_objects()
     everything = find(heap)
     found = [each for each in everything if not each.is_shared and is_wanted(each)]
-    chosen = sorted(found, key=lambda each: -each.description.nbytes)[:MOST_GROUPED]
+    chosen = sorted(found, key=lambda each: -each.description.nbytes)[:MAX_GROUPED]
     del found
     involved = [*chosen, *possible_holders(chosen, everything)]
     del everything

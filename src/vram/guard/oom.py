@@ -133,7 +133,7 @@ class _ImportHook(MetaPathFinder):
 
 # ---- the recorder ----
 
-MOST_FILES = 20
+MAX_FILES = 20
 # A framework that frees its caches and tries again fails twice in a row: that is one event.
 SAME_EVENT_S = 1.0
 
@@ -141,7 +141,7 @@ _recorder: Recorder | None = None
 _lock = threading.RLock()
 
 
-def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MOST_FILES) -> Recorder:
+def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MAX_FILES) -> Recorder:
     """Write a file into *folder* whenever the GPU runs out of memory in this process.
 
     *folder* is created if it is missing; left out, it is $VRAM_OOM_FOLDER or the working directory at
@@ -171,7 +171,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.folder: str | None = None
-        self.most_files = MOST_FILES
+        self.most_files = MAX_FILES
         self.files: list[str] = []
         self._figures: OomFigures | None = None
         self._file_note = ""

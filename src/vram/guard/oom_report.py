@@ -111,7 +111,7 @@ def _others(now: OomFigures) -> list[tuple[int, str]]:
 # 2: "holder" of a large array, in 1 "keeper"  (old name)
 SCHEMA = 2
 SURVEY_S = 5.0
-LARGEST = 12
+MAX_ARRAYS = 12
 _numbers = count(1)
 
 # By path, because a new interpreter may not find vram where this program did.
@@ -209,7 +209,7 @@ def _largest(notes: list[str]) -> LargestArrays:
     from vram.guard.leak_check import LargestArrays, largest_arrays
 
     try:
-        return largest_arrays(LARGEST)
+        return largest_arrays(MAX_ARRAYS)
     except Exception as trouble:
         notes.append(f"live arrays could not be listed: {type(trouble).__name__}: {trouble}")
         return LargestArrays([], [])

@@ -192,13 +192,13 @@ class TorchCacheSource(MemorySource):
 
 BLOCK = MIB
 LINE = 64  # parts of a block that moved are found by lines of this size
-LARGEST = 256 * MIB
+MAX_NBYTES = 256 * MIB
 TOO_LITTLE = "less than 4 MiB is free"
 COMPUTE_MODE, ECC_ENABLED = 20, 32
 MODES = {0: "default compute mode", 2: "prohibited compute mode", 3: "exclusive compute mode"}
 
 
-def remanence_test(nbytes: int | str = LARGEST, *, device: int | None = None) -> Remanence:
+def remanence_test(nbytes: int | str = MAX_NBYTES, *, device: int | None = None) -> Remanence:
     """Measure on *device* with at most *nbytes* for each kind of memory, and a quarter of what is free."""
     asked = read_size(nbytes, "nbytes")
     if asked < BLOCK:

@@ -28,7 +28,7 @@ _abandoned: deque[ScopeNode] = deque()
 # The baseline of a process that has no context yet.
 NO_ARRAYS = Baseline()
 # A server whose requests always overlap has one group for its whole life.
-MOST_NAMES = 100
+MAX_NAMES = 100
 
 
 class OverlapGroup:
@@ -49,7 +49,7 @@ class OverlapGroup:
 
     def add(self, name: str) -> None:
         self.open += 1
-        if len(self.names) < MOST_NAMES:
+        if len(self.names) < MAX_NAMES:
             self.names[name] = None
 
 

@@ -21,7 +21,7 @@ from vram.history import schema
 
 NAME = "history.sqlite"
 SYSTEM_FOLDER = "/var/lib/vram"
-MOST_ASIDE = 8
+MAX_ASIDE = 8
 PAGE_NBYTES = 1024
 
 _BESIDE = ("-wal", "-shm", "-journal")
@@ -117,7 +117,7 @@ class WritableFile:
             for each in os.listdir(self._folder)
             if each.startswith((f"{name}.damaged-", f"{name}.foreign-"))
         ]
-        if len(aside) >= MOST_ASIDE:
+        if len(aside) >= MAX_ASIDE:
             raise HistoryUnavailable(
                 f"{self.path} is {reason}, and {len(aside)} files were moved aside there already",
                 hint="look at them, and move or delete them",

@@ -11,7 +11,7 @@ from vram.history.things import plain
 from vram.model.ledger import Holder
 from vram.model.process import Workload
 
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 
 
 class ProgramTable:
@@ -31,7 +31,7 @@ class ProgramTable:
         row = (holder.uid, plain(holder.user), plain(holder.command), workload)
         known = self._known.get(row)
         if known is None:
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             known = self._known[row] = self._find(row)
         return known

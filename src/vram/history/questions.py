@@ -34,12 +34,12 @@ from vram.model.history import (
 )
 from vram.model.process import Workload
 
-MOST_ROWS = 10_000
-_MOST_PROGRAMS = 2_000
-_LONGEST = 3
+MAX_ROWS = 10_000
+_MAX_PROGRAMS = 2_000
+_MAX_SHOWN = 3
 _LATEST = 253402300799.0  # the last second of the year 9999
 # Fewer readings are not worth a line: memory of a process that exits is nobody's for a moment.
-_LEAST_READINGS = 2
+_MIN_READINGS = 2
 _COLUMNS = (
     "id, gpu, topic, kind, since, until, flags, pid, started_at, program, dead_pid, code, others, nbytes,"
     " most_bytes, idle_ms, idle_from"
@@ -89,7 +89,7 @@ class Questions:
             gpu=gpu,
             at=rfc3339(read_at if at is None else at),
             read_at=rfc3339(read_at),
-            holders=tuple(found[:MOST_ROWS]),
+            holders=tuple(found[:MAX_ROWS]),
             recorded=self._recorded(),
             notes=tuple(notes),
         )
@@ -108,7 +108,7 @@ class Questions:
             (last, first),
         ):
             lasted = (row[5] or self._times.last + 1) - row[4]
-            if row[1] in gpus and lasted >= _LEAST_READINGS:
+            if row[1] in gpus and lasted >= _MIN_READINGS:
                 found.append(self._held(row, self._times.last))
                 if len(found) > limit:
                     break
@@ -326,7 +326,7 @@ class Questions:
         conditions = " OR ".join(f"{field} LIKE :text ESCAPE '\\'" for field in fields) or "0"
         rows = self._connection.execute(
             f"SELECT id FROM program WHERE {conditions} ORDER BY id DESC LIMIT :most",
-            {"text": pattern, "most": _MOST_PROGRAMS},
+            {"text": pattern, "most": _MAX_PROGRAMS},
         )
         return [row[0] for row in rows]
 
@@ -360,9 +360,9 @@ class Questions:
             mine = worst.setdefault(uid, [])
             mine.append((spent_s * (row[14] or 0), row[0], row))
             if len(mine) > 100:
-                worst[uid] = nlargest(_LONGEST, mine)
+                worst[uid] = nlargest(_MAX_SHOWN, mine)
         return {
-            uid: [self._held(row, last) for _, _, row in nlargest(_LONGEST, mine)]
+            uid: [self._held(row, last) for _, _, row in nlargest(_MAX_SHOWN, mine)]
             for uid, mine in worst.items()
         }
 

@@ -18,7 +18,7 @@ from vram.history.programs import ProgramTable
 from vram.history.timeline import ReadingMoment, Times
 from vram.units import MIB
 
-LEAST_BYTES = 8 * MIB
+MIN_BYTES = 8 * MIB
 DETAIL_S = 7 * 86400.0
 _PRESSED_DETAIL_S = 3600.0
 _BUCKET_S = 600.0
@@ -27,7 +27,7 @@ _STEADY_MS = 3600 * 1000
 _SHORT_SPAN = 4  # fewer than 16 readings
 _SOFT = 0.9  # of the pages that the file may have
 _SLACK_PAGES = 256
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 _BUDGET_S = 0.008
 _ROWS = 100
 _ROUTINE_S = 60.0
@@ -50,7 +50,7 @@ class Retention:
 
     def limit(self, most_bytes: int) -> None:
         """Let the file and its log together take *most_bytes*."""
-        most = max(LEAST_BYTES, most_bytes)
+        most = max(MIN_BYTES, most_bytes)
         self._log_nbytes = min(most // 4, 32 * MIB)
         self._most_pages = (most - self._log_nbytes - MIB // 2) // PAGE_NBYTES
         self._connection.execute(f"PRAGMA journal_size_limit = {MIB}")
@@ -70,7 +70,7 @@ class Retention:
 
     def make_room(self, moment: ReadingMoment) -> None:
         """Delete until the file is not full any more: before something is written that would not fit."""
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             if not self.is_pressed or not self._press(moment):
                 break
 

@@ -40,7 +40,7 @@ IDLE_S = 60.0
 """How long a process must do nothing to count as idle: between two batches it does nothing as well."""
 _RETRY_S = 10.0
 _NAMING_READINGS = 12
-_LEAST_GAP_S = 60.0
+_MIN_GAP_S = 60.0
 _LOG_NBYTES = 2 * MIB  # after which the log is copied into the file
 
 
@@ -91,7 +91,7 @@ class HistoryStore:
             self._retention = Retention(self._file, self._programs, self.interval_s)
             self._retention.limit(self.most_bytes)
             self._check_log()
-            gap_s = max(_LEAST_GAP_S, 3 * self.interval_s)
+            gap_s = max(_MIN_GAP_S, 3 * self.interval_s)
             self._recording = Recording(connection, gap_s)
             connection.execute("BEGIN IMMEDIATE")
             self._load_gpus()

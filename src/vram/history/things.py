@@ -21,7 +21,7 @@ from vram.model.hold import Identity
 from vram.model.kinds import Kind
 from vram.model.ledger import GpuLedger, Holder, Ledger, known_bytes
 
-MOST_CHARACTERS = 1000  # of a command
+MAX_CHARACTERS = 1000  # of a command
 
 
 class Thing(NamedTuple):
@@ -143,7 +143,7 @@ def plain(text: str | None) -> str | None:
     """*text* of others as the file can hold it: cut, without zero bytes and halves of characters."""
     if text is None:
         return None
-    short = text[:MOST_CHARACTERS]
+    short = text[:MAX_CHARACTERS]
     return short.replace("\0", " ") if short.isprintable() else _encodable(short)
 
 

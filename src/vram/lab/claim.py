@@ -29,7 +29,7 @@ CONTEXT_ALLOWANCE = 768 * MIB
 NEAR = 8 * MIB
 """Readings vary by so much: page tables and the driver's own bookkeeping."""
 
-MOST, LEAST = 0.9, 0.1
+NEARLY_ALL, NEARLY_NOTHING = 0.9, 0.1
 OK = 0
 """The driver's answer to a call that succeeded."""
 
@@ -133,9 +133,9 @@ def figure(name: str, value: float, unit: Unit = "bytes") -> Figure:
 
 def mostly(nbytes: int, whole: int) -> bool | None:
     """Whether *nbytes* are nearly all of *whole* (True), hardly any (False), or neither (None)."""
-    if nbytes >= MOST * whole:
+    if nbytes >= NEARLY_ALL * whole:
         return True
-    return False if nbytes <= max(LEAST * whole, NEAR) else None
+    return False if nbytes <= max(NEARLY_NOTHING * whole, NEAR) else None
 
 
 def judged(nbytes: int, whole: int, text: str, *, claimed: bool = True) -> Conclusion:

@@ -24,7 +24,7 @@ from vram.virtualgpu.demos import PROGRAMS
 
 EXIT_S = 10.0
 NOT_SUPPORTED = 801
-LONGEST_REASON = 160
+MAX_REASON_LENGTH = 160
 
 LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "numba": "Numba", "pycuda": "PyCUDA"}
 
@@ -283,4 +283,4 @@ def _refusal(answer: Mapping[str, Any]) -> CannotTell:
 def _first_line(text: str) -> str:
     """The first line, shortened: errors of frameworks go on for pages."""
     line = text.strip().partition("\n")[0]
-    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
+    return line if len(line) <= MAX_REASON_LENGTH else line[: MAX_REASON_LENGTH - 1] + "…"

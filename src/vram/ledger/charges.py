@@ -26,7 +26,7 @@ from vram.units import counted, size
 
 # How often holders are named for dead pids that may be any of theirs: beyond it the smallest share an
 # entry, since naming every process for every pid grows with the square of them.
-_MOST_MENTIONS = 1 << 14
+_MAX_MENTIONS = 1 << 14
 
 
 class _Owners(Struct, frozen=True):
@@ -86,9 +86,9 @@ def _entries(survey: IndexedSurvey, charges: list[Charge], owners: _Owners) -> l
 
 def _too_many(charges: list[Charge], holders: int) -> list[Charge]:
     """The smallest of the dead pids' *charges*, as many as would make each holder be named too often."""
-    if len(charges) * holders <= max(_MOST_MENTIONS, len(charges)):
+    if len(charges) * holders <= max(_MAX_MENTIONS, len(charges)):
         return []
-    most = max(1, max(_MOST_MENTIONS, len(charges)) // holders)
+    most = max(1, max(_MAX_MENTIONS, len(charges)) // holders)
     return sorted(charges, key=lambda charge: -(charge.nbytes or 0))[most - 1 :]
 
 

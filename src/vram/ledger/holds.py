@@ -79,10 +79,10 @@ def open_only(ledger: Ledger) -> dict[int, OpenOnly]:
 class _Draft:
     """A hold while it is being put together."""
 
-    def __init__(self, what: What, dead_pid: int | None = None, pid: int | None = None) -> None:
+    def __init__(self, what: What, dead_pid: int | None = None, unseen_pid: int | None = None) -> None:
         self.what: What = what
         self.dead_pid = dead_pid
-        self.pid = pid
+        self.unseen_pid = unseen_pid
         self.parts: list[HeldPart] = []
         self.holders: dict[object, Holder] = {}
         self.workers: dict[int, Holder] = {}
@@ -111,7 +111,7 @@ class _Draft:
             holders=holders,
             workers=tuple(self.workers.values()),
             dead_pid=self.dead_pid,
-            pid=self.pid,
+            unseen_pid=self.unseen_pid,
         )
 
     def _state(self, holder: Holder | None, working: set[int]) -> State:
@@ -150,10 +150,10 @@ class _Drafts:
             return self._keyed((entry.kind, place), _Draft(what))
         if entry.kind == "windows":
             pid = entry.windows.pid if entry.windows else None
-            return self._keyed(("windows", pid or place), _Draft("windows", pid=pid))
+            return self._keyed(("windows", pid or place), _Draft("windows", unseen_pid=pid))
         if entry.kind == "hidden":
             pid = entry.holder.pid if entry.holder else entry.charged_pid
-            return self._keyed(("hidden", pid or place), _Draft("hidden", pid=pid))
+            return self._keyed(("hidden", pid or place), _Draft("hidden", unseen_pid=pid))
         if entry.kind_facts.charged and living:
             return self._among("together", "", living)
         dead = entry.charged_pid or (entry.holder.pid if entry.holder and not living else None)

@@ -16,7 +16,7 @@ from vram.model.ledger import Entry, Note
 from vram.units import counted, size
 
 # Far more than have contexts on any GPU: each takes half a GiB of it.
-MOST_CHARGES = 1 << 16
+MAX_CHARGES = 1 << 16
 
 
 def merge_repeated(gpu: GpuObservations) -> None:
@@ -32,9 +32,9 @@ def merge_repeated(gpu: GpuObservations) -> None:
             merged[key] = _merged(known, charge)
             gpu.repeated[charge.gpu_instance] = gpu.repeated.get(charge.gpu_instance, 0) + 1
     gpu.charges = list(merged.values())
-    if len(gpu.charges) > MOST_CHARGES:
+    if len(gpu.charges) > MAX_CHARGES:
         by_size = sorted(gpu.charges, key=lambda charge: -(charge.nbytes or 0))
-        gpu.unnamed = by_size[MOST_CHARGES:]
+        gpu.unnamed = by_size[MAX_CHARGES:]
         unnamed = set(map(id, gpu.unnamed))
         gpu.charges = [charge for charge in gpu.charges if id(charge) not in unnamed]
 
@@ -56,7 +56,7 @@ def unnamed_entries(gpu: GpuObservations) -> list[Entry]:
 def _unnamed_entry(instance: int | None, charges: list[Charge]) -> Entry:
     nbytes = sum(charge.nbytes or 0 for charge in charges)
     reported = f"the driver's lists name {counted(len(charges), 'more process')} with {size(nbytes)} together"
-    evidence = (reported, f"only the {MOST_CHARGES:,} largest are listed one by one")
+    evidence = (reported, f"only the {MAX_CHARGES:,} largest are listed one by one")
     return Entry(
         kind="process",
         nbytes=nbytes,
@@ -81,7 +81,7 @@ def _list_notes(repeated: int, unnamed: list[Charge]) -> Iterable[Note]:
         yield Note("listed-again", text)
     if unnamed:
         text = (
-            f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} listed here:"
+            f"the driver's lists name {len(unnamed):,} more processes than the {MAX_CHARGES:,} listed here:"
             " they share one line"
         )
         yield Note("too-many-listed", text)

@@ -152,7 +152,7 @@ def _managed_entry(survey: IndexedSurvey, charge: Charge, nbytes: int, mapped: i
 _INITIALISED = 3328 * KIB
 _CONTEXT = 5696 * KIB
 # Drivers differ; up to this much for a context is still called overhead.
-_MOST = 16 * MIB
+_MAX_CONTEXT = 16 * MIB
 
 
 def expected(survey: IndexedSurvey, gpu: GpuObservations) -> int:
@@ -171,7 +171,7 @@ def _contexts(gpu: GpuObservations) -> int:
 def overhead_entry(survey: IndexedSurvey, gpu: GpuObservations, rest: int, *, whole: bool) -> Entry | None:
     """The part of *rest* that is overhead; all of it, if *whole* and it is little enough."""
     usual = expected(survey, gpu)
-    most = usual + _contexts(gpu) * (_MOST - _CONTEXT)
+    most = usual + _contexts(gpu) * (_MAX_CONTEXT - _CONTEXT)
     if not usual and rest <= _INITIALISED and _is_in_use(survey):
         usual = rest
     nbytes = rest if whole and rest <= most else min(rest, usual)

@@ -76,8 +76,8 @@ class Hold(Struct, frozen=True, kw_only=True):
     ``holders`` are the living processes that must all release it before the bytes return; the first stands
     for all. Where ``one_of`` is true, one of them holds the bytes, unknown which; "together" means that they
     have the bytes among them. ``workers`` hold nothing of their own and belong to the holder.
-    ``dead_pid`` is the dead owner of a ghost, None where no list names it. ``pid`` names a process that is
-    not visible, or one of Windows, where there is no holder.
+    ``dead_pid`` is the dead owner of a ghost, None where no list names it. ``unseen_pid`` names
+    a process that is not visible, or one of Windows, where there is no holder.
     """
 
     what: What
@@ -86,7 +86,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...] = ()
     workers: tuple[Holder, ...] = ()
     dead_pid: int | None = None
-    pid: int | None = None
+    unseen_pid: int | None = None
     parked: ParkedProcess | None = None
 
     def __repr__(self) -> str:
@@ -99,6 +99,11 @@ class Hold(Struct, frozen=True, kw_only=True):
     @property
     def holder(self) -> Holder | None:
         return self.holders[0] if self.holders else None
+
+    @property
+    def pid(self) -> int | None:
+        """That of the holder who stands for all; where none is visible, the pid that is known of it."""
+        return self.holders[0].pid if self.holders else self.unseen_pid
 
     @property
     def co_holders(self) -> tuple[Holder, ...]:
@@ -114,7 +119,7 @@ class Hold(Struct, frozen=True, kw_only=True):
             return self.what, self.holders[0].pid, self.holders[0].started_at
         if self.holders:
             return self.what, self.parts[0].entry.medium
-        return self.what, self.parts[0].entry.kind, self.pid or self.parts[0].place
+        return self.what, self.parts[0].entry.kind, self.unseen_pid or self.parts[0].place
 
     @property
     def members(self) -> frozenset[Identity]:

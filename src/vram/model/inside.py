@@ -115,7 +115,7 @@ class Trimmable(Struct, frozen=True, kw_only=True):
 Shape = Annotated[tuple[Bytes, ...], Meta(max_length=32)]
 
 # What a process is asked for at most; more is no answer to that.
-MOST_GROUPS = 500
+MAX_GROUPS = 500
 
 HeldBy = Literal[
     "cell",
@@ -178,7 +178,7 @@ class Inside(Struct, frozen=True, kw_only=True):
     arrays: Count
     nbytes: Bytes
     frameworks: Annotated[dict[Text, Bytes], Meta(max_length=100)]
-    groups: Annotated[tuple[ArrayGroup, ...], Meta(max_length=MOST_GROUPS)]
+    groups: Annotated[tuple[ArrayGroup, ...], Meta(max_length=MAX_GROUPS)]
     left_out: LeftOut
     was_cut: bool
     took_s: Seconds

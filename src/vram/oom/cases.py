@@ -12,7 +12,7 @@ from vram.oom.judge import judge
 from vram.oom.reader import FoundMessage
 
 # A program that retries for days writes thousands of them. What is beyond is counted, not kept.
-MOST_CASES = 200
+MAX_CASES = 200
 # How far apart the lines of one failure may lie. A pool's dump lists every chunk.
 ONE_FAILURE = 40
 ONE_DUMP = 200_000
@@ -36,7 +36,7 @@ def cases(messages: Iterable[FoundMessage]) -> LogCases:
         known = kept.get(key)
         if known:
             kept[key] = replace(known, count=known.count + 1, last_line=found.line)
-        elif len(kept) < MOST_CASES:
+        elif len(kept) < MAX_CASES:
             kept[key] = _case(found)
         else:
             unkept += 1

@@ -18,13 +18,13 @@ from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.oom import Case, GpuMatch, Judgement, OomHolder, OomReading
 from vram.oom import remedies
 from vram.oom.judge import NEEDED, judge
-from vram.oom.sums import CONTEXT, LEAST, said
+from vram.oom.sums import CONTEXT, MIN_BYTES, said
 from vram.units import size
 
 GHOSTS = ("VR101", "VR103", "VR104", "VR105", "VR106", "VR203")
-MOST_HOLDINGS = 8
+MAX_HOLDINGS = 8
 # The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
-_LEAST_SHARE, _MOST_SHARE = 0.95, 1.005
+_MIN_SHARE, _MAX_SHARE = 0.95, 1.005
 
 
 def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: bool = False) -> Case:
@@ -71,7 +71,7 @@ def _matches(reading: OomReading, gpu: GpuLedger) -> bool:
     if reading.total is None or gpu.total_bytes is None:
         return True
     share = reading.total.nbytes / gpu.total_bytes if gpu.total_bytes else 0
-    return _LEAST_SHARE <= share <= _MOST_SHARE
+    return _MIN_SHARE <= share <= _MAX_SHARE
 
 
 def _several(gpus: Sequence[GpuLedger]) -> str:
@@ -112,7 +112,7 @@ def _joined(
         taken_at=taken_at,
         total=gpu.total_bytes,
         free=known_bytes(entry for entry in gpu.entries if entry.kind == "free"),
-        holdings=tuple(_holding(entry, pids, findings) for entry in held[:MOST_HOLDINGS]),
+        holdings=tuple(_holding(entry, pids, findings) for entry in held[:MAX_HOLDINGS]),
         gone=tuple(sorted(pids - now)),
     )
 
@@ -190,7 +190,7 @@ def _needed(reading: OomReading, joined: GpuMatch) -> int:
     if reading.asked is None:  # a request that fails with more than this free was large
         return max(CONTEXT, (joined.total or 0) // 50)
     missing = reading.asked.nbytes - (reading.free.nbytes if reading.free else 0)
-    return max(LEAST, missing)
+    return max(MIN_BYTES, missing)
 
 
 def _too_much(reading: OomReading, joined: GpuMatch) -> bool:

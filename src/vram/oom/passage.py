@@ -20,7 +20,7 @@ _PREFIX = re.compile(
       | (?:stdout|stderr)\s[FP]\s
     )"""
 )
-_MOST_PREFIXES = 5
+_MAX_PREFIXES = 5
 _JSON_LINE = re.compile(r'"(?:log|message|msg|text|error|MESSAGE)"\s*:\s*"')
 _ESCAPED = re.compile(r'\\(?:["\\/]|[bfnrt]|u[0-9a-fA-F]{4})')
 
@@ -59,7 +59,7 @@ def cleaned_line(raw: bytes) -> str:
         text = text[found.end() :]
     if "\\" in text:
         text = _ESCAPED.sub(_unescaped, text)
-    for _ in range(_MOST_PREFIXES):
+    for _ in range(_MAX_PREFIXES):
         match = _PREFIX.match(text)
         if not match:
             break

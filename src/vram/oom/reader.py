@@ -22,14 +22,14 @@ ANCHORS = (
     *(b"lloc", b"emory", b"rror", b"illed", b"CUDA_ERROR", b"ALLOC_FAILED", b"LOCATION_FAILED"),
     *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid"),
 )
-LONGEST_WORD = max(map(len, (*NEEDLES, *ANCHORS)))
+MAX_WORD_LENGTH = max(map(len, (*NEEDLES, *ANCHORS)))
 # After so many lines in a row with an anchor and without a message, needles are looked for instead: logs of
 # training often have "memory" in every line.
-MOST_IN_VAIN = 64
+MAX_IN_VAIN = 64
 PORTION = 256 << 10
 BEHIND = 8 << 10
 AHEAD = 8 << 10
-LONGEST_LINE = 4 << 10
+MAX_LINE_LENGTH = 4 << 10
 # How far the beginning of a message may reach beyond its first line: terminals wrap.
 WRAPPED = 400
 
@@ -70,7 +70,7 @@ class _Window:
         self._recogniser = Recogniser(remembered)
 
     def add(self, portion: bytes) -> None:
-        keep = max(0, max(self._done, self._searched - LONGEST_WORD) - BEHIND)
+        keep = max(0, max(self._done, self._searched - MAX_WORD_LENGTH) - BEHIND)
         self._count_lines(keep)
         self._bytes = self._bytes[keep:] + portion
         self._done -= keep
@@ -81,24 +81,22 @@ class _Window:
     def search(self, *, final: bool) -> Iterator[FoundMessage]:
         """Yield the messages that are in memory as a whole."""
         end = len(self._bytes) if final else len(self._bytes) - AHEAD
-        begin = max(0, self._done, self._searched - LONGEST_WORD)
+        begin = max(0, self._done, self._searched - MAX_WORD_LENGTH)
         hits = _Hits(self._bytes, begin, end)
-        while (
-            hit := hits.next_from(max(begin, self._done), exact=self._in_vain >= MOST_IN_VAIN)
-        ) is not None:
+        while (hit := hits.next_from(max(begin, self._done), exact=self._in_vain >= MAX_IN_VAIN)) is not None:
             yield from self._examine(hit)
         self._searched = max(self._searched, end)
 
     def _examine(self, hit: int) -> Iterator[FoundMessage]:
         """Yield the messages that begin in the line of *hit*, and go on after them."""
-        begin = self._lines.start_of_line(hit, max(0, hit - LONGEST_LINE, self._done))
+        begin = self._lines.start_of_line(hit, max(0, hit - MAX_LINE_LENGTH, self._done))
         limit = hit + AHEAD
         self._in_vain += 1
         head = self._lines.head(begin, limit, WRAPPED)
         if not may_begin_in(head):
             following = self._lines.offset_after(begin, 1, limit)
             # A line without end is left in steps: a message may begin further on in it.
-            self._done = max(hit + 1, following if following > hit else limit - LONGEST_LINE)
+            self._done = max(hit + 1, following if following > hit else limit - MAX_LINE_LENGTH)
             return
         text = self._lines.text(begin, limit)
         found = self._recogniser.recognise(Passage(head, text, lambda: self._lines.above(begin, BEHIND)))

@@ -52,8 +52,8 @@ DIALECTS: tuple[Dialect, ...] = (
     sticky.xid,
 )
 _NEEDLES = tuple((dialect, tuple(map(bytes.decode, dialect.needles))) for dialect in DIALECTS)
-_LONGEST_EXCERPT = 900
-_LONGEST_LEAD = 160
+_MAX_EXCERPT_LENGTH = 900
+_MAX_LEAD_LENGTH = 160
 # How many texts are remembered: of 8 KiB each, and some with the 8 KiB above.
 REMEMBERED = 512
 
@@ -99,7 +99,7 @@ def _recognise(passage: Passage) -> Iterator[tuple[OomReading, int]]:
         reading, begin, end = known
         line = passage.text.rfind("\n", 0, begin) + 1
         words = passage.text[
-            line if begin - line < _LONGEST_LEAD else begin : min(end, begin + _LONGEST_EXCERPT)
+            line if begin - line < _MAX_LEAD_LENGTH else begin : min(end, begin + _MAX_EXCERPT_LENGTH)
         ]
         program = program_of(reading, passage, end)
         yield replace(reading, program=program, excerpt=" ".join(words.split())), end

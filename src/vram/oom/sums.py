@@ -22,8 +22,8 @@ MANY_TIMES = 4
 ANY_GPU = 512 * GIB
 _SELF_MARGIN = 3 * GIB
 # A smaller share than these explains nothing.
-LEAST = 64 * MIB
-_LEAST_OF_TOTAL = 0.03
+MIN_BYTES = 64 * MIB
+_MIN_OF_TOTAL = 0.03
 
 
 class Sums(NamedTuple):
@@ -145,7 +145,7 @@ def blamed(reading: OomReading, worked: Sums) -> Literal["ghost", "other-process
         "context": max(0, (worked.outside or 0) - CONTEXT),
     }
     name, nbytes = max(shares.items(), key=lambda item: item[1])
-    least = max(LEAST, _LEAST_OF_TOTAL * (reading.total.nbytes if reading.total else 0))
+    least = max(MIN_BYTES, _MIN_OF_TOTAL * (reading.total.nbytes if reading.total else 0))
     return name if nbytes >= least else None  # type: ignore[return-value]
 
 

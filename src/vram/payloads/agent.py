@@ -21,7 +21,7 @@ from vram.folders import open_private, state_path
 from vram.payloads import delivery
 from vram.payloads.procfs import started_at
 
-LONGEST_REQUEST = 4096
+MAX_REQUEST_LENGTH = 4096
 PATIENCE_S = 5.0
 ANSWERING_S = 60.0
 
@@ -150,8 +150,8 @@ def _answer(connection: socket.socket) -> None:
 
 def _read(connection: socket.socket) -> dict[str, Any]:
     raw = b""
-    while not raw.endswith(b"\n") and len(raw) < LONGEST_REQUEST:
-        part = connection.recv(LONGEST_REQUEST)
+    while not raw.endswith(b"\n") and len(raw) < MAX_REQUEST_LENGTH:
+        part = connection.recv(MAX_REQUEST_LENGTH)
         if not part:
             return {}
         raw += part

@@ -45,7 +45,7 @@ from vram.payloads.driver_threads import CannotHold
 from vram.payloads.gauge import Gauge
 
 SOCKET_FD = 3
-LONGEST = 1 << 16
+MAX_LENGTH = 1 << 16
 REPORT_EVERY_S = 0.1
 # Memory comes back a moment after its holder's end (110 ms on an H200), but others may want it too.
 ROOM_PATIENCE_S = 60.0
@@ -53,7 +53,7 @@ ROOM_EVERY_S = 0.2
 REPORTER_S = 1.0
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # The kernel passes so many descriptors with one message at most; each process has two.
-MOST_DESCRIPTORS = 253
+MAX_DESCRIPTORS = 253
 
 
 class OwedProcess(NamedTuple):
@@ -140,7 +140,7 @@ class CheckpointServer:
         """Carry out orders until the socket is closed."""
         while True:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(self._socket, LONGEST, MOST_DESCRIPTORS)
+                packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_LENGTH, MAX_DESCRIPTORS)
             except OSError:
                 return
             if not packet:

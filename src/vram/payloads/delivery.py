@@ -20,7 +20,7 @@ Answer: TypeAlias = "Callable[[dict[str, Any], Pace], dict[str, Any]]"
 
 GO = b"go\n"
 PORTION_NBYTES = 1 << 18
-LONGEST_NOTE = 300
+MAX_NOTE_LENGTH = 300
 MSG_NOSIGNAL = 0x4000
 
 
@@ -37,7 +37,7 @@ def answered(answer: Answer, request: dict[str, Any], pace: Pace | None = None) 
     try:
         told = answer(request, pace)
     except Exception as error:
-        told = {"status": "failed", "notes": [f"{type(error).__name__}: {error}"[:LONGEST_NOTE]]}
+        told = {"status": "failed", "notes": [f"{type(error).__name__}: {error}"[:MAX_NOTE_LENGTH]]}
     finally:
         pace.end()
     return {**told, "waited_s": pace.waited_s}

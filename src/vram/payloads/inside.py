@@ -24,7 +24,7 @@ from typing import Any
 from . import trim
 from .arrays.frameworks import secondary_holders
 from .arrays.heap.introspection import inert
-from .arrays.heap.search import MOST_LISTED, NATIVE, Discovery, ObjectHolder, ReferencePaths
+from .arrays.heap.search import MAX_LISTED, NATIVE, Discovery, ObjectHolder, ReferencePaths
 from .arrays.inventory import ArrayInventory, ArrayRecord
 from .arrays.native_references import name_by_array_holders, possible_holder_keys
 from .arrays.positions import spanned, split_positions
@@ -35,11 +35,11 @@ from .trim.frameworks import FRAMEWORKS
 
 # ---- the arrays of this process ----
 
-MOST_NAMED = 100_000
-MOST_COMPARED = 500
+MAX_NAMED = 100_000
+MAX_COMPARED = 500
 NOT_SEARCHED = ObjectHolder("not searched: smaller than those that were", "unknown")
 MANY_OBJECTS = (
-    f"of more than {MOST_LISTED:,} objects only the newest are searched for arrays that no name leads to"
+    f"of more than {MAX_LISTED:,} objects only the newest are searched for arrays that no name leads to"
 )
 
 
@@ -68,7 +68,7 @@ def read_arrays(budget_s: float, min_nbytes: int, pause: Pause, notes: list[str]
         arrays = inventory.records()
         pause()
         arrays.sort(key=lambda each: (each.is_shared, -each.description.nbytes))
-        searched = {each.key for each in arrays[:MOST_NAMED] if each.description.nbytes >= min_nbytes}
+        searched = {each.key for each in arrays[:MAX_NAMED] if each.description.nbytes >= min_nbytes}
         pause()
         paths = _find_paths(heap, searched, arrays, inventory)
     if not heap.lists_all:
@@ -80,7 +80,7 @@ def _find_paths(
     heap: Discovery, searched: set[int], arrays: list[ArrayRecord], inventory: ArrayInventory
 ) -> ReferencePaths:
     involved = searched | possible_holder_keys(searched, arrays, inventory.holders)
-    compared = [each for each in arrays[:MOST_COMPARED] if each.key in searched]
+    compared = [each for each in arrays[:MAX_COMPARED] if each.key in searched]
     paths = heap.paths(involved, {each.key: partial(_is_same_array, each) for each in compared})
     # A gradient may be known without an object that refers to it, or be freed by now: whose it was is known.
     gone = (key for key in inventory.holders if paths.holders.get(key, NATIVE).kind == "gone")
@@ -108,7 +108,7 @@ def _is_same_array(record: ArrayRecord, met: object) -> bool:
 # ---- groups of alike arrays ----
 
 _ANY_POSITION = 999_999_999_999_999_999
-LONGEST_TEXT, LONGEST_WORD, MOST_DIMENSIONS = 300, 60, 16
+MAX_TEXT_LENGTH, MAX_WORD_LENGTH, MAX_DIMENSIONS = 300, 60, 16
 AT_ONCE = 100
 
 
@@ -158,10 +158,10 @@ def _alike(each: ArrayRecord) -> tuple[Any, ...]:
     return (
         str(each.provider.NAME),
         array.device,
-        _text(array.dtype, LONGEST_WORD),
-        tuple(array.shape[:MOST_DIMENSIONS]),
+        _text(array.dtype, MAX_WORD_LENGTH),
+        tuple(array.shape[:MAX_DIMENSIONS]),
         array.nbytes,
-        _text(array.note, LONGEST_TEXT),
+        _text(array.note, MAX_TEXT_LENGTH),
         each.is_shared,
     )
 
@@ -179,7 +179,7 @@ def _group(key: tuple[Any, ...], positions: list[tuple[int, ...]]) -> dict[str, 
         "nbytes": 0 if is_shared else nbytes * count,
         "is_shared": is_shared,
         "note": note,
-        "held_by": _text(spanned(stem, positions), LONGEST_TEXT),
+        "held_by": _text(spanned(stem, positions), MAX_TEXT_LENGTH),
         "kind": kind,
     }
 
@@ -192,7 +192,7 @@ def _text(text: str, most: int) -> str:
 # ---- the answer ----
 
 BUDGET_S = 5.0
-MOST_GROUPS, MOST_BYTES, MOST_NOTES = 500, 400_000, 20
+MAX_GROUPS, MAX_BYTES, MAX_NOTES = 500, 400_000, 20
 # The share of the given time that is reserved for writing the answer.
 FOR_THE_ANSWER = 0.2
 
@@ -205,7 +205,7 @@ def answer(request: dict[str, Any], pace: Pace | None = None) -> dict[str, Any]:
         stack.enter_context(driver.harmless_to_captures())
         answers = trim.guarded(notes, "arrays", lambda: _answer(request, began, notes, stack, pace or Pace()))
     whole: dict[str, Any] = answers[0] if answers else {"status": "failed"}
-    return {"status": "done", **whole, "notes": list(dict.fromkeys(notes))[:MOST_NOTES]}
+    return {"status": "done", **whole, "notes": list(dict.fromkeys(notes))[:MAX_NOTES]}
 
 
 def _answer(
@@ -228,7 +228,7 @@ def _answer(
             name = str(each.provider.NAME)
             by_framework[name] = by_framework.get(name, 0) + each.description.nbytes
     pace()
-    shown, left_out = _bounded(groups(found, pace), int(request.get("most", MOST_GROUPS)))
+    shown, left_out = _bounded(groups(found, pace), int(request.get("most", MAX_GROUPS)))
     pace()
     yield {
         "python": sys.version.split()[0],
@@ -252,7 +252,7 @@ def _bounded(found: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any
     shown, length = [], 0
     for each in found[:most]:
         length += len(json.dumps(each)) + 2
-        if length > MOST_BYTES:
+        if length > MAX_BYTES:
             break
         shown.append(each)
     rest = found[len(shown) :]

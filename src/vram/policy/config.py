@@ -21,12 +21,12 @@ from vram.units import MIB, parse_duration, parse_size
 PolicyAction = Literal["end-leftovers", "park-idle", "warn-owner", "alert-unexplained"]
 PolicyMode = Literal["dry-run", "act"]
 
-MOST_POLICIES = 64
-MOST_PER_HOUR = 12
+MAX_POLICIES = 64
+MAX_PER_HOUR = 12
 """Actions and messages of all policies together."""
-_LONGEST_TEXT = 256  # of what a pattern is compared with, and of a pattern
-_MOST_WORDS = 256
-_SMALLEST_NARROWING = MIB
+_MAX_TEXT_LENGTH = 256  # of what a pattern is compared with, and of a pattern
+_MAX_WORDS = 256
+_MIN_NARROWING = MIB
 
 _COMMON = ("name", "do", "mode", "after", "readings", "most-per-hour", "all", "match")
 _KEYS: dict[PolicyAction, tuple[str, ...]] = {
@@ -85,7 +85,7 @@ class PolicyMatch(Struct, frozen=True, kw_only=True):
         return bool(
             self.gpus
             or (self.codes and set(self.codes) < set(CODES))
-            or self.min_bytes >= _SMALLEST_NARROWING
+            or self.min_bytes >= _MIN_NARROWING
             or any(each and not any(map(_matches_everything, each)) for each in patterns)
         )
 
@@ -121,9 +121,9 @@ def read_policies(tables: Any) -> tuple[Policy, ...]:
     """Read the tables, as a TOML parser returns them. Raises ConfigError, which names policy and key."""
     if not isinstance(tables, Sequence) or isinstance(tables, str | bytes):
         raise ConfigError("policy is not a list of tables", hint="begin each one with [[policy]]")
-    if len(tables) > MOST_POLICIES:
+    if len(tables) > MAX_POLICIES:
         raise ConfigError(
-            f"there are more than {MOST_POLICIES} policies", hint="one policy may name many users"
+            f"there are more than {MAX_POLICIES} policies", hint="one policy may name many users"
         )
     policies = tuple(_read(table, at) for at, table in enumerate(tables, 1))
     names = [policy.name for policy in policies]
@@ -142,7 +142,7 @@ def _read(table: Any, at: int) -> Policy:
         said = "does not say what to do" if do is None else f"says do = {do!r}"
         raise ConfigError(f"{where} {said}", hint=f"do is one of {', '.join(get_args(PolicyAction))}")
     if isinstance(table.get("name"), str):
-        where = f"policy {table['name'][:_LONGEST_TEXT]!r}"
+        where = f"policy {table['name'][:_MAX_TEXT_LENGTH]!r}"
     known = _Table(table, where, _KEYS[do])
     policy = Policy(
         name=known.text("name", "", needed=True),
@@ -164,7 +164,7 @@ def _read(table: Any, at: int) -> Policy:
 
 def _require_meant(policy: Policy, where: str) -> None:
     match, notify = policy.match, policy.notify
-    if policy.do == "alert-unexplained" and match.min_bytes < _SMALLEST_NARROWING:
+    if policy.do == "alert-unexplained" and match.min_bytes < _MIN_NARROWING:
         raise ConfigError(
             f"{where} does not say from which size on", hint='add min-size = "1GiB" below [policy.match]'
         )
@@ -254,7 +254,7 @@ def matches_any(patterns: Sequence[str], text: str | None) -> bool:
     """
     if text is None:
         return False
-    short = text[:_LONGEST_TEXT]
+    short = text[:_MAX_TEXT_LENGTH]
     return any(
         fnmatchcase(short, pattern) and (len(short) == len(text) or pattern.endswith("*"))
         for pattern in patterns
@@ -275,7 +275,7 @@ class _Table:
             if key not in keys:
                 near = get_close_matches(str(key), keys, 1)
                 hint = f"did you mean {near[0]}?" if near else f"these are known: {', '.join(keys)}"
-                raise ConfigError(f"{where}: there is no key {str(key)[:_LONGEST_TEXT]!r} here", hint=hint)
+                raise ConfigError(f"{where}: there is no key {str(key)[:_MAX_TEXT_LENGTH]!r} here", hint=hint)
 
     def _wrong(self, key: str, hint: str) -> ConfigError:
         return ConfigError(f"{self._where}: {key} = {self._table[key]!r} is not possible"[:500], hint=hint)
@@ -334,22 +334,22 @@ class _Table:
 
     def words(self, key: str) -> tuple[str, ...]:
         value = self._table.get(key, [])
-        good = isinstance(value, list) and len(value) <= _MOST_WORDS
+        good = isinstance(value, list) and len(value) <= _MAX_WORDS
         if not good or not all(isinstance(each, str) and each.isprintable() and each for each in value):
-            raise self._wrong(key, f"write a list of at most {_MOST_WORDS} texts in quotes")
+            raise self._wrong(key, f"write a list of at most {_MAX_WORDS} texts in quotes")
         return tuple(value)
 
     def patterns(self, key: str) -> tuple[str, ...]:
         found = self.words(key)
-        if any(len(each) > _LONGEST_TEXT for each in found):
-            raise self._wrong(key, f"a pattern may have {_LONGEST_TEXT} characters")
+        if any(len(each) > _MAX_TEXT_LENGTH for each in found):
+            raise self._wrong(key, f"a pattern may have {_MAX_TEXT_LENGTH} characters")
         if key in self._table and not found:
             raise self._wrong(key, "an empty list would match nobody: leave the key out, or name somebody")
         return found
 
     def numbers(self, key: str) -> tuple[int, ...]:
         value = self._table.get(key, [])
-        good = isinstance(value, list) and len(value) <= _MOST_WORDS and (value or key not in self._table)
+        good = isinstance(value, list) and len(value) <= _MAX_WORDS and (value or key not in self._table)
         if not good or not all(type(each) is int and 0 <= each < 4096 for each in value):
             raise self._wrong(key, "write the numbers of GPUs: [0, 1]")
         return tuple(sorted(set(value)))

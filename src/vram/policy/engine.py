@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.model.ledger import Ledger
-from vram.policy.config import MOST_PER_HOUR, Policy
+from vram.policy.config import MAX_PER_HOUR, Policy
 from vram.policy.decision import (
     DecidedAction,
     Decision,
@@ -37,8 +37,8 @@ UNUSED_S = 600.0
 # A wall clock is slewed by less than this between two readings; more is a jump.
 _CLOCK_SLACK_S = 5.0
 _REMIND_S = 86400.0
-_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 60.0, 3600.0
-_MOST_REMEMBERED = 4096
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 60.0, 3600.0
+_MAX_REMEMBERED = 4096
 
 _DO: dict[str, DecidedAction] = {
     "end-leftovers": "end",
@@ -86,7 +86,7 @@ class PolicyEngine:
         policies: tuple[Policy, ...],
         memory: PolicyMemory | None = None,
         *,
-        most_per_hour: int = MOST_PER_HOUR,
+        most_per_hour: int = MAX_PER_HOUR,
     ) -> None:
         self.policies = policies
         self.memory = memory or PolicyMemory()
@@ -104,7 +104,7 @@ class PolicyEngine:
         self._unused: dict[Identity, float] = {}
         """Since when that room is there, and nobody uses it."""
 
-    def use(self, policies: tuple[Policy, ...], most_per_hour: int = MOST_PER_HOUR) -> None:
+    def use(self, policies: tuple[Policy, ...], most_per_hour: int = MAX_PER_HOUR) -> None:
         """Take other policies. The delays of those that are unchanged go on; all others begin anew."""
         same = {policy.name for policy in policies if policy in self.policies}
         self._trackers = {key: each for key, each in self._trackers.items() if key[0] in same}
@@ -139,7 +139,7 @@ class PolicyEngine:
                     moment.boot_id,
                 )
             )
-            del self.memory.acts[:-_MOST_REMEMBERED]
+            del self.memory.acts[:-_MAX_REMEMBERED]
 
     def finished(self, decision: Decision, status: DecisionStatus, moment: MomentLike) -> None:
         """What came of it. One that failed is tried again later and later; an unkillable one never."""
@@ -148,12 +148,12 @@ class PolicyEngine:
         key = (decision.policy, decision.subject)
         if status == "unkillable":
             self.memory.unkillable.append(decision.subject)
-            del self.memory.unkillable[:-_MOST_REMEMBERED]
+            del self.memory.unkillable[:-_MAX_REMEMBERED]
         if status in ("done", "not-needed"):
             self._backoffs.pop(key, None)
             return
         last = self._backoffs.get(key)
-        delay_s = _FIRST_BACKOFF_S if last is None else min(_LONGEST_BACKOFF_S, 2 * last.delay_s)
+        delay_s = _FIRST_BACKOFF_S if last is None else min(_MAX_BACKOFF_S, 2 * last.delay_s)
         self._backoffs[key] = _Backoff(moment.boot + delay_s, delay_s)
 
     def parked(

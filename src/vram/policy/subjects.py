@@ -19,8 +19,8 @@ from vram.policy.decision import Identity, PolicyTarget
 from vram.reclaim.candidates import Leftover, leftovers
 from vram.units import size
 
-_MOST_EVIDENCE = 16
-_LONGEST = 300
+_MAX_EVIDENCE = 16
+_MAX_LENGTH = 300
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -254,12 +254,12 @@ def _pids(holders: Iterable[Holder]) -> str:
 
 def _evidence(entries: Iterable[Entry]) -> tuple[str, ...]:
     lines = dict.fromkeys(_encodable(line) or "" for entry in entries for line in entry.evidence)
-    return tuple(lines)[:_MOST_EVIDENCE]
+    return tuple(lines)[:_MAX_EVIDENCE]
 
 
 def _encodable(text: str | None) -> str | None:
     r"""*text* in a length that a log can carry; what was never UTF-8 becomes a visible \xNN."""
     if text is None:
         return None
-    short = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+    short = text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "…"
     return short.encode("utf-8", "backslashreplace").decode()

@@ -31,10 +31,10 @@ from vram.probes.redact import redact
 
 __all__ = ["dumps", "loads", "read", "redact", "write"]
 
-_LARGEST_NBYTES = 256 << 20
+_MAX_NBYTES = 256 << 20
 # A machine with 10,000 processes that share 16 GPUs has about half of that.
-_MOST_ITEMS = 16_000_000
-_MOST_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available"
+_MAX_ITEMS = 16_000_000
+_MAX_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available"
 STDIN = "-"
 _TAKE_AGAIN = "take it again with `vram snapshot -o FILE`"
 
@@ -122,9 +122,9 @@ def read(path: str) -> Survey:
     path = "standard input" if from_stdin else path
     try:
         if from_stdin:
-            data = untrusted.read_stream(0, nbytes=_LARGEST_NBYTES)
+            data = untrusted.read_stream(0, nbytes=_MAX_NBYTES)
         else:
-            data = untrusted.read_file(path, nbytes=_LARGEST_NBYTES, follow=True, pipes=True)
+            data = untrusted.read_file(path, nbytes=_MAX_NBYTES, follow=True, pipes=True)
     except untrusted.Rejected as error:
         hint = _TAKE_AGAIN if error.code == "too-large" else "check the path and its permissions"
         raise BadSnapshot(f"cannot read {path}: {error}", hint=hint) from error
@@ -133,7 +133,7 @@ def read(path: str) -> Survey:
 
 def _decode(data: bytes, kind: type[Shape], complaint: str) -> Shape:
     try:
-        return untrusted.decode(data, kind, most_items=_MOST_ITEMS)
+        return untrusted.decode(data, kind, most_items=_MAX_ITEMS)
     except untrusted.Rejected as error:
         broken = "" if error.code == "wrong-shape" else ", it is damaged or truncated"
         raise BadSnapshot(f"{complaint}{broken}: {error}", hint=_TAKE_AGAIN) from error
@@ -143,7 +143,7 @@ def _check(survey: Survey, origin: str) -> None:
     """Refuse sizes that no survey takes: whoever judges it may trust them."""
     for at, observation in enumerate(survey.observations):
         for nbytes in (observation.nbytes, *_sizes(observation.facts)):
-            if nbytes is not None and not 0 <= nbytes < _MOST_BYTES:
+            if nbytes is not None and not 0 <= nbytes < _MAX_BYTES:
                 raise BadSnapshot(f"{origin} has an invalid size in observations[{at}]", hint=_TAKE_AGAIN)
 
 

@@ -19,7 +19,7 @@ from vram.probes.survey import survey
 
 WHOLE_EVERY_S = 15.0
 """After so long everything is read anyway: a process that merely opens a GPU's files changes no figure."""
-LONGEST_PAUSE_S = 300.0
+MAX_PAUSE_S = 300.0
 _FIGURES = ("nvml.gpu", "nvml.memory", "nvml.processes")
 _PROCESSES = "proc.processes"
 
@@ -72,7 +72,7 @@ class RepeatedSurvey:
         """How long figures alone are read after everything was."""
         if not self._whole_share:
             return self._whole_every_s
-        return max(self._whole_every_s, min(LONGEST_PAUSE_S, self._whole_cpu_s / self._whole_share))
+        return max(self._whole_every_s, min(MAX_PAUSE_S, self._whole_cpu_s / self._whole_share))
 
     def read_whole(self) -> Survey:
         """Read everything, whatever was read before."""

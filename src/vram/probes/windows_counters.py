@@ -20,8 +20,8 @@ _INSTANCE = re.compile(
 _NUMBER = re.compile(r"(\d{1,19})(?:[.,]0*)?")
 # "@System32\drivers\pci.sys,#65536;PCI bus %1, device %2, function %3;(1,0,0)": the end needs no translation.
 _PLACE = re.compile(r"\((\d{1,3}),(\d{1,3}),(\d{1,3})\)$")
-_MOST_BYTES = 1 << 50  # no adapter is near it; counters are known to run below zero
-_LONGEST_NAME = 260
+_MAX_BYTES = 1 << 50  # no adapter is near it; counters are known to run below zero
+_MAX_NAME_LENGTH = 260
 _NOT_REGISTERED, _DENIED = "80041010", "80041003"
 
 Facts = AdapterFacts | WindowsMemoryFacts
@@ -148,7 +148,7 @@ def _place(text: object) -> tuple[int, int, int] | None:
 
 def _size(value: object) -> int | None:
     nbytes = _number(value)
-    return nbytes if nbytes is not None and nbytes < _MOST_BYTES else None
+    return nbytes if nbytes is not None and nbytes < _MAX_BYTES else None
 
 
 def _number(value: object) -> int | None:
@@ -164,7 +164,7 @@ def _number(value: object) -> int | None:
 
 
 def _name(value: object) -> str | None:
-    return value[:_LONGEST_NAME] if isinstance(value, str) and value.strip() else None
+    return value[:_MAX_NAME_LENGTH] if isinstance(value, str) and value.strip() else None
 
 
 def _refusals(errors: object) -> Iterator[str]:

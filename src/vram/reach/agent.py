@@ -13,7 +13,7 @@ from vram import untrusted
 from vram.errors import NotReachable, TimedOut
 from vram.model.inside import Via
 from vram.payloads import agent
-from vram.reach.payload import LONGEST_ANSWER, PayloadRequest, RawAnswer
+from vram.reach.payload import MAX_ANSWER_LENGTH, PayloadRequest, RawAnswer
 from vram.reach.python_process import PythonProcess
 
 NAME: Via = "agent"
@@ -81,7 +81,7 @@ def _connect(connection: socket.socket, process: PythonProcess, path: str, name:
 
 def _answer(connection: socket.socket, process: PythonProcess, until: float) -> bytes:
     try:
-        return untrusted.receive(connection, nbytes=LONGEST_ANSWER, until=until)
+        return untrusted.receive(connection, nbytes=MAX_ANSWER_LENGTH, until=until)
     except untrusted.Rejected as error:
         if error.code == "late":
             raise _no_answer(process) from error

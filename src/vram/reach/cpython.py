@@ -20,7 +20,7 @@ _FINAL_RELEASE = 0xF
 _LOCKED, _LAST_HOLDER = 16, 8  # of the GIL
 _THREAD_NEXT, _THREAD_INTERPRETER = 8, 16
 _CALLS_TO_DO_BIT, _SIGNALS_PENDING_BIT = 1 << 2, 1 << 1
-_MOST_THREADS = 1 << 15
+_MAX_THREADS = 1 << 15
 _FREE_THREADED = "_Py_DecRefShared"
 _FREE_THREADED_NAME = re.compile(r"python3\.\d+t")
 
@@ -241,7 +241,7 @@ class RemotePython:
         if self._thread and self._is_main_thread(self._thread):
             return
         state = memory.uint64(self._interpreter + layout.threads)
-        for _ in range(_MOST_THREADS):
+        for _ in range(_MAX_THREADS):
             if not state:
                 break
             owner = memory.uint64(state + _THREAD_INTERPRETER)

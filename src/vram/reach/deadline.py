@@ -25,7 +25,7 @@ from vram.host.local.child import Child, fork, may_fork
 # A run that reaches its own deadline still has to withdraw what it left in the process.
 _WITHDRAW_S = 3.0
 _ENDING_S = 0.2
-_LONGEST_REPLY = 256 << 20
+_MAX_REPLY_LENGTH = 256 << 20
 _SIGNAL_AT_PARENTS_DEATH = 1  # of prctl
 
 Result = TypeVar("Result")
@@ -73,7 +73,7 @@ def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Res
     child = fork(lambda pipe: _run_in_child(pipe, parent, action))
     until = time.monotonic() + seconds + _WITHDRAW_S
     try:
-        reply = untrusted.receive(child.pipe, nbytes=_LONGEST_REPLY, until=until, end=None)
+        reply = untrusted.receive(child.pipe, nbytes=_MAX_REPLY_LENGTH, until=until, end=None)
     except untrusted.Rejected as error:
         if error.code == "late":
             raise _hangs(pid) from error

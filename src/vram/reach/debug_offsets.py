@@ -37,9 +37,9 @@ _PLACES = {
     "script_path": 744,
     "script_path_nbytes": 752,
 }
-_LARGEST_STRUCTURE = 4 << 20
-_SHORTEST_PATH, _LONGEST_PATH = 64, 4096
-_MOST_INTERPRETERS = 1000
+_MAX_STRUCTURE = 4 << 20
+_MIN_PATH_LENGTH, _MAX_PATH_LENGTH = 64, 4096
+_MAX_INTERPRETERS = 1000
 
 
 class DebugOffsets(Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ def find_main_thread(
     interpreter = memory.uint64(runtime + offsets.head)
     if not interpreter or memory.uint64(runtime + offsets.finalizing):
         raise UnsafeToAttach("its Python is starting or exiting", "try again in a moment", passing=True)
-    for _ in range(_MOST_INTERPRETERS):
+    for _ in range(_MAX_INTERPRETERS):
         _require(_is_inside(interpreter, offsets.interpreter_nbytes, writable), "its interpreters")
         if memory.uint64(interpreter + offsets.interpreter_id) == 0:
             break
@@ -132,13 +132,13 @@ def _is_plausible(offsets: DebugOffsets) -> bool:
     support = offsets.thread_nbytes - offsets.support
     flag, path, path_nbytes = offsets.pending_call, offsets.script_path, offsets.script_path_nbytes
     return (
-        all(size <= _LARGEST_STRUCTURE for size in sizes)
+        all(size <= _MAX_STRUCTURE for size in sizes)
         and all(at % 8 == 0 and at + 8 <= size for at, size in pointers)
         and offsets.enabled % 4 == 0
         and offsets.enabled + 4 <= offsets.interpreter_nbytes
         and offsets.support % 4 == flag % 4 == 0
         and flag + 4 <= path
-        and _SHORTEST_PATH <= path_nbytes <= _LONGEST_PATH
+        and _MIN_PATH_LENGTH <= path_nbytes <= _MAX_PATH_LENGTH
         and path + path_nbytes <= support
     )
 

@@ -21,12 +21,12 @@ _MACHINE_X86_64 = 62
 _LOAD, _DYNAMIC, _EH_FRAME = 1, 2, 0x6474E550
 _STRTAB, _SYMTAB, _GNU_HASH = 5, 6, 0x6FFFFEF5
 _LIBPYTHON = "/libpython3"
-_HEADER_NBYTES, _MOST_HEADERS = 56, 256
+_HEADER_NBYTES, _MAX_HEADERS = 56, 256
 _PADDING = 15  # the last byte of e_ident
-_MOST_MAPS_NBYTES = 64 << 20
-_MOST_DYNAMIC_NBYTES = 1 << 16
-_LONGEST_CHAIN = 10_000
-_MOST_CODE_NBYTES = 16 << 20
+_MAX_MAPS_NBYTES = 64 << 20
+_MAX_DYNAMIC_NBYTES = 1 << 16
+_MAX_CHAIN = 10_000
+_MAX_CODE_NBYTES = 16 << 20
 
 
 class MemoryMapping(Struct, frozen=True):
@@ -45,12 +45,12 @@ class MemoryMapping(Struct, frozen=True):
 def mappings(pid: int) -> tuple[MemoryMapping, ...]:
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
-            text = file.read(_MOST_MAPS_NBYTES + 1)
+            text = file.read(_MAX_MAPS_NBYTES + 1)
     except FileNotFoundError as error:
         raise TargetEnded("it has exited") from error
     except OSError as error:
         raise TraceDenied(f"no permission to read its memory map ({error.strerror})") from error
-    if len(text) > _MOST_MAPS_NBYTES:
+    if len(text) > _MAX_MAPS_NBYTES:
         raise UnsafeToAttach("its memory map is endless", "have it call vram.agent()")
     return tuple(
         MemoryMapping(line.start, line.end, line.permissions.decode(), line.offset, os.fsdecode(line.path))
@@ -84,7 +84,7 @@ class ElfImage:
             raise UnsafeToAttach(f"{os.path.basename(self.path)} is not an x86-64 program")
         (offset,) = struct.unpack_from("<Q", header, 32)
         size, count = struct.unpack_from("<HH", header, 54)
-        if size != _HEADER_NBYTES or count > _MOST_HEADERS:
+        if size != _HEADER_NBYTES or count > _MAX_HEADERS:
             raise UnsafeToAttach(f"{os.path.basename(self.path)} is not an x86-64 program")
         table = memory.read(base + offset, size * count)
         self._headers = [struct.unpack_from("<IIQQQQQQ", table, size * each) for each in range(count)]
@@ -112,7 +112,7 @@ class ElfImage:
         buckets = table + 16 + 8 * nblooms
         wanted = _hash(name)
         index = int.from_bytes(memory.read(buckets + 4 * (wanted % nbuckets), 4), "little")
-        for _ in range(_LONGEST_CHAIN):
+        for _ in range(_MAX_CHAIN):
             if index < first:
                 return None
             chained = int.from_bytes(memory.read(buckets + 4 * (nbuckets + index - first), 4), "little")
@@ -133,7 +133,7 @@ class ElfImage:
         if self._tables is None:
             self._tables = {}
             for kind, _, _, address, _, _, nbytes, _ in self._headers:
-                if kind == _DYNAMIC and nbytes <= _MOST_DYNAMIC_NBYTES:
+                if kind == _DYNAMIC and nbytes <= _MAX_DYNAMIC_NBYTES:
                     words = struct.iter_unpack("<QQ", self._memory.read(self.bias + address, nbytes & ~15))
                     # The loader makes them addresses in place; where it did not, they are offsets.
                     self._tables = {
@@ -161,7 +161,7 @@ class ElfImage:
         """The first place in its own code where these bytes are."""
         for part in self.parts:
             if "x" in part.permissions and "r" in part.permissions:
-                nbytes = min(part.end - part.start, _MOST_CODE_NBYTES)
+                nbytes = min(part.end - part.start, _MAX_CODE_NBYTES)
                 at = self._memory.read(part.start, nbytes).find(code)
                 if at >= 0:
                     return part.start + at
@@ -219,9 +219,9 @@ def _hash(name: str) -> int:
 _RBP, _RSP = 6, 7
 _DATA_RELATIVE_SIGNED_4 = 0x3B
 _PC_RELATIVE_SIGNED_4 = 0x1B
-_MOST_FRAMES = 6
-_MOST_FUNCTIONS = 200_000  # of one library
-_LONGEST_ENTRY = 1 << 16
+_MAX_FRAMES = 6
+_MAX_FUNCTIONS = 200_000  # of one library
+_MAX_ENTRY_LENGTH = 1 << 16
 
 
 class FrameRule(Struct, frozen=True):
@@ -256,7 +256,7 @@ class Unwinder:
         rip, rsp, rbp = (registers[name] for name in ("rip", "rsp", "rbp"))
         if self._library(rip) is None:
             return None, None
-        for _ in range(_MOST_FRAMES):
+        for _ in range(_MAX_FRAMES):
             rule = self._rule(rip)
             if rule is None:
                 return None, None
@@ -300,13 +300,13 @@ class Unwinder:
         if version != 1 or count_kind != 3 or table_kind != _DATA_RELATIVE_SIGNED_4:
             return []
         count = self._memory.int32(header + 8)
-        if not 0 <= count <= _MOST_FUNCTIONS:
+        if not 0 <= count <= _MAX_FUNCTIONS:
             return []
         return list(struct.iter_unpack("<ii", self._memory.read(header + 12, 8 * count)))
 
     def _read_entry(self, at: int, place: int) -> FrameRule | None:
         nbytes, back = struct.unpack("<Ii", self._memory.read(at, 8))
-        if nbytes > _LONGEST_ENTRY:
+        if nbytes > _MAX_ENTRY_LENGTH:
             return None
         body = self._memory.read(at + 8, nbytes - 4)
         common = self._read_common(at + 4 - back)
@@ -326,7 +326,7 @@ class Unwinder:
 
     def _read_common(self, at: int) -> tuple[int, int, bytes] | None:
         nbytes, mark = struct.unpack("<II", self._memory.read(at, 8))
-        if nbytes > _LONGEST_ENTRY:
+        if nbytes > _MAX_ENTRY_LENGTH:
             return None
         body = self._memory.read(at + 8, nbytes - 4)
         name, _, rest = body[1:].partition(b"\0")

@@ -61,7 +61,7 @@ _RED_ZONE = 128
 _STACK_NEEDED = 256 << 10
 # Who may have made the call: Python's extensions, and event libraries that handle EINTR.
 _EXTENSION = re.compile(r"/lib-dynload/|\.(cpython-3\d+[^/]*|abi3)\.so$|/lib(zmq|uv|ev|event)[-.][^/]*$")
-_MOST_LIBRARIES = 4  # that may be the C library; more of them are forged
+_MAX_LIBRARIES = 4  # that may be the C library; more of them are forged
 _LIBC = re.compile(r"/(libc|libpthread)[.-][^/]*so[^/]*$")
 _MUSL = re.compile(r"/ld-musl-|/libc\.musl-")
 _POP_RDI_RET = b"\x5f\xc3"
@@ -122,7 +122,7 @@ class ExecutionRoutes:
                 "it uses musl, which is not supported",
                 "run it with glibc, or have it call vram.agent()",
             )
-        libc = [each for each in found if _LIBC.search(each.path)][:_MOST_LIBRARIES]
+        libc = [each for each in found if _LIBC.search(each.path)][:_MAX_LIBRARIES]
         self._unwinder = Unwinder(memory, libc)
         self._restartable = {each.symbol(name): call for name, call in _RESTARTABLE.items() for each in libc}
         self._callers = [

@@ -60,7 +60,7 @@ _SMALL_LIBRARIES = (
     "libcrypt",
 )
 _ALIGNMENT = 64
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 # How long after the deadline a call is tried to be withdrawn: others may be at the process just then.
 _WITHDRAW_S = 2.0
 
@@ -119,7 +119,7 @@ def inject_and_wait(injection: Injection, drop: ScriptDrop, pidfd: int, until: f
         while not drop.wait(pidfd, min(until, time.monotonic() + pause_s)):
             if time.monotonic() >= until:
                 raise drop.timed_out()
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             with suppress(UnsafeToAttach):
                 injection.retry()
     except BaseException:
@@ -332,7 +332,7 @@ def _tails(
 
 
 def once_it_is_safe(
-    attempt: Callable[[], object], until: float, longest_pause_s: float = _LONGEST_PAUSE_S
+    attempt: Callable[[], object], until: float, longest_pause_s: float = _MAX_PAUSE_S
 ) -> None:
     """Make the *attempt*; a state that passes is waited for, until then. Raises UnsafeToAttach."""
     pause_s = _FIRST_PAUSE_S / 10

@@ -22,15 +22,15 @@ from msgspec import Struct
 from vram import untrusted
 from vram.errors import NotReachable, TimedOut
 from vram.model.inside import Via
-from vram.reach.payload import LONGEST_ANSWER, MOST_ITEMS, PayloadRequest, RawAnswer, expression
+from vram.reach.payload import MAX_ANSWER_LENGTH, MAX_ITEMS, PayloadRequest, RawAnswer, expression
 from vram.reach.python_process import PythonProcess, namespace_mismatch
 
 NAME: Via = "jupyter"
 MIME = "application/vnd.vram.answer+json"
 SUBSHELLS = "kernel subshells"
 SCHEMES = ("hmac-sha256", "hmac-sha512", "hmac-sha384", "hmac-sha1", "hmac-md5")
-_LONGEST_FILE = 1 << 16
-_LONGEST_REASON = 300
+_MAX_FILE_LENGTH = 1 << 16
+_MAX_REASON_LENGTH = 300
 
 Shape = TypeVar("Shape")
 
@@ -90,7 +90,7 @@ def read_connection(path: str, pid: int) -> dict[str, Any]:
             raise UntrustedConnectionFile(
                 "its connection file is accessible to others (its mode is not 0600)"
             )
-        text = stream.read(_LONGEST_FILE)
+        text = stream.read(_MAX_FILE_LENGTH)
     return _checked(text)
 
 
@@ -202,7 +202,7 @@ def _shaped(content: dict[str, Any], kind: type[Shape]) -> Shape:
 
 def _encoded(evaluated: _Evaluated) -> bytes:
     if MIME not in evaluated.data:
-        reason = evaluated.evalue[:_LONGEST_REASON] or "no reason given"
+        reason = evaluated.evalue[:_MAX_REASON_LENGTH] or "no reason given"
         raise NotReachable(f"the kernel did not run the request: {reason}")
     return msgspec.json.encode(evaluated.data[MIME])
 
@@ -231,7 +231,7 @@ class Channel:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, LONGEST_ANSWER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_LENGTH)
         ip = str(connection["ip"])
         if ":" in ip:
             self._socket.setsockopt(zmq.IPV6, 1)
@@ -277,7 +277,7 @@ class Channel:
             return {}, {}
         try:
             parent, content = (
-                untrusted.decode(parts[at], dict[str, Any], most_items=MOST_ITEMS) for at in (1, 3)
+                untrusted.decode(parts[at], dict[str, Any], most_items=MAX_ITEMS) for at in (1, 3)
             )
         except untrusted.Rejected:
             return {}, {}

@@ -17,10 +17,10 @@ from vram import untrusted
 from vram.errors import NotReachable
 from vram.model.inside import Seconds, Via
 
-LONGEST_ANSWER = 16 << 20
-MOST_ITEMS = 200_000  # of an answer: objects, lists and members together
+MAX_ANSWER_LENGTH = 16 << 20
+MAX_ITEMS = 200_000  # of an answer: objects, lists and members together
 # Of the reasons that a process gives.
-_MOST_REASONS, _LONGEST_REASON = 5, 300
+_MAX_REASONS, _MAX_REASON_LENGTH = 5, 300
 
 Shape = TypeVar("Shape")
 
@@ -64,7 +64,7 @@ class _Status(Struct):
 def require_done(pid: int, body: bytes) -> float | None:
     """Return for how long other threads waited; raise why the payload did not do what it was asked for."""
     answer = decoded(pid, body, _Status)
-    notes = (note[:_LONGEST_REASON] for note in answer.notes[:_MOST_REASONS])
+    notes = (note[:_MAX_REASON_LENGTH] for note in answer.notes[:_MAX_REASONS])
     reasons = "; ".join(notes) or "no reason given"
     if answer.status == "cancelled":
         raise NotReachable(f"pid {pid} declined: {reasons}")
@@ -76,10 +76,10 @@ def require_done(pid: int, body: bytes) -> float | None:
 def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
     """What *pid* answered, as *kind*; raises where it is anything else."""
     try:
-        return untrusted.decode(body, kind, most_items=MOST_ITEMS)
+        return untrusted.decode(body, kind, most_items=MAX_ITEMS)
     except untrusted.Rejected as error:
         raise NotReachable(
-            f"pid {pid} sent an unreadable answer: {str(error)[:_LONGEST_REASON]}",
+            f"pid {pid} sent an unreadable answer: {str(error)[:_MAX_REASON_LENGTH]}",
             hint="something in that process changes its output, or it exited in the middle",
         ) from error
 

@@ -32,9 +32,9 @@ CROWDED_S = 0.3
 _TURN_S = 0.00002
 _ROUNDS = 64
 # A process that starts threads all the time is given up after this.
-_LONGEST_STOPPING_S = 1.0
+_MAX_STOPPING_S = 1.0
 # More than anything that is read at once: a larger size comes from forged data.
-MOST_NBYTES = 16 << 20
+MAX_NBYTES = 16 << 20
 _HIGHEST_PRIORITY = -20  # for this one thread, where we may: root does
 
 _REGISTERS = [
@@ -126,7 +126,7 @@ class TargetMemory:
         os.close(self._file)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        if not 0 <= nbytes <= MOST_NBYTES:
+        if not 0 <= nbytes <= MAX_NBYTES:
             raise UnsafeToAttach(f"its memory at {address:#x} is not as expected")
         buffer = ctypes.create_string_buffer(nbytes)
         if self._copied(self._read, buffer, address, nbytes) != nbytes:
@@ -182,7 +182,7 @@ class StoppedThreads:
 
     def stop(self) -> None:
         """Stop all of them; raises where one cannot be. Only running threads start new ones."""
-        until = time.monotonic() + _LONGEST_STOPPING_S
+        until = time.monotonic() + _MAX_STOPPING_S
         for _ in range(_ROUNDS):
             fresh = [tid for tid in self._tids() if tid not in self._threads and self._seize(tid)]
             if not fresh:

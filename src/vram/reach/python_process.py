@@ -30,10 +30,10 @@ _PASSING, _PASSING_S = ("D", "t"), 0.5
 ENDING_S = 0.5
 """A process that ends closes its files and sockets so long before it is seen to have ended, at most."""
 _NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
-_MOST_PROGRAM_NBYTES = 512 << 20
+_MAX_PROGRAM_NBYTES = 512 << 20
 _PORTION_NBYTES = 1 << 20
 # Of a file of /proc: its process may have made its command line or environment as long as it likes.
-_MOST_FILE_NBYTES = 64 << 20
+_MAX_FILE_NBYTES = 64 << 20
 
 
 class PythonProcess(Struct, frozen=True):
@@ -161,12 +161,12 @@ def _is_python(pid: int) -> bool:
 def _contains(file: io.FileIO) -> bool:
     """Read, not mapped: truncating a mapped file kills its reader. Holes of sparse files are skipped."""
     at, before = 0, b""
-    while at < _MOST_PROGRAM_NBYTES:
+    while at < _MAX_PROGRAM_NBYTES:
         try:
             data_at = os.lseek(file.fileno(), at, os.SEEK_DATA)
         except OSError:  # nothing but a hole is left
             return False
-        if data_at >= _MOST_PROGRAM_NBYTES:
+        if data_at >= _MAX_PROGRAM_NBYTES:
             return False
         before = before if data_at == at else b""
         part = os.pread(file.fileno(), _PORTION_NBYTES, data_at)
@@ -209,7 +209,7 @@ def _argv(pid: int) -> tuple[str, ...]:
 def _read(pid: int, name: str) -> bytes:
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read(_MOST_FILE_NBYTES)
+            return file.read(_MAX_FILE_NBYTES)
     except OSError:
         return b""
 

@@ -48,7 +48,7 @@ NAME: Via = "remote-exec"
 _PLEASE_STOP = 1 << 5  # of the eval breaker: the main thread checks for requests
 # A main thread that is at work reaches a safe point within that time, or is not expected to soon.
 _AT_WORK_S = 0.05
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.005, 0.5
 
 
 def unavailable_reason(process: PythonProcess) -> str | None:
@@ -84,7 +84,7 @@ def _request_and_wait(
             while not drop.wait(pidfd, min(until, time.monotonic() + pause_s)):
                 if time.monotonic() >= until:
                     raise drop.timed_out()
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
                 injection = injection or _prepared_injection(process, stack)
                 if injection is not None and _was_withdrawn(interface):
                     drop.close_script()
@@ -179,7 +179,7 @@ class DebuggerInterface:
             if abandoned is not None:
                 remove_left_behind(os.fsdecode(abandoned), self._pid)
 
-        once_it_is_safe(attempt, until, _LONGEST_PAUSE_S)
+        once_it_is_safe(attempt, until, _MAX_PAUSE_S)
 
     @property
     def requested(self) -> bool:

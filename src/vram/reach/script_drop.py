@@ -25,7 +25,7 @@ from vram.payloads import agent, delivery
 from vram.payloads.procfs import started_at
 from vram.reach import payload
 from vram.reach.deadline import interrupted
-from vram.reach.payload import LONGEST_ANSWER, PayloadRequest
+from vram.reach.payload import MAX_ANSWER_LENGTH, PayloadRequest
 from vram.reach.python_process import ENDING_S, PythonProcess, died, has_ended
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
@@ -120,12 +120,14 @@ class ScriptDrop:
             raise self.timed_out()
         assert self._connection is not None
         try:
-            return untrusted.receive(self._connection, nbytes=LONGEST_ANSWER, until=self._until, pidfd=pidfd)
+            return untrusted.receive(
+                self._connection, nbytes=MAX_ANSWER_LENGTH, until=self._until, pidfd=pidfd
+            )
         except untrusted.Rejected as error:
             if error.code == "late":
                 raise self._unfinished() from error
             if error.code == "too-large":
-                message = f"pid {self._pid} answered with more than {LONGEST_ANSWER >> 20} MiB"
+                message = f"pid {self._pid} answered with more than {MAX_ANSWER_LENGTH >> 20} MiB"
                 raise NotReachable(message) from error
             raise self._cut_short(pidfd) from error
 

@@ -21,7 +21,7 @@ from vram.reclaim import state
 
 FILE = "audit.jsonl"
 LOCK_S = 5.0
-MOST_BYTES, MOST_FULL_FILES = 16 << 20, 8
+MAX_BYTES, MAX_FULL_FILES = 16 << 20, 8
 _PAUSE_S = 0.001
 
 
@@ -123,7 +123,7 @@ def _locked() -> int:
             _lock(file)
             about = os.fstat(file)
             is_named = os.path.samestat(about, os.lstat(path()))  # another vram may have moved it aside
-            if is_named and about.st_size < MOST_BYTES:
+            if is_named and about.st_size < MAX_BYTES:
                 return file
             if is_named:
                 _move_aside()
@@ -139,7 +139,7 @@ def _locked() -> int:
 
 
 def _move_aside() -> None:
-    for number in range(MOST_FULL_FILES - 1, 0, -1):
+    for number in range(MAX_FULL_FILES - 1, 0, -1):
         with suppress(FileNotFoundError):
             os.replace(f"{path()}.{number}", f"{path()}.{number + 1}")
     os.replace(path(), f"{path()}.1")

@@ -30,7 +30,7 @@ from vram.errors import (
 from vram.host.ports import Host
 from vram.ledger.deepen import Measured, gpus_of, splits
 from vram.ledger.processes import processes
-from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
+from vram.model.inside import MAX_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import GpuLedger, Ledger, Note
 from vram.model.plan import Target
 from vram.reach import payload
@@ -224,7 +224,7 @@ def decoded(pid: int, body: bytes) -> Inside:
 def _asked(
     host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int, *, runs_us: bool
 ) -> PayloadAnswer:
-    fields = {"limit_s": deadline_s * SHARE, "most": MOST_GROUPS, "min_nbytes": min_nbytes}
+    fields = {"limit_s": deadline_s * SHARE, "most": MAX_GROUPS, "min_nbytes": min_nbytes}
     foreign = target.uid != host.facts().uid
     # Nothing is changed by asking. Where root asks somebody else's process, that is written down.
     record = {"action": "inside", "target": msgspec.to_builtins(target), "via": via}

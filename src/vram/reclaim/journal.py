@@ -33,13 +33,13 @@ _UNFINISHED = re.compile(_ENTRY.pattern + r"\.\d+\.new", re.ASCII)
 # A write takes moments. Whether its vram lives cannot be asked: a home folder may be shared.
 _ABANDONED_S = 3600.0
 
-_LARGEST_ENTRY = 1 << 20
-_MOST_ITEMS = 4096
-_MOST_SHARES = 256
-_MOST_BYTES = 1 << 50
-_LONGEST_UUID = 128
-_LARGEST_PID = 1 << 22
-_LONGEST_KEPT_NAME = 200
+_MAX_ENTRY = 1 << 20
+_MAX_ITEMS = 4096
+_MAX_SHARES = 256
+_MAX_BYTES = 1 << 50
+_MAX_UUID_LENGTH = 128
+_MAX_PID = 1 << 22
+_MAX_KEPT_NAME_LENGTH = 200
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -230,16 +230,16 @@ def _entry(folder: int, name: str, about: os.stat_result) -> Parked:
     if about.st_nlink > 1 and stat.S_ISREG(about.st_mode):
         raise Rejected("not-ours", "it has a second hard link")
     try:
-        data = untrusted.read_file(name, nbytes=_LARGEST_ENTRY, dir_fd=folder, owner=os.geteuid())
+        data = untrusted.read_file(name, nbytes=_MAX_ENTRY, dir_fd=folder, owner=os.geteuid())
     except Rejected:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
         raise
     if not data:
         raise Rejected("cut-short", "it is empty")
-    version = untrusted.decode(data, _Version, most_items=_MOST_ITEMS).schema
+    version = untrusted.decode(data, _Version, most_items=_MAX_ITEMS).schema
     if version != PARKED_SCHEMA:
         raise Rejected("wrong-shape", f"it has version {version}; this vram reads only {PARKED_SCHEMA}")
-    entry = untrusted.decode(data, Parked, most_items=_MOST_ITEMS)
+    entry = untrusted.decode(data, Parked, most_items=_MAX_ITEMS)
     wrong = _wrong_in(entry, name)
     if wrong:
         raise Rejected("wrong-shape", wrong)
@@ -249,16 +249,16 @@ def _entry(folder: int, name: str, about: os.stat_result) -> Parked:
 def _wrong_in(entry: Parked, name: str) -> str | None:
     """What cannot be true of *entry*."""
     process = entry.target.process
-    if not 0 < process.pid < _LARGEST_PID:
+    if not 0 < process.pid < _MAX_PID:
         return f"{process.pid} is not a pid"
     if name != _name(entry):
         return f"its name does not match its contents: it should be {_name(entry)}"
-    if len(entry.shares) > _MOST_SHARES:
+    if len(entry.shares) > _MAX_SHARES:
         return f"it names {len(entry.shares)} GPUs"
     for share in entry.shares:
-        if not (0 <= share.gpu < _MOST_ITEMS and 0 <= share.nbytes < _MOST_BYTES):
+        if not (0 <= share.gpu < _MAX_ITEMS and 0 <= share.nbytes < _MAX_BYTES):
             return f"it says {share.nbytes} bytes on GPU {share.gpu}"
-        if len(share.uuid) > _LONGEST_UUID or not share.uuid.isprintable():
+        if len(share.uuid) > _MAX_UUID_LENGTH or not share.uuid.isprintable():
             return "it contains an invalid GPU UUID"
     try:
         time.strptime(entry.since, TIME_FORMAT)
@@ -269,7 +269,7 @@ def _wrong_in(entry: Parked, name: str) -> str | None:
 
 def _renamed(folder: int, name: str, about: os.stat_result) -> str | None:
     """Rename the file *name*, which *about* describes; None where that is not possible."""
-    kept_as = f"set-aside-{time.time_ns()}-{os.fsdecode(os.fsencode(name)[:_LONGEST_KEPT_NAME])}"
+    kept_as = f"set-aside-{time.time_ns()}-{os.fsdecode(os.fsencode(name)[:_MAX_KEPT_NAME_LENGTH])}"
     try:
         os.rename(name, kept_as, src_dir_fd=folder, dst_dir_fd=folder)
         moved = os.stat(kept_as, dir_fd=folder, follow_symlinks=False)

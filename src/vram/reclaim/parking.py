@@ -36,7 +36,7 @@ from vram.units import MIB
 
 LOCK_TIMEOUT_S = 10.0
 # One message to the worker carries 253 descriptors at most: two for each process.
-MOST_TOGETHER = 126
+MAX_TOGETHER = 126
 PROMPT_S = 10.0
 # For reading every process of the user's, and for asking the driver about those that use CUDA.
 SEARCH_S = 5.0
@@ -145,8 +145,8 @@ class Parking:
         For a borrow, until this object is closed. Raises why one of them stays on the GPU; then all continue
         to run, unless the message says more.
         """
-        if len(wanted) > MOST_TOGETHER:
-            raise CannotPark(f"at most {MOST_TOGETHER} processes can be parked at once", hint="park fewer")
+        if len(wanted) > MAX_TOGETHER:
+            raise CannotPark(f"at most {MAX_TOGETHER} processes can be parked at once", hint="park fewer")
         raise_if_interrupted()
         began = self._host.clock.monotonic()
         with ExitStack() as opened:

@@ -14,7 +14,7 @@ from vram.errors import BadPlan, WorldChanged
 from vram.files import write_new
 from vram.model.plan import PLAN_SCHEMA, Plan, Step
 
-LARGEST = 4 << 20
+MAX_NBYTES = 4 << 20
 _HINT = "make a new plan with `vram free --dry-run --save FILE`"
 
 
@@ -72,7 +72,7 @@ def load(path: str, boot_id: str) -> Plan:
 def _read(path: str) -> bytes:
     # The digest shows an accident; that nobody else wrote the file is shown by its owner and mode.
     try:
-        return untrusted.read_file(path, nbytes=LARGEST, owner=os.geteuid(), follow=True)
+        return untrusted.read_file(path, nbytes=MAX_NBYTES, owner=os.geteuid(), follow=True)
     except untrusted.Rejected as error:
         hint = "make your own plan" if error.code == "not-ours" else _HINT
         raise BadPlan(f"cannot use {path}: {error}", hint=hint) from error

@@ -17,7 +17,7 @@ from vram.model.ledger import Entry, Holder, known_bytes
 from vram.model.plan import Plan, Skipped
 from vram.reclaim.candidates import PlanContext
 
-MOST_CHECKED = 8
+MAX_CHECKED = 8
 """For so many of the largest it is checked whether they can be parked; nobody reads further."""
 
 
@@ -31,7 +31,7 @@ def skipped(
     rest = [*_leftovers(context, gpus, ended, refusals), *_hidden(context, gpus)]
     found = [(each, False) for each in rest] + list(_in_use(context, gpus, planned, refusals))
     found.sort(key=lambda each: (-each[0].nbytes, each[0].pid or 0))
-    parkable = _parkable(host, context, [each.pid for each, ours in found[:MOST_CHECKED] if ours])
+    parkable = _parkable(host, context, [each.pid for each, ours in found[:MAX_CHECKED] if ours])
     return tuple(
         replace(each, command=f"vram park {each.pid}") if ours and each.pid in parkable else each
         for each, ours in found

@@ -13,7 +13,7 @@ from vram.report.phrases import workload
 from vram.units import counted, size
 
 # Linux allows 128 KiB for one variable, and a hook that prints it wants a line.
-_LONGEST_VALUE = 4096
+_MAX_VALUE_LENGTH = 4096
 _EVENT_CELLS, _SIZE_CELLS = 13, 11
 
 _RED, _YELLOW, _GREEN, _CYAN, _DIM = "31", "33", "32", "36", "2"
@@ -237,4 +237,4 @@ def _variables(change: Change) -> Iterator[tuple[str, object]]:
 
 def _value(value: object) -> str:
     # Names of other people's processes: without line breaks, escape codes or NUL, and still no shell word.
-    return "" if value is None else inert(str(value))[:_LONGEST_VALUE]
+    return "" if value is None else inert(str(value))[:_MAX_VALUE_LENGTH]

@@ -19,9 +19,9 @@ from vram.units import size
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
 # Entries that are no plain use of memory matter one by one, and yet nobody reads thousands of them.
-MOST_OF_A_KIND = 64
-_MOST_REASONS = 32
-_LONGEST_REASON = 600
+MAX_OF_A_KIND = 64
+_MAX_REASONS = 32
+_MAX_REASON_LENGTH = 600
 _LAST: tuple[Kind, ...] = ("overhead", "reserved", "unreported", "unassigned", "free")
 """The order of what no process holds, after everything else."""
 _NARROW_COLUMNS = 36
@@ -79,7 +79,7 @@ def in_order(entries: Sequence[Entry]) -> list[Entry]:
 def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
     """Split into entries with a line of their own, and groups of small ones that share one.
 
-    The first group are plain ones, past FOLD_AFTER lines; then those past MOST_OF_A_KIND of other kinds.
+    The first group are plain ones, past FOLD_AFTER lines; then those past MAX_OF_A_KIND of other kinds.
     """
     plain = [entry for entry in entries if entry.kind_facts.charged]
     surplus = len(entries) - FOLD_AFTER
@@ -88,7 +88,7 @@ def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
     for entry in entries:
         if not entry.kind_facts.charged:
             alike.setdefault(entry.kind, []).append(entry)
-    folded += [each[MOST_OF_A_KIND:] for each in alike.values() if len(each) > MOST_OF_A_KIND + 1]
+    folded += [each[MAX_OF_A_KIND:] for each in alike.values() if len(each) > MAX_OF_A_KIND + 1]
     hidden = {id(entry) for group in folded for entry in group}
     return [entry for entry in entries if id(entry) not in hidden], folded
 
@@ -169,8 +169,8 @@ def _how(entry: Entry, options: RenderOptions) -> Text:
     if entry.claimed is not None and entry.claimed != entry.nbytes:
         whose = "Windows'" if entry.windows else "the driver's"
         reasons.append(f"{whose} own figure is {size(entry.claimed)}")
-    if len(reasons) > _MOST_REASONS:
-        reasons[_MOST_REASONS - 1 :] = [f"and {len(reasons) - _MOST_REASONS + 1} more such reasons"]
+    if len(reasons) > _MAX_REASONS:
+        reasons[_MAX_REASONS - 1 :] = [f"and {len(reasons) - _MAX_REASONS + 1} more such reasons"]
     words = "; ".join(map(_bounded, reasons))
     if not words and entry.confidence == "fact":
         return Text()
@@ -179,9 +179,9 @@ def _how(entry: Entry, options: RenderOptions) -> Text:
 
 def _bounded(reason: str) -> str:
     """*reason*, cut where it names hundreds of processes."""
-    if len(reason) <= _LONGEST_REASON:
+    if len(reason) <= _MAX_REASON_LENGTH:
         return reason
-    half = _LONGEST_REASON // 2
+    half = _MAX_REASON_LENGTH // 2
     return f"{reason[:half]}… {reason[-half:]}"
 
 

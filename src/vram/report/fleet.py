@@ -286,7 +286,7 @@ def _share_row(cells: Sequence[str]) -> str:
 
 # ---- `vram fleet free` ----
 
-_MOST_UNREAD = 8
+_MAX_UNREAD = 8
 _FREE_STYLES = {"freed": "green", "planned": "bold", "nothing": "dim"}
 
 
@@ -294,7 +294,7 @@ def free(report: FleetFreeReport, options: RenderOptions) -> RenderableType:
     """Return each node's plan with its digest, or what came of it."""
     unread = [node for node in report.nodes if node.state == "unread"]
     acting = [node for node in report.nodes if node.state not in ("nothing", "unread")]
-    acting, unread = [*acting, *unread[:_MOST_UNREAD]], unread[_MOST_UNREAD:]
+    acting, unread = [*acting, *unread[:_MAX_UNREAD]], unread[_MAX_UNREAD:]
     width = min(30, max((cell_len(options.clean(node.name)) for node in acting), default=4))
     lines = [line for node in acting for line in _free_lines(node, width, options)]
     if unread:

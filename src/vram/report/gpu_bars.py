@@ -17,7 +17,7 @@ from vram.units import GIB, MIB, size
 _NARROWEST_CELL = 38
 _WIDEST_BAR = 60
 _NARROWEST_BAR = 8
-_MOST_INSTANCES = 16
+_MAX_INSTANCES = 16
 """Past so many MIG instances each GPU has one bar again; `vram why --gpu N` has them all."""
 _VIRTUAL = " (virtual)"
 _MAKERS = ("NVIDIA ", "AMD ", "Intel(R) ", "Intel ", "GeForce ", "Tesla ", "Quadro ")
@@ -35,7 +35,7 @@ class GpuBar(NamedTuple):
 
 def gpu_bars(ledger: Ledger) -> list[GpuBar]:
     """Return a bar for each GPU; for each instance of one that is divided by MIG, while these are few."""
-    divided = sum(len(gpu.instances) for gpu in ledger.gpus) <= _MOST_INSTANCES
+    divided = sum(len(gpu.instances) for gpu in ledger.gpus) <= _MAX_INSTANCES
     return [bar._replace(gpu=gpu.index) for gpu in ledger.gpus for bar in _bars(gpu, divided)]
 
 

@@ -23,7 +23,7 @@ from vram.report.phrases import workload
 from vram.units import GIB, duration, size
 
 _BYTE_S_OF_A_GIB_HOUR = GIB * 3600
-_SHORTEST_COMMAND = 12
+_MIN_COMMAND_LENGTH = 12
 _WIDE = 120
 _BAR_CELLS = 30
 
@@ -242,7 +242,7 @@ def _cell(column: _Column, row: object, options: RenderOptions) -> str:
 def _fitted(text: str, page: Page, used: int) -> str:
     if page.options.width == 0:
         return page.options.clean(text)
-    return page.options.short(text, max(_SHORTEST_COMMAND, page.options.width - used))
+    return page.options.short(text, max(_MIN_COMMAND_LENGTH, page.options.width - used))
 
 
 def _width(text: str) -> int:

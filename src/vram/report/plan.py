@@ -14,9 +14,9 @@ from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
 SHORT_DIGEST = 12
-MOST_LISTED = 5
-MOST_PIDS = 6
-MOST_PROGRAMS = 4
+MAX_LISTED = 5
+MAX_PIDS = 6
+MAX_PROGRAMS = 4
 FEW_STEPS = 8
 """So many are shown one by one; more than that only with -v."""
 
@@ -122,7 +122,7 @@ def _actions(steps: tuple[Step, ...], options: RenderOptions, *, verbose: bool) 
     folded: set[str] = set()
     for group in groups:
         kind = group[0].kind
-        if verbose or kinds[kind] <= MOST_LISTED:
+        if verbose or kinds[kind] <= MAX_LISTED:
             yield _action(group, options)
         elif kind not in folded:
             folded.add(kind)
@@ -182,7 +182,7 @@ def _targets(steps: list[Step], options: RenderOptions) -> Text:
 def _programs(commands: Sequence[str], options: RenderOptions, width: int) -> str:
     """Every program once, and how often it is there: "4× serve.py, 2× pool.py"."""
     times = Counter(commands)
-    named = times.most_common(MOST_PROGRAMS)
+    named = times.most_common(MAX_PROGRAMS)
     counts = [options.clean(f"{count}× ") if count > 1 else "" for _, count in named]
     room = width // max(1, len(named))
     parts = [
@@ -197,8 +197,8 @@ def _programs(commands: Sequence[str], options: RenderOptions, width: int) -> st
 def _pids(pids: list[int]) -> str:
     if len(pids) == 1:
         return f"pid {pids[0]}"
-    more = f" and {len(pids) - MOST_PIDS} more" if len(pids) > MOST_PIDS else ""
-    return f"pids {', '.join(map(str, pids[:MOST_PIDS]))}{more}"
+    more = f" and {len(pids) - MAX_PIDS} more" if len(pids) > MAX_PIDS else ""
+    return f"pids {', '.join(map(str, pids[:MAX_PIDS]))}{more}"
 
 
 def _left_alone(
@@ -216,10 +216,10 @@ def _pieces(
     """Each piece; where they would fill the screen, those that are left for the same reason are one."""
     alike: dict[str, list[Skipped]] = {}
     for at, each in enumerate(skipped):
-        folds = not verbose and len(skipped) > MOST_LISTED and each.pid is not None
+        folds = not verbose and len(skipped) > MAX_LISTED and each.pid is not None
         alike.setdefault(each.why if folds else str(at), []).append(each)
     groups = list(alike.values())
-    shown = groups if verbose else groups[:MOST_LISTED]
+    shown = groups if verbose else groups[:MAX_LISTED]
     for group in shown:
         yield _skipped(group, options)
     rest = sum(map(len, groups[len(shown) :]))

@@ -136,9 +136,7 @@ def _row(hold: Hold, *, shows_workers: bool = True) -> ProcessRow:
 
 
 def _pid(hold: Hold) -> int | None:
-    if hold.what == "together":
-        return None
-    return hold.holders[0].pid if hold.holders else hold.pid or hold.dead_pid
+    return None if hold.what == "together" else hold.pid or hold.dead_pid
 
 
 def _windows_name(hold: Hold) -> str | None:

@@ -83,7 +83,7 @@ COLUMNS: dict[str, Column] = {
     "command": Column("COMMAND", command_line),
 }
 """What `vram ps --columns` can show."""
-_SHORTEST_COMMAND = 12
+_MIN_COMMAND_LENGTH = 12
 USUAL = ("gpu", "size", "pid", "user", "age", "state", "command")
 NARROW = ("gpu", "size", "pid", "state", "command")
 """For terminals of less than 60 columns."""
@@ -140,7 +140,7 @@ def _fit_command(
     noted = [row for row in shown if row.note]
     longest_note = max((cell_len(options.clean(row.note)) for row in noted), default=0)
     longest_command = max((cell_len(options.clean(command_line(row))) for row in noted), default=0)
-    return _Fit(room, min(longest_command, max(min(_SHORTEST_COMMAND, room), room - longest_note - 2)))
+    return _Fit(room, min(longest_command, max(min(_MIN_COMMAND_LENGTH, room), room - longest_note - 2)))
 
 
 def _heading(columns: Sequence[str], widths: Sequence[int]) -> Text:

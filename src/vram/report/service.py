@@ -9,7 +9,7 @@ from msgspec import Struct
 from vram.report.escape import inert
 from vram.units import duration, size
 
-_LONGEST = 200
+_MAX_LENGTH = 200
 
 
 class PartState(Struct, frozen=True):
@@ -80,7 +80,7 @@ class ServiceStatus(Struct, frozen=True, kw_only=True):
 
 def status(found: ServiceStatus, most_decisions: int) -> str:
     """A screen of plain lines."""
-    return "".join(f"{inert(line)[:_LONGEST]}\n" for line in _lines(found, most_decisions))
+    return "".join(f"{inert(line)[:_MAX_LENGTH]}\n" for line in _lines(found, most_decisions))
 
 
 def _lines(found: ServiceStatus, most_decisions: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from vram.report.escape import inert
 from vram.report.json import encode
 from vram.units import counted, size
 
-_LONGEST = 120
+_MAX_LENGTH = 120
 _BY: dict[Evidence | None, str] = {
     "cgroup": "by its control group",
     "environment": "by its environment",
@@ -61,7 +61,7 @@ def drain_reason(result: HookResult) -> str:
     kept = "".join(
         char if char.isascii() and (char.isalnum() or char in " .,:;/+-()") else "_" for char in what
     )
-    return f"vram: {kept}"[:_LONGEST]
+    return f"vram: {kept}"[:_MAX_LENGTH]
 
 
 def _ended(each: EndedProcess) -> str:
@@ -93,4 +93,4 @@ def _verdict(result: HookResult) -> str:
 
 
 def _short(command: str) -> str:
-    return command if len(command) <= _LONGEST else command[: _LONGEST - 1] + "…"
+    return command if len(command) <= _MAX_LENGTH else command[: _MAX_LENGTH - 1] + "…"

@@ -17,10 +17,10 @@ from vram.report.phrases import command, gpu_label, identity, memory_figures, pa
 from vram.units import counted, size
 
 # Nobody reads thousands of lines that are alike; JSON and `vram who` have them all.
-_MOST_OPEN_ONLY = 32
-_MOST_EVIDENCE = 32
+_MAX_OPEN_ONLY = 32
+_MAX_EVIDENCE = 32
 # A node with 500 healthy workers has 500 findings that say so. JSON has them all.
-_MOST_ALIKE = {"problem": 12, "warning": 6, "info": 3}
+_MAX_ALIKE = {"problem": 12, "warning": 6, "info": 3}
 
 
 def why(ledger: Ledger, findings: tuple[Finding, ...], options: RenderOptions) -> RenderableType:
@@ -167,7 +167,7 @@ def _bar(gpu: GpuLedger, options: RenderOptions) -> Text:
 def _open_only(open_only: tuple[OpenOnly, ...], options: RenderOptions) -> Iterator[RenderableType]:
     if open_only:
         yield Text("  also have its files open:", style="dim")
-    for each in open_only[:_MOST_OPEN_ONLY]:
+    for each in open_only[:_MAX_OPEN_ONLY]:
         parts = identity(each.holder)
         if each.inherited_from is not None:
             parts.append(f"inherited from pid {each.inherited_from}")
@@ -176,8 +176,8 @@ def _open_only(open_only: tuple[OpenOnly, ...], options: RenderOptions) -> Itera
         words = options.clean(" · ".join(parts))
         line = options.short(command(each.holder), options.measure - 4)
         yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), options, indent=2)
-    if len(open_only) > _MOST_OPEN_ONLY:
-        more = f"{len(open_only) - _MOST_OPEN_ONLY} more: `vram who` lists them all"
+    if len(open_only) > _MAX_OPEN_ONLY:
+        more = f"{len(open_only) - _MAX_OPEN_ONLY} more: `vram who` lists them all"
         yield paragraph("  ", Text(more, style="dim"), options, indent=2)
 
 
@@ -224,7 +224,7 @@ def _select(findings: tuple[Finding, ...]) -> tuple[tuple[Finding, ...], Counter
     for finding in findings:
         alike = (finding.code, finding.severity)
         seen[alike] += 1
-        if seen[alike] <= _MOST_ALIKE[finding.severity]:
+        if seen[alike] <= _MAX_ALIKE[finding.severity]:
             shown.append(finding)
         else:
             left_out[finding.code] += 1
@@ -260,10 +260,10 @@ def _cause(
         return
     yield paragraph("    ", Text(options.clean(finding.cause)), options)
     fresh = [evidence for evidence in finding.evidence if evidence not in shown]
-    for evidence in fresh[:_MOST_EVIDENCE]:
+    for evidence in fresh[:_MAX_EVIDENCE]:
         yield paragraph("    - ", Text(options.clean(evidence), style="dim"), options)
-    if len(fresh) > _MOST_EVIDENCE:
-        more = f"{len(fresh) - _MOST_EVIDENCE} more: `vram why --json` has them all"
+    if len(fresh) > _MAX_EVIDENCE:
+        more = f"{len(fresh) - _MAX_EVIDENCE} more: `vram why --json` has them all"
         yield paragraph("    - ", Text(more, style="dim"), options)
 
 

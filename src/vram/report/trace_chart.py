@@ -28,7 +28,7 @@ _ASCII_STEPS = " .:-=+*##"
 _HEIGHT = 10
 _LABEL = 11
 _WIDEST_CHART = 160
-_MOST_MARKS = 12
+_MAX_MARKS = 12
 # Address ranges this far apart are drawn as separate pieces.
 _APART = 1 << 30
 
@@ -115,7 +115,7 @@ def _below(view: TraceView, width: int, options: RenderOptions) -> Iterator[Text
 
     if view.marks:
         cells = [" "] * width
-        for at, mark in enumerate(view.marks[:_MOST_MARKS], 1):
+        for at, mark in enumerate(view.marks[:_MAX_MARKS], 1):
             label = str(at)
             start = min(column(mark.time_ns), width - len(label))
             if all(cell == " " for cell in cells[start : start + len(label)]):
@@ -145,11 +145,11 @@ def _times(duration_ns: int, width: int, options: RenderOptions) -> str:
 
 def _marks(marks: Sequence[Mark], options: RenderOptions) -> Iterator[Text]:
     yield heading("Marks", options)
-    for at, mark in enumerate(marks[:_MOST_MARKS], 1):
+    for at, mark in enumerate(marks[:_MAX_MARKS], 1):
         lead = f"  {at:>2}  {options.clean(moment(mark.time_ns)):>9}  "
         yield Text(lead + options.short(mark.text, options.width - len(lead)))
-    if len(marks) > _MOST_MARKS:
-        yield Text(f"      {len(marks) - _MOST_MARKS:,} more: --json has all", style="dim")
+    if len(marks) > _MAX_MARKS:
+        yield Text(f"      {len(marks) - _MAX_MARKS:,} more: --json has all", style="dim")
 
 
 # ---- holes ----

@@ -21,7 +21,7 @@ from vram.report.trace_words import EARLY_ENDS, GAP_REASONS, gpu_name
 from vram.units import counted, duration, size
 
 _CALLERS = 3
-_MOST_FRAMES = 200
+_MAX_FRAMES = 200
 _SECOND_NS, _MS_NS = 10**9, 10**6
 
 # CUresult, as cuda.h numbers them.
@@ -199,7 +199,7 @@ def stack_lines(
 ) -> Iterator[Text]:
     """The frames below a row, innermost first, without *shown*, which the row names: a few, or *whole*."""
     frames = stack.frames[1:] if stack.frames and stack.frames[0] == shown else stack.frames
-    kept = frames[: _MOST_FRAMES if whole else _CALLERS]
+    kept = frames[: _MAX_FRAMES if whole else _CALLERS]
     for frame in kept:
         line = place_text(frame, options.width - indent, options)
         line.stylize("dim")

@@ -14,7 +14,7 @@ NO_STACK = "no stack was recorded"
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"(?:.*/)?lib(?:64)?/python3[^/]*/|<frozen ")
 # Enough to tell; a trace may have a hundred thousand stacks.
-_MOST_STACKS = 20_000
+_MAX_STACKS = 20_000
 # Allocations pass through these on their way to the driver: they are never what a person looks for.
 _ON_THE_WAY = re.compile(r"(?:lib(?:cuda|cudart|cupti|ffi|vramtracer)|_ctypes)[.-]")
 
@@ -89,7 +89,7 @@ class _Wrappers:
         self.stacks = stacks
         callers: dict[Frame, Frame | None] = {}
         self.found: set[Frame] = set()
-        for stack in stacks[:_MOST_STACKS]:
+        for stack in stacks[:_MAX_STACKS]:
             at = place(stack)
             if at is not None and callers.setdefault(at, caller(stack)) != caller(stack):
                 self.found.add(at)

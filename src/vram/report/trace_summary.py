@@ -32,9 +32,9 @@ from vram.report.trace_words import VERDICTS, framework_name, gpu_name
 from vram.units import counted, size
 
 _PLACES = 3
-_MOST_GPUS = 8
-_MOST_LEAKS = 5
-_MOST_NOTES = 4
+_MAX_GPUS = 8
+_MAX_LEAKS = 5
+_MAX_NOTES = 4
 _STYLES = {"leaked": "red", "growing": "yellow", "in use at exit": "dim"}
 
 
@@ -56,7 +56,7 @@ def summary(view: TraceView, options: RenderOptions) -> RenderableType:
 def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
     if not view.gpus:
         yield sentence("Nothing was allocated on a GPU.", options, indent=0)
-    shown = view.gpus[:_MOST_GPUS]
+    shown = view.gpus[:_MAX_GPUS]
     for use, figures in zip(shown, _aligned([_figures(use, options) for use in shown]), strict=True):
         line = Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), "  ", options.clean(figures))
         room = options.width - line.cell_len - 2
@@ -67,8 +67,8 @@ def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
             if len(view.gpus) <= 2:
                 yield Text(" " * 7 + sparkline(view, use, options.width - 8, options), style="cyan")
         yield from _frameworks(view, use, options)
-    if len(view.gpus) > _MOST_GPUS:
-        yield Text(f"{len(view.gpus) - _MOST_GPUS} more GPUs: --gpu N shows one", style="dim")
+    if len(view.gpus) > _MAX_GPUS:
+        yield Text(f"{len(view.gpus) - _MAX_GPUS} more GPUs: --gpu N shows one", style="dim")
     if view.host_peak_nbytes:
         yield Text.assemble(("host", "bold"), f"   peak {size(view.host_peak_nbytes)} of pinned memory")
 
@@ -188,14 +188,14 @@ def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[Renderable
         verdict: rows(view, (leak.site for leak in leaks_of(view, verdict)), "line")
         for verdict in VERDICTS[:2]
     }
-    serious = [(verdict, row) for verdict, found in gathered.items() for row in found[:_MOST_LEAKS]]
-    for verdict, row in serious[:_MOST_LEAKS]:
+    serious = [(verdict, row) for verdict, found in gathered.items() for row in found[:_MAX_LEAKS]]
+    for verdict, row in serious[:_MAX_LEAKS]:
         what = f"{size(row.nbytes)} in {allocations(row.count)}"
         mark = "!" if options.ascii else "●"
         lead = f"  {mark} {verdict:<8} {options.clean(what)}  "
         where = row_cell(row, options)(options.width - cell_len(lead))
         yield Text.assemble((lead, _STYLES[verdict]), where)
-    more = sum(map(len, gathered.values())) - _MOST_LEAKS
+    more = sum(map(len, gathered.values())) - _MAX_LEAKS
     if more > 0:
         yield Text(f"    {more:,} places more: `vram report leaks`", style="dim")
     # The blocks of frameworks lie inside the driver's allocations: they are not added to them.
@@ -225,10 +225,10 @@ def _notes(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
     if words:
         yield Text()
         yield heading("Not in this trace", options)
-    for text in words[:_MOST_NOTES]:
+    for text in words[:_MAX_NOTES]:
         yield sentence(text, options, mark="- ")
-    if len(words) > _MOST_NOTES:
-        yield Text(f"  {len(words) - _MOST_NOTES} more: --json has all", style="dim")
+    if len(words) > _MAX_NOTES:
+        yield Text(f"  {len(words) - _MAX_NOTES} more: --json has all", style="dim")
 
 
 def _more(view: TraceView, options: RenderOptions) -> RenderableType:

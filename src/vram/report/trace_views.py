@@ -52,7 +52,7 @@ from vram.units import size
 _INSIDE = "Frameworks' blocks lie inside what they took from the driver: the blocks say who uses it."
 _STYLES: dict[Verdict, str] = {"leaked": "bold red", "growing": "bold yellow", "in use at exit": "bold"}
 # A branch of the call tree that holds less is gathered into one line.
-_SMALLEST_BRANCH = 0.01
+_MIN_BRANCH = 0.01
 _INDENT = 6
 
 
@@ -252,7 +252,7 @@ def _add(node: _Node, site: Site) -> None:
 
 def _tree_lines(root: _Node, wanted: ViewOptions, options: RenderOptions) -> Iterator[Text]:
     """Depth first, without recursion: a hostile stack may be deep."""
-    least = 0 if wanted.verbose else int(root.nbytes * _SMALLEST_BRANCH)
+    least = 0 if wanted.verbose else int(root.nbytes * _MIN_BRANCH)
     deepest = max(2, (options.width - 50) // 2)
     pending: list[tuple[_Node, int, bool]] = [(child, 0, False) for child in _sorted(root)][::-1]
     printed = 0

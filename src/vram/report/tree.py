@@ -15,7 +15,7 @@ from vram.report.process_tree import HeldBytes, ProcessGroup, ProcessNode, WhoRe
 from vram.units import size
 
 _SIZE_COLUMNS = 12
-_LONGEST_FAMILY = 24
+_MAX_FAMILY_LENGTH = 24
 
 
 def who(report: WhoReport, options: RenderOptions) -> RenderableType:
@@ -46,9 +46,9 @@ def family(report: WhoReport, pid: int, options: RenderOptions) -> list[Text]:
     group, root = found
     lines = [_line("", "", Text(options.short(group.name, options.width)))] if group.name else []
     lines += _node(root, "", True, options)
-    more = len(lines) - _LONGEST_FAMILY
+    more = len(lines) - _MAX_FAMILY_LENGTH
     if more > 1:
-        lines[_LONGEST_FAMILY:] = [_line("", "", Text(f"{more} lines more: vram who", style="dim"))]
+        lines[_MAX_FAMILY_LENGTH:] = [_line("", "", Text(f"{more} lines more: vram who", style="dim"))]
     return lines
 
 

@@ -10,7 +10,7 @@ import os
 OTHERS = -1
 """The account of all whom the kernel does not name as a user of this machine."""
 _SUBORDINATE = "/etc/subuid"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def account_of(uid: int) -> int:
@@ -26,7 +26,7 @@ def is_privileged(account: int) -> bool:
 def _subordinate() -> list[tuple[int, int]]:
     try:
         with open(_SUBORDINATE, encoding="utf-8", errors="replace") as file:
-            lines = file.read(_MOST_BYTES).splitlines()
+            lines = file.read(_MAX_BYTES).splitlines()
     except OSError:
         return []
     fields = [line.strip().split(":")[1:] for line in lines]

@@ -25,8 +25,8 @@ from vram.policy.config import read_policies
 from vram.units import parse_duration, parse_size
 
 PORT = 9838
-MOST_BYTES = 1 << 20
-SHORTEST_S, LONGEST_S = 0.5, 3600.0
+MAX_BYTES = 1 << 20
+MIN_S, MAX_S = 0.5, 3600.0
 _FILE = "serve.toml"
 
 
@@ -140,7 +140,7 @@ def _read(path: str) -> bytes:
                 f"{path} is not used: others can change it (it belongs to {who}, its mode is {mode:04o})",
                 hint="chown it to the user of the service, and chmod 0644",
             )
-        return untrusted.read_stream(file, nbytes=MOST_BYTES)
+        return untrusted.read_stream(file, nbytes=MAX_BYTES)
     finally:
         os.close(file)
 
@@ -183,7 +183,7 @@ def _require_units(tables: dict[str, Any]) -> None:
 
 def check(config: ServeConfig) -> None:
     """Raise UsageError where a value cannot be meant."""
-    if not SHORTEST_S <= config.interval_s <= LONGEST_S:
+    if not MIN_S <= config.interval_s <= MAX_S:
         raise UsageError(f"interval is {config.interval!r}", hint="choose from 0.5s to 1h; 5s is usual")
     if config.history.keep_s < 3600:
         raise UsageError(

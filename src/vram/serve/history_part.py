@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from vram.errors import BadInput, HistoryUnavailable, NothingFound, UsageError
 from vram.history.file import DAMAGE
-from vram.history.questions import MOST_ROWS, Questions, within
+from vram.history.questions import MAX_ROWS, Questions, within
 from vram.history.store import HistoryStore
 from vram.history.times import read_time
 from vram.serve.part import PartHealth, ServicePart
@@ -191,9 +191,9 @@ def _range(request: HttpRequest, now: float) -> tuple[float | None, float | None
 
 def _number(request: HttpRequest, name: str, usual: int) -> int:
     text = request.query.get(name, str(usual))
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 0 < int(text) <= MOST_ROWS):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 0 < int(text) <= MAX_ROWS):
         raise UsageError(
-            f"{name} is not a number from 1 to {MOST_ROWS}", hint=f"write it like ?{name}={usual}"
+            f"{name} is not a number from 1 to {MAX_ROWS}", hint=f"write it like ?{name}={usual}"
         )
     return int(text)
 

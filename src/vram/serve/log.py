@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from vram.report.escape import inert
 
-_LONGEST = 2000
+_MAX_LENGTH = 2000
 _PIPE_BUF = 4096  # so much goes into a pipe that poll() calls writable
 
 
@@ -30,7 +30,7 @@ class ServiceLog:
 
     def _write(self, level: int, sentence: str) -> None:
         mark = f"<{level}>" if self._is_journal else "vram serve: "
-        line = f"{mark}{inert(sentence)[:_LONGEST]}\n".encode(errors="backslashreplace")
+        line = f"{mark}{inert(sentence)[:_MAX_LENGTH]}\n".encode(errors="backslashreplace")
         with suppress(OSError, AttributeError, ValueError):
             number = sys.stderr.fileno()
             # A pipe that nobody empties would stop the service: its line is lost instead.

@@ -26,9 +26,9 @@ from vram.serve.systemd import SystemdNotifier
 
 CONFIRM_S = 1.0
 """What was there in one reading only is confirmed by another, this much later."""
-MOST_SHARE = 0.1
+MAX_SHARE = 0.1
 """Of one core, for readings, whatever they meet: where each has to read everything, they come less often."""
-LONGEST_STRETCH_S = 30.0
+MAX_STRETCH_S = 30.0
 """For which they come later than configured, at most: what is older than some of these counts as failed."""
 LATE_S = 15.0
 """Readings that come more seldom than this, and than every second interval, are late."""
@@ -104,7 +104,7 @@ class Service:
     @property
     def stale_after_s(self) -> float:
         """From which age on the last good reading means that the service does not work."""
-        return 3 * self.config.interval_s + 2 * self.most_reading_s + LONGEST_STRETCH_S
+        return 3 * self.config.interval_s + 2 * self.most_reading_s + MAX_STRETCH_S
 
     def age_of(self, reading: Reading | None) -> float | None:
         return None if reading is None else self.clock.now().since(reading.moment)
@@ -266,7 +266,7 @@ class Service:
         interval_s = self.config.interval_s
         if self.state.needs_confirmation:
             interval_s = min(interval_s, CONFIRM_S)
-        stretch_s = min(cpu_s / MOST_SHARE, LONGEST_STRETCH_S)
+        stretch_s = min(cpu_s / MAX_SHARE, MAX_STRETCH_S)
         return max(interval_s - took_s, stretch_s, 0.05)
 
     async def _pause(self, took_s: float, cpu_s: float) -> None:

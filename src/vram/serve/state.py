@@ -22,8 +22,8 @@ from vram.model.ledger import Entry, Ledger, known_bytes
 from vram.serve.clock import Moment
 from vram.units import MIB
 
-MOST_CHANGES = 1000
-LEAST_CHANGE = 64 * MIB
+MAX_CHANGES = 1000
+MIN_CHANGE = 64 * MIB
 _ANSWERS = ("ok", "denied", "unsupported")
 
 
@@ -71,7 +71,7 @@ class ServiceState:
         self.started = started
         self.last: Reading | None = None
         self.good: Reading | None = None
-        self.changes: deque[NumberedChange] = deque(maxlen=MOST_CHANGES)
+        self.changes: deque[NumberedChange] = deque(maxlen=MAX_CHANGES)
         self.changes_by_event: Counter[Event] = Counter()
         self.ghosts: tuple[Ghost, ...] = ()
         self._times: HoldMemory[Moment] = HoldMemory()
@@ -79,7 +79,7 @@ class ServiceState:
         self.reader_restarts = 0
         self._last_number = 0
         self._compared = 0  # how often the ledger of now was compared
-        self._comparison = Comparison(LEAST_CHANGE)
+        self._comparison = Comparison(MIN_CHANGE)
 
     @property
     def needs_confirmation(self) -> bool:

@@ -18,7 +18,7 @@ from vram.errors import AuditUnavailable
 from vram.reclaim import state
 
 FILE = "slurm-ended.jsonl"
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """About 10,000 jobs; then the older half goes."""
 LOCK_S = 2.0
 
@@ -42,7 +42,7 @@ def record(job: EndedJob) -> None:
     file = state.open_file(FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         _lock(file)
-        if os.fstat(file).st_size > MOST_BYTES:
+        if os.fstat(file).st_size > MAX_BYTES:
             _drop_older_half(file)
         os.write(file, msgspec.json.encode(job) + b"\n")
     except OSError as error:
@@ -59,7 +59,7 @@ def ended_jobs(boot_id: str) -> dict[str, EndedJob]:
     except AuditUnavailable:
         return found
     try:
-        lines = os.pread(file, 2 * MOST_BYTES, 0).splitlines()
+        lines = os.pread(file, 2 * MAX_BYTES, 0).splitlines()
     finally:
         os.close(file)
     for line in lines:
@@ -83,6 +83,6 @@ def _lock(file: int) -> None:
 
 
 def _drop_older_half(file: int) -> None:
-    kept = os.pread(file, 2 * MOST_BYTES, 0)[-MOST_BYTES // 2 :].partition(b"\n")[2]
+    kept = os.pread(file, 2 * MAX_BYTES, 0)[-MAX_BYTES // 2 :].partition(b"\n")[2]
     os.ftruncate(file, 0)
     os.write(file, kept)

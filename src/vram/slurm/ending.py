@@ -25,7 +25,7 @@ from vram.slurm.inventory import Inventory, Judged, LeftProcesses, is_of, take
 from vram.slurm.ownership import Node
 
 READ_S = 5.0
-MOST_ROUNDS = 6
+MAX_ROUNDS = 6
 # The driver may free memory a moment after its process has ended.
 SETTLE_S = 2.0
 _PAUSE_S = 0.1
@@ -100,7 +100,7 @@ class Ender:
         files open. Where others hold it after that, all processes that are surely of the same owner.
         """
         inventory = self._take(ledger, gpus)
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             targets = [each for each in inventory.processes.values() if self._is_target(each, inventory)]
             if self._at_first is None:
                 self._at_first = frozenset(map(_key, targets))

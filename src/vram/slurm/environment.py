@@ -9,8 +9,8 @@ from vram.errors import UsageError
 from vram.model.ledger import Ledger
 from vram.model.slurm import SlurmJob
 
-_LONGEST_WORD = 64
-_MOST_GPUS = 1024
+_MAX_WORD_LENGTH = 64
+_MAX_GPUS = 1024
 _HINT = "slurmd sets it for the programs that Prolog and Epilog in slurm.conf name"
 
 
@@ -20,7 +20,7 @@ def job_of(variables: Mapping[str, str]) -> SlurmJob:
     uid = variables.get("SLURM_JOB_UID") or variables.get("SLURM_UID") or ""
     for name, value in (("SLURM_JOB_ID", job), ("SLURM_JOB_UID", uid)):
         if not (value.isascii() and value.isdigit() and len(value) <= 10):
-            what = f"is {value[:_LONGEST_WORD]!r}" if value else "is not set"
+            what = f"is {value[:_MAX_WORD_LENGTH]!r}" if value else "is not set"
             raise UsageError(f"{name} {what}: which job has ended is unknown", hint=_HINT)
     words, by_uuid = _gpu_words(variables)
     return SlurmJob(
@@ -48,10 +48,10 @@ def _gpu_words(variables: Mapping[str, str]) -> tuple[tuple[str, ...] | None, bo
 def _words(text: str | None) -> tuple[str, ...]:
     """As Slurm lists them: commas between them, and ranges as in 0-3."""
     found: list[str] = []
-    for word in (text or "").split(",")[:_MOST_GPUS]:
-        word = word.strip()[:_LONGEST_WORD]
+    for word in (text or "").split(",")[:_MAX_GPUS]:
+        word = word.strip()[:_MAX_WORD_LENGTH]
         if span := re.fullmatch(r"(\d{1,4})-(\d{1,4})", word, re.ASCII):
-            found += map(str, range(int(span[1]), min(int(span[2]), int(span[1]) + _MOST_GPUS) + 1))
+            found += map(str, range(int(span[1]), min(int(span[2]), int(span[1]) + _MAX_GPUS) + 1))
         elif word and word not in ("NoDevFiles", "(null)"):
             found.append(word)
     return tuple(dict.fromkeys(found))

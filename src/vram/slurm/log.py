@@ -19,7 +19,7 @@ from vram.model.slurm import EndedProcess, HookResult, SlurmJob
 from vram.report.escape import inert, json_inert
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_LONGEST = 4096
+_MAX_LENGTH = 4096
 _CHILD_S = 5.0
 
 
@@ -72,7 +72,7 @@ class HookLog:
             import syslog
 
             syslog.openlog("vram", 0, syslog.LOG_DAEMON)
-            syslog.syslog(syslog.LOG_INFO, line.decode("ascii", "backslashreplace")[:_LONGEST])
+            syslog.syslog(syslog.LOG_INFO, line.decode("ascii", "backslashreplace")[:_MAX_LENGTH])
 
 
 def expanded(path: str, job: str | None) -> str:

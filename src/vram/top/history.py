@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Hashable, Sequence
 
 SPAN_S = 600.0
-MOST_POINTS = 240
+MAX_POINTS = 240
 _GLYPHS = "▁▂▃▄▅▆▇█"
 _ASCII_GLYPHS = "_.:-=+*#"
 
@@ -19,7 +19,7 @@ class History:
     """
 
     def __init__(self, every_s: float, span_s: float = SPAN_S) -> None:
-        self.step_s = max(every_s, span_s / MOST_POINTS)
+        self.step_s = max(every_s, span_s / MAX_POINTS)
         self._most = max(2, int(span_s / self.step_s))
         self._series: dict[Hashable, array[int]] = {}
         self._began: float | None = None

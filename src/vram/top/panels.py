@@ -22,7 +22,7 @@ from vram.report.layout import RenderOptions
 from vram.top.history import History, sparkline
 
 # So many GPUs have a line each, with their memory over time; more stand side by side.
-_MOST_WITH_TREND = 4
+_MAX_WITH_TREND = 4
 
 
 class DrawnWidget(Widget):
@@ -135,7 +135,7 @@ def gpu_texts(ledger: Ledger, history: History, options: RenderOptions) -> list[
     bars = gpu_bars(ledger)
     if not bars:
         return [Text.assemble(("No GPU was found.", "bold"))]
-    if len(bars) > _MOST_WITH_TREND or len(bars) != len(ledger.gpus):
+    if len(bars) > _MAX_WITH_TREND or len(bars) != len(ledger.gpus):
         return gpu_lines(bars, options)
     room = min(60, options.width // 4)
     narrow = options._replace(width=options.width - room - 2)

@@ -29,7 +29,7 @@ from vram.units import counted, duration, size
 KEYS = (("q", "leave", "q"), ("d", "stack", "d"), ("b", "blocks of frameworks", "b"))
 EVERY_S = 1.0
 _TREND = 40
-_MOST_LINES = 500
+_MAX_LINES = 500
 _OUTPUT_LINES = 8
 _HEADING = f"{'LIVE':>10} {'SHARE':>6} {'COUNT':>9}  {'KIND':<14} PLACE"
 
@@ -188,7 +188,7 @@ class SitesScreen(Screen[None]):
 
     def _show_sites(self, now: LiveTrace, options: RenderOptions) -> None:
         wanted = [site for site in now.sites if (site.kind in BLOCKS) == self._frameworks and site.nbytes > 0]
-        self._rows = sorted(wanted, key=lambda site: -site.nbytes)[:_MOST_LINES]
+        self._rows = sorted(wanted, key=lambda site: -site.nbytes)[:_MAX_LINES]
         whole = sum(site.nbytes for site in wanted if site.kind not in ON_HOST) or 1
         stacks = [stack_of(now, site.stack) for site in self._rows]
         places = [place(stack) for stack in stacks]

@@ -41,7 +41,7 @@ LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | BLOCKS | {"pi
 CHURNING: frozenset[MemoryKind] = frozenset(
     {"device", "managed", "stream-ordered", "physical", "pinned host", "array"}
 )
-_LEAST_CHURN = 16
+_MIN_CHURN = 16
 _SHORT_LIFE_NS = 1_000_000_000
 
 _FRAMEWORKS = {"torch block": "torch", "cupy block": "cupy", "jax buffer": "jax", "framework block": "other"}
@@ -49,12 +49,12 @@ _ENDS: dict[int, EndReason] = {1: "exit", 2: "detached", 3: "disk full", 4: "wri
 _GAPS: dict[int, GapReason] = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
 _STACKS = {1: "python", 2: "native"}
 _DEEPEST = 512
-_MOST_FRAMES = 4_000_000
-_MOST_TEXT = 256 << 20
+_MAX_FRAMES = 4_000_000
+_MAX_TEXT = 256 << 20
 """Of all stacks together: what is more is left out, from the outermost frame on. A trace of some kilobytes
 can say that each of ten thousand stacks has the longest names, five hundred times."""
-_LONGEST_NAME = 1024
-_LEAST_FRAMES, _LEAST_TEXT = 16, 512
+_MAX_NAME_LENGTH = 1024
+_MIN_FRAMES, _MIN_TEXT = 16, 512
 """What each stack has in any case."""
 _NO_END = 2**64 - 1
 
@@ -69,7 +69,7 @@ class StackTable:
         self._strings = Strings(b"", ())
         self._frames: dict[int, Frame] = {}
         self._known: dict[int, CallStack] = {0: CallStack()}
-        self._left, self._text_left = _MOST_FRAMES, _MOST_TEXT
+        self._left, self._text_left = _MAX_FRAMES, _MAX_TEXT
 
     def __getitem__(self, number: int) -> CallStack:
         found = self._known.get(number)
@@ -89,13 +89,13 @@ class StackTable:
         if found is None:
             line, language, function, file, _ = PLACE.unpack_from(self._places, (place - 1) * PLACE.size)
             name = "native" if language else "python"
-            texts = self._strings[function][:_LONGEST_NAME], self._strings[file][:_LONGEST_NAME]
+            texts = self._strings[function][:_MAX_NAME_LENGTH], self._strings[file][:_MAX_NAME_LENGTH]
             found = Frame(name, texts[0], texts[1], line)  # type: ignore[arg-type]
             self._frames[place] = found
         return found
 
     def _walk(self, number: int) -> Iterable[Frame]:
-        most, text = min(_DEEPEST, max(self._left, _LEAST_FRAMES)), max(self._text_left, _LEAST_TEXT)
+        most, text = min(_DEEPEST, max(self._left, _MIN_FRAMES)), max(self._text_left, _MIN_TEXT)
         # A node's parent has a smaller number: this ends.
         while number and most > 0 and text > 0:
             frame = self._frame(self._nodes[2 * number - 1])
@@ -263,7 +263,7 @@ class ViewBuilder:
         chosen = [
             row
             for row in self._sites
-            if row.freed >= _LEAST_CHURN
+            if row.freed >= _MIN_CHURN
             and row.median_life_ns <= _SHORT_LIFE_NS
             and KINDS_BY_NUMBER[row.kind] in CHURNING
         ]

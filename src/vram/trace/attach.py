@@ -239,7 +239,7 @@ def _environment(pid: int) -> Mapping[str, str]:
 
 # ---- until it ends by itself ----
 
-_LONGEST_PAUSE_S = 30.0
+_MAX_PAUSE_S = 30.0
 _LOOK_AGAIN_S = 0.5
 # What a recording takes to end after its time is over: frameworks hand over their account first.
 _ENDING_S = 30.0
@@ -260,7 +260,7 @@ def wait_for_end(host: Host, receipt: AttachReceipt, for_s: float) -> bool:
             left_s = for_s + _LOOK_AGAIN_S - spent_s
             if handle.ended(min(pause_s, left_s) if left_s > 0 else _LOOK_AGAIN_S):
                 return True
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
             if not _is_recording(host, receipt):
                 return True
     finally:

@@ -19,7 +19,7 @@ _SHORTENED = {
     "write error": "the trace could not be written to its end",
     "no cupti": "CUPTI could not be used to the end",
 }
-MOST_PLACES = 10
+MAX_PLACES = 10
 
 
 class TraceCheck(Struct, frozen=True):
@@ -112,7 +112,7 @@ def _failures(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
 
 def _violation(check: TraceCheck, found: int, gpu: int | None, places: list[CheckPlace]) -> Violation:
     largest = sorted(places, key=lambda place: -place.nbytes)
-    return Violation(check, found, gpu, tuple(largest[:MOST_PLACES]), max(0, len(places) - MOST_PLACES))
+    return Violation(check, found, gpu, tuple(largest[:MAX_PLACES]), max(0, len(places) - MAX_PLACES))
 
 
 def _place(view: TraceView, site: Site, verdict: str = "") -> CheckPlace:

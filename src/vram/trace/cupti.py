@@ -22,9 +22,9 @@ _FIRST_YEAR = 2000
 # The newest CUDA of a driver branch, from NVIDIA's table of releases. What is newer has no limit here.
 _BRANCHES = ((525, 11), (580, 12))
 _SHEBANG_NBYTES = 256
-_MOST = 12
+_MAX_VERSIONS = 12
 # Of a process that is attached to, the variable is that process's choice, too.
-_MOST_FOLDERS = 100
+_MAX_FOLDERS = 100
 
 
 class Cupti(Struct, frozen=True):
@@ -50,13 +50,13 @@ def candidates(
     own_folders = {os.path.realpath(folder) for folder in own}
     rest.sort(key=lambda each: os.path.dirname(each.path) in own_folders, reverse=True)
     rest.sort(key=lambda each: each.major or 0, reverse=True)
-    return tuple(dict.fromkeys((*chosen(environment), *_paths(rest))))[:_MOST]
+    return tuple(dict.fromkeys((*chosen(environment), *_paths(rest))))[:_MAX_VERSIONS]
 
 
 def chosen(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Those in the folders of LD_LIBRARY_PATH."""
     folders = [path for path in environment.get("LD_LIBRARY_PATH", "").split(":") if path]
-    return _paths(_in_folders(folders[:_MOST_FOLDERS]))
+    return _paths(_in_folders(folders[:_MAX_FOLDERS]))
 
 
 def _paths(libraries: Iterable[Cupti]) -> tuple[str, ...]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FEWEST = 3
+MIN_SAMPLES = 3
 QUARTERS = 3
-LONGEST_EXIT_NS = 100_000_000
+MAX_EXIT_NS = 100_000_000
 
 
 def end_of_work(last_allocation: int, end: int) -> int:
     """When a program's work ended: with its last allocation, where only its exit came after that."""
-    return last_allocation if end - last_allocation <= LONGEST_EXIT_NS else end
+    return last_allocation if end - last_allocation <= MAX_EXIT_NS else end
 
 
 def quarter(time: int, first: int, end: int) -> int:
@@ -40,7 +40,7 @@ def is_growing(
       ones only, and frees the older ones;
     - reach the last tenth of that time, or be no further from the end than three times their usual distance.
     """
-    if count < FEWEST or quarters.bit_count() < QUARTERS or (freed and not quarters & 1):
+    if count < MIN_SAMPLES or quarters.bit_count() < QUARTERS or (freed and not quarters & 1):
         return False
     usual = (last - first) // (count - 1)
     return end - last <= max((end - since) // 10, 3 * usual)
@@ -48,7 +48,7 @@ def is_growing(
 
 def times_grow(times: Sequence[int], *, since: int, end: int, freed: bool) -> bool:
     """The same, where each allocation's time is known."""
-    if len(times) < FEWEST:
+    if len(times) < MIN_SAMPLES:
         return False
     quarters = 0
     for time in times:

@@ -35,7 +35,7 @@ Stacks = Literal["python", "native", "none"]
 Framework = Literal["auto", "torch", "cupy", "jax"]
 Untraced = Literal["another tool", "another machine"]
 
-_MOST_MESSAGES_NBYTES, _MOST_MESSAGES, _LONGEST = 1 << 20, 200, 300
+_MAX_MESSAGES_NBYTES, _MAX_MESSAGES, _MAX_LENGTH = 1 << 20, 200, 300
 # From the ELF specification: of an executable, its class, byte order and machine.
 _ELF = struct.Struct("<4s2B10x2xH")
 
@@ -184,15 +184,15 @@ def read_messages(path: str) -> tuple[Message, ...]:
     """What the recorder said so far; lines that are none of its own are left out."""
     try:
         with open(open_plain(path, os.O_NOFOLLOW), "rb") as file:
-            lines = file.read(_MOST_MESSAGES_NBYTES).split(b"\n")
+            lines = file.read(_MAX_MESSAGES_NBYTES).split(b"\n")
     except OSError:
         return ()
     found = []
-    for line in lines[:_MOST_MESSAGES]:
+    for line in lines[:_MAX_MESSAGES]:
         pid, _, rest = line.decode("utf-8", "backslashreplace").partition(" ")
         code, _, text = rest.partition(" ")
         if pid.isascii() and pid.isdecimal() and len(pid) < 11 and code:
-            found.append(Message(int(pid), code[:40], text[:_LONGEST]))
+            found.append(Message(int(pid), code[:40], text[:_MAX_LENGTH]))
     return tuple(dict.fromkeys(found))
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 LIBRARY = "libvramtracer.so"
-LONGEST = 4096
+MAX_LENGTH = 4096
 """Bytes of a mark in the file (native/FORMAT.md)."""
 LOOK_AGAIN_S = 0.05
 """The linker takes some 80 µs to say that a library is not loaded."""
@@ -27,7 +27,7 @@ def mark(text: str) -> bool:
     if record is None:
         return False
     # A zero byte would end the text in C.
-    return record(str(text).replace("\0", " ").encode("utf-8", "replace")[:LONGEST]) == 0
+    return record(str(text).replace("\0", " ").encode("utf-8", "replace")[:MAX_LENGTH]) == 0
 
 
 def _find() -> Callable[[bytes], int] | None:

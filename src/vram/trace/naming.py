@@ -16,7 +16,7 @@ from vram.trace.symbols import SymbolBudget, demangle, function_names
 
 # Libraries that are read for one trace, and symbols of all of them: a hostile one may name any number of
 # files, or one large file in any number of ways. libtorch_cpu.so has 0.4 million symbols.
-_MOST_LIBRARIES, _MOST_SYMBOLS = 500, 5_000_000
+_MAX_LIBRARIES, _MAX_SYMBOLS = 500, 5_000_000
 
 
 def with_names(view: TraceView, builds: Mapping[str, Collection[str]]) -> TraceView:
@@ -45,14 +45,14 @@ def naming(view: TraceView, builds: Mapping[str, Collection[str]]) -> Callable[[
     for frame in {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}:
         if frame.function:
             names.add(frame.function)
-        elif frame.file in real or len(real) < _MOST_LIBRARIES:
+        elif frame.file in real or len(real) < _MAX_LIBRARIES:
             if frame.file not in real:
                 real[frame.file] = _real(frame.file)
             offsets.setdefault(real[frame.file], set()).add(frame.line)
             known_builds.setdefault(real[frame.file], set()).update(builds.get(frame.file, ()))
     if not offsets and not names:
         return None
-    left = SymbolBudget(_MOST_SYMBOLS)
+    left = SymbolBudget(_MAX_SYMBOLS)
     found = {
         (file, at): name
         for file, wanted in offsets.items()

@@ -19,12 +19,12 @@ from vram.trace.output import HEADER, MAGIC
 
 MAJOR = 1
 
-_LEAST_LIMIT, _MOST_LIMIT = 256 << 20, 8 << 30
+_MIN_LIMIT, _MAX_LIMIT = 256 << 20, 8 << 30
 _TIMES_FILE = 24
 """A record of six bytes makes a row of 64, and its place in two tables: so much memory for a file's size."""
 
-_MOST_BLOB_NBYTES = 1 << 30
-_MOST_LIBRARY_NBYTES, _MOST_LIBRARIES = 8192, 10_000
+_MAX_BLOB_NBYTES = 1 << 30
+_MAX_LIBRARY_NBYTES, _MAX_LIBRARIES = 8192, 10_000
 _EVENTS_AT_ONCE = 65536
 
 EVENT_TYPES = ("", "alloc", "free", "failed", "map", "unmap", "retain", "trim")
@@ -148,10 +148,10 @@ class Trace:
         """
         found: dict[str, set[str]] = {}
         for blob in self._all_blobs():
-            if blob.name != "library" or sum(part.nbytes for part in blob.parts) > _MOST_LIBRARY_NBYTES:
+            if blob.name != "library" or sum(part.nbytes for part in blob.parts) > _MAX_LIBRARY_NBYTES:
                 continue
             path, separator, build = (self._bytes(blob.parts) or b"").partition(b"\0")
-            if separator and len(found) < _MOST_LIBRARIES:
+            if separator and len(found) < _MAX_LIBRARIES:
                 ids = found.setdefault(path.decode("utf-8", "backslashreplace"), set())
                 ids.add(build.decode("ascii", "replace"))
         return found
@@ -164,7 +164,7 @@ class Trace:
         return self._blobs
 
     def _bytes(self, parts: Sequence[BlobRow]) -> bytes | None:
-        if sum(part.nbytes for part in parts) > _MOST_BLOB_NBYTES:
+        if sum(part.nbytes for part in parts) > _MAX_BLOB_NBYTES:
             return None
         read = [os.pread(self._descriptors[part.file], part.nbytes, part.offset) for part in parts]
         complete = all(len(got) == part.nbytes for got, part in zip(read, parts, strict=True))
@@ -227,7 +227,7 @@ def _renumbered(column: memoryview, numbers: list[int]) -> memoryview:
 
 def memory_limit(nbytes: int) -> int:
     """How much memory reading files of *nbytes* may take."""
-    return min(max(_LEAST_LIMIT, nbytes * _TIMES_FILE), _MOST_LIMIT)
+    return min(max(_MIN_LIMIT, nbytes * _TIMES_FILE), _MAX_LIMIT)
 
 
 def _close(descriptors: Sequence[int]) -> None:

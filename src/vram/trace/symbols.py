@@ -24,16 +24,16 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMTAB, _NOTE, _DYNSYM = 2, 7, 11
 _FUNCTION, _INDIRECT_FUNCTION = 2, 10
 _BUILD_ID = 3
-_MOST_SECTIONS = 10_000
-_MOST_SYMBOLS = 5_000_000  # of one table; libtorch_cpu.so has 0.4 million
-_MOST_MATCHES = 2_000_000  # of an offset and a function, in one file
-_MOST_NOTE_NBYTES = 1 << 16
-_LONGEST_NAME = 4096
+_MAX_SECTIONS = 10_000
+_MAX_SYMBOLS = 5_000_000  # of one table; libtorch_cpu.so has 0.4 million
+_MAX_MATCHES = 2_000_000  # of an offset and a function, in one file
+_MAX_NOTE_NBYTES = 1 << 16
+_MAX_NAME_LENGTH = 4096
 _SYMBOLS_AT_ONCE = 32_768
 
 _DEMANGLE_S = 10.0
-_MOST_DEMANGLED = 20_000
-_MOST_ROUNDS = 3  # each but the last loses a name that takes too much
+_MAX_DEMANGLED = 20_000
+_MAX_ROUNDS = 3  # each but the last loses a name that takes too much
 
 
 class _Section(Struct, frozen=True):
@@ -69,7 +69,7 @@ def function_names(
         sections = _sections(file)
         if build_id is not None and _build_id(file, sections) != build_id.lower():
             return {}
-        return _find(file, sections, wanted, left or SymbolBudget(_MOST_SYMBOLS))
+        return _find(file, sections, wanted, left or SymbolBudget(_MAX_SYMBOLS))
     except (OSError, struct.error, OverflowError):
         return {}
     finally:
@@ -79,7 +79,7 @@ def function_names(
 def _sections(file: int) -> list[_Section]:
     header = _HEADER.unpack(os.pread(file, _HEADER.size, 0))
     ident, at, size, count = header[0], header[6], header[11], header[12]
-    if ident[:6] != b"\x7fELF\x02\x01" or size != _SECTION.size or not count <= _MOST_SECTIONS:
+    if ident[:6] != b"\x7fELF\x02\x01" or size != _SECTION.size or not count <= _MAX_SECTIONS:
         return []
     table = os.pread(file, size * count, at)
     rows = _SECTION.iter_unpack(table[: len(table) // size * size])
@@ -88,7 +88,7 @@ def _sections(file: int) -> list[_Section]:
 
 def _build_id(file: int, sections: list[_Section]) -> str | None:
     for section in sections:
-        if section.kind != _NOTE or section.nbytes > _MOST_NOTE_NBYTES:
+        if section.kind != _NOTE or section.nbytes > _MAX_NOTE_NBYTES:
             continue
         notes = os.pread(file, section.nbytes, section.offset)
         while len(notes) >= 12:
@@ -103,7 +103,7 @@ def _build_id(file: int, sections: list[_Section]) -> str | None:
 def _find(file: int, sections: list[_Section], wanted: list[int], budget: SymbolBudget) -> dict[int, str]:
     """The best symbol for each offset: of the full table before the exported ones, global before local."""
     found: dict[int, tuple[int, int, int]] = {}  # (rank, where its name lies, how long that may be)
-    left = _MOST_MATCHES
+    left = _MAX_MATCHES
     for table in sections:
         if table.kind not in (_SYMTAB, _DYNSYM) or table.link >= len(sections):
             continue
@@ -113,7 +113,7 @@ def _find(file: int, sections: list[_Section], wanted: list[int], budget: Symbol
             if first == len(wanted) or wanted[first] - value >= nbytes or name >= strings.nbytes:
                 continue
             rank = (2 if table.kind == _SYMTAB else 0) + (binding != 0)
-            place = (rank, strings.offset + name, min(strings.nbytes - name, _LONGEST_NAME))
+            place = (rank, strings.offset + name, min(strings.nbytes - name, _MAX_NAME_LENGTH))
             inside = wanted[first : bisect.bisect_left(wanted, value + nbytes)]
             left -= len(inside)
             if left < 0:
@@ -128,7 +128,7 @@ def _find(file: int, sections: list[_Section], wanted: list[int], budget: Symbol
 def _functions(file: int, table: _Section, budget: SymbolBudget) -> Iterator[tuple[int, int, int, int]]:
     """For each function with a size: where its name begins, its binding (0: local), its address, its size."""
     size = _SYMBOL.size
-    count = min(table.nbytes // size, _MOST_SYMBOLS, budget.symbols)
+    count = min(table.nbytes // size, _MAX_SYMBOLS, budget.symbols)
     budget.symbols -= count
     for begin in range(0, count, _SYMBOLS_AT_ONCE):
         symbols = os.pread(file, min(count - begin, _SYMBOLS_AT_ONCE) * size, table.offset + begin * size)
@@ -171,9 +171,9 @@ for line in sys.stdin.buffer.read().split(b"\\n"):
 
 def demangle(names: Iterable[str]) -> Mapping[str, str]:
     """Readable forms of the C++ names among *names*; those that have none, or take too long, are left out."""
-    waiting = [name for name in dict.fromkeys(names) if _is_mangled(name)][:_MOST_DEMANGLED]
+    waiting = [name for name in dict.fromkeys(names) if _is_mangled(name)][:_MAX_DEMANGLED]
     answers: dict[str, str] = {}
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         if not waiting:
             break
         lines, was_ended = _run_demangler(waiting)
@@ -185,7 +185,7 @@ def demangle(names: Iterable[str]) -> Mapping[str, str]:
 
 
 def _is_mangled(name: str) -> bool:
-    return name.startswith("_Z") and name.isascii() and name.isprintable() and len(name) <= _LONGEST_NAME
+    return name.startswith("_Z") and name.isascii() and name.isprintable() and len(name) <= _MAX_NAME_LENGTH
 
 
 def _run_demangler(names: list[str]) -> tuple[list[str], bool]:

@@ -10,14 +10,14 @@ from vram.errors import UsageError
 from vram.units import MIB, size
 from vram.virtualgpu import mig
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 TOTAL_BYTES = 143771 * MIB
 RESERVED_BYTES = 615 * MIB + 64 * 1024
 # What the library accepts: a folder with a larger number has no GPU.
-LARGEST_SIZE = 2**60
-LARGEST_COUNT = 2**31 - 1
+MAX_SIZE = 2**60
+MAX_COUNT = 2**31 - 1
 # NVML's older calls bring a buffer of 64 bytes for the name.
-LONGEST_NAME = 63
+MAX_NAME_LENGTH = 63
 
 SIZES = (
     "total_bytes",
@@ -60,8 +60,8 @@ Setting = str | int | bool
 
 def first_lines(gpus: int, settings: dict[str, Setting]) -> list[str]:
     """The file as it is first written: how many GPUs, and what holds for all of them."""
-    if not 0 <= gpus <= MOST_GPUS:
-        raise UsageError(f"{gpus} virtual GPUs cannot be made", hint=f"from 0 to {MOST_GPUS} can")
+    if not 0 <= gpus <= MAX_GPUS:
+        raise UsageError(f"{gpus} virtual GPUs cannot be made", hint=f"from 0 to {MAX_GPUS} can")
     _check_room(settings)
     return [f"gpus = {gpus}", *lines(settings)]
 
@@ -127,15 +127,15 @@ def _written(key: str, value: Setting) -> str:
 
 
 def _number(key: str, value: Setting) -> str:
-    most = LARGEST_SIZE if key in (*SIZES, "ecc_uncorrected") else LARGEST_COUNT
+    most = MAX_SIZE if key in (*SIZES, "ecc_uncorrected") else MAX_COUNT
     if isinstance(value, int) and 0 <= value <= most:
         return str(int(value))
     raise UsageError(f"{key} cannot be {value!r}", hint=f"it is a whole number, from 0 to {most}")
 
 
 def _text(key: str, value: str) -> str:
-    if value.strip() and value.isprintable() and len(value.encode()) <= LONGEST_NAME:
+    if value.strip() and value.isprintable() and len(value.encode()) <= MAX_NAME_LENGTH:
         return value
     raise UsageError(
-        f"{key} cannot be {value!r}", hint=f"it is one line of text, at most {LONGEST_NAME} bytes long"
+        f"{key} cannot be {value!r}", hint=f"it is one line of text, at most {MAX_NAME_LENGTH} bytes long"
     )

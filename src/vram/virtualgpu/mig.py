@@ -17,7 +17,7 @@ from vram.errors import UsageError
 from vram.units import GIB, MIB
 
 NONE = "none"
-_COMPUTE, _MEMORY, _MOST_DEVICES = 7, 8, 7
+_COMPUTE, _MEMORY, _MAX_DEVICES = 7, 8, 7
 _GRAIN = 2 * MIB
 _NAME = re.compile(r"(?:([1-7])c\.)?([1-7])g\.([0-9]{1,4})gb")
 # Memory slices of a profile by its compute slices; 1g comes with two slices of memory too.
@@ -62,7 +62,7 @@ def devices(spec: str, total_bytes: int, reserved_bytes: int) -> list[VirtualMig
             VirtualMigDevice(number, at, part.slices, part.compute, nbytes, part.profile)
             for at, part in enumerate(parts)
         ]
-    if len(made) > _MOST_DEVICES:
+    if len(made) > _MAX_DEVICES:
         raise UsageError(f"{len(made)} MIG devices do not fit on a GPU", hint="it has room for seven")
     return made
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-SHORTEST_S = 0.4
+MIN_S = 0.4
 
 
 class Pace:
@@ -21,7 +21,7 @@ class Pace:
     def steps(self, count: int) -> Iterator[int]:
         """0 to *count* - 1, at equal distances."""
         now = time.monotonic()
-        each_s = max(SHORTEST_S, 4 * (now - self._began)) / count
+        each_s = max(MIN_S, 4 * (now - self._began)) / count
         for step in range(count):
             time.sleep(max(0.0, now + step * each_s - time.monotonic()))
             yield step

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vram.trace.frameworks.jax_profile import LARGEST, decode
+from vram.trace.frameworks.jax_profile import MAX_NBYTES, decode
 from vram.untrusted import Rejected
 
 
@@ -100,7 +100,7 @@ BAD = {
     "not packed": lambda: b"plain",
     "cut": lambda: profile(sample([1], 1, 5))[:-12],
     "cut inside": lambda: gzip.compress(message(6, b"text")[:-1]),
-    "large": lambda: gzip.compress(bytes(LARGEST + 1), 1),
+    "large": lambda: gzip.compress(bytes(MAX_NBYTES + 1), 1),
     "a group": lambda: gzip.compress(number(3 << 3 | 3)),
     "a number that never ends": lambda: gzip.compress(b"\xff" * 30),
     "a length beyond the end": lambda: gzip.compress(number(6 << 3 | 2) + number(2**63)),

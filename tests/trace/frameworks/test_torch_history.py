@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.trace.frameworks.recorded import KINDS, content, packed
-from vram.trace.frameworks.torch_history import LARGEST_TEXT, GpuHistory, decode, stack_of
+from vram.trace.frameworks.torch_history import MAX_TEXT, GpuHistory, decode, stack_of
 from vram.units import MIB
 from vram.untrusted import Rejected
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused(said: Any) -> None:
         lambda: packed(content("plain"))[:-20],
         lambda: zlib.compress(b"[" * 100_000),
         lambda: zlib.compress(b"[" + b"[]," * 8_000_001),
-        lambda: zlib.compress(bytes(LARGEST_TEXT + 1), 1),
+        lambda: zlib.compress(bytes(MAX_TEXT + 1), 1),
         lambda: zlib.compress(json.dumps(content("plain")).encode("utf-16")),
     ],
     ids=["empty", "not packed", "cut", "deep", "many", "large", "no utf-8"],

@@ -28,7 +28,7 @@ HELP = "print shell completion for bash, zsh or fish"
 
 # Somebody waits for TAB.
 DEADLINE_S = 1.0
-LONGEST_MEANING = 60
+MAX_MEANING_LENGTH = 60
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -100,4 +100,4 @@ def _ledger() -> Ledger:
 def _meaning(text: str) -> str:
     """One short line without a backslash: shells read those, and a process chose these words."""
     line = ascii_only(text).replace("\\", "/")
-    return line if len(line) <= LONGEST_MEANING else line[: LONGEST_MEANING - 3] + "..."
+    return line if len(line) <= MAX_MEANING_LENGTH else line[: MAX_MEANING_LENGTH - 3] + "..."

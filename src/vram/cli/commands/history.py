@@ -49,7 +49,7 @@ without a zone it is local time. SINCE with < and UNTIL with > are bounds: nothi
 )
 _LIMIT, _MOST = 100, 10_000
 _POINTS, _LINES = 400, 24
-_LONGEST_S = 30.0
+_MAX_S = 30.0
 _OPTIONS = {"at": ("holders",), "start": ("ghosts", "waste", "series", "search"), "points": ("series",)}
 
 
@@ -110,7 +110,7 @@ def run(args: Namespace) -> int:
     from vram.history.questions import Questions, within
 
     path = args.file or default_path()
-    with closing(open_for_reading(path)) as connection, _damage_said(path), within(connection, _LONGEST_S):
+    with closing(open_for_reading(path)) as connection, _damage_said(path), within(connection, _MAX_S):
         _begin(connection)
         report = _ask(view, Questions(connection), args, times)
     from msgspec.structs import replace

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NAME = "top"
 HELP = "live view of who holds GPU memory; trim, park, free or kill from it"
 
-LEAST_S = 0.1
+MIN_S = 0.1
 
 _EPILOG = """\
 keys: ? help, q quit, / search, t tree by container, job and family, d details,
@@ -51,8 +51,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _interval(text: str) -> float:
     seconds = read_duration(text)
-    if seconds < LEAST_S:
-        raise UsageError(f"{text!r} is too short", hint=f"at least {spell_duration(LEAST_S)} are needed")
+    if seconds < MIN_S:
+        raise UsageError(f"{text!r} is too short", hint=f"at least {spell_duration(MIN_S)} are needed")
     return seconds
 
 

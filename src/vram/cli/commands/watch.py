@@ -45,11 +45,11 @@ NAME = "watch"
 HELP = "changes only, a line each: ghosts, growth, memory that came back; for logs and hooks"
 
 EVERY_S = 2.0
-SHORTEST_S = 0.1
+MIN_S = 0.1
 # What was there in one reading is confirmed by another one, this much later at most.
 CONFIRM_S = 0.5
 HOOK_S = 30.0
-LEAST_CHANGE = "64MiB"
+MIN_CHANGE = "64MiB"
 # Readings between two full collections. Python's own come too seldom for a process that runs for weeks: its
 # free lists alone grow by a megabyte until then.
 COLLECT_AFTER = 100
@@ -82,7 +82,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--min",
         type=parse_size,
-        default=LEAST_CHANGE,
+        default=MIN_CHANGE,
         metavar="SIZE",
         help="report growth and shrinking once they add up to this (default: %(default)s)",
     )
@@ -141,10 +141,8 @@ def _count(text: str) -> int:
 
 
 def run(args: Namespace) -> int:
-    if args.every < SHORTEST_S:
-        raise UsageError(
-            f"--every needs at least {spell_duration(SHORTEST_S)}", hint="write it like --every 2s"
-        )
+    if args.every < MIN_S:
+        raise UsageError(f"--every needs at least {spell_duration(MIN_S)}", hint="write it like --every 2s")
     hooks = _hooks(args)
     # The program starts with the collector set for a single answer.
     gc.enable()
@@ -213,7 +211,7 @@ class _Watch:
         pause_s: float = self._args.every
         if self._comparison.needs_confirmation:
             pause_s = min(pause_s, CONFIRM_S)
-        return max(began + pause_s, time.monotonic() + SHORTEST_S)
+        return max(began + pause_s, time.monotonic() + MIN_S)
 
     def _read(self) -> tuple[Ledger, tuple[Finding, ...]]:
         from vram.diagnosis.engine import diagnose

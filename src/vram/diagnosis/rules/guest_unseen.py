@@ -43,12 +43,14 @@ from vram.units import MIB, size
 
 CODE = "VR604"
 
-_LEAST = 64 * MIB
+_MIN_BYTES = 64 * MIB
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        unseen = [entry for entry in gpu.entries if entry.kind == "guest" and (entry.nbytes or 0) >= _LEAST]
+        unseen = [
+            entry for entry in gpu.entries if entry.kind == "guest" and (entry.nbytes or 0) >= _MIN_BYTES
+        ]
         if unseen and not any(entry.holder and entry.holder.alive for entry in gpu.entries):
             yield _finding(ledger, gpu, unseen)
 

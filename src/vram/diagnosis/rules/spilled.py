@@ -48,14 +48,14 @@ from vram.units import MIB, size
 
 CODE = "VR601"
 
-_LEAST = 256 * MIB
+_MIN_BYTES = 256 * MIB
 _NEARLY_FULL = 0.9
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
         nbytes = gpu.windows.host_bytes if gpu.windows else None
-        if nbytes is not None and nbytes >= _LEAST and gpu.total_bytes:
+        if nbytes is not None and nbytes >= _MIN_BYTES and gpu.total_bytes:
             yield _finding(ledger.host, gpu, nbytes, _used(gpu) >= _NEARLY_FULL * gpu.total_bytes)
 
 
@@ -89,7 +89,7 @@ def _shares(gpu: GpuLedger) -> Iterator[str]:
     if side is not None and side.guest_host_bytes:
         yield f"Windows counts {size(side.guest_host_bytes)} of it for the virtual machine of WSL2"
     for entry in gpu.entries:
-        if entry.kind == "windows" and entry.windows and (entry.windows.host_bytes or 0) >= _LEAST:
+        if entry.kind == "windows" and entry.windows and (entry.windows.host_bytes or 0) >= _MIN_BYTES:
             name = words.shown(entry.windows.name or "name unknown")
             yield f"Windows pid {entry.windows.pid} ({name}) has {size(entry.windows.host_bytes or 0)} of it"
 

@@ -42,14 +42,14 @@ from vram.units import MIB, counted, size
 
 CODE = "VR602"
 
-_LEAST = 64 * MIB
+_MIN_BYTES = 64 * MIB
 _NAMED = 5
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
         held = sorted((e for e in gpu.entries if e.kind == "windows"), key=lambda e: -(e.nbytes or 0))
-        if known_bytes(held) >= _LEAST:
+        if known_bytes(held) >= _MIN_BYTES:
             yield _finding(gpu, held)
 
 

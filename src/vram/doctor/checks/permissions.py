@@ -20,7 +20,7 @@ from vram.units import counted
 CHECKS: list[Check] = []
 
 
-_MOST_USERS = 4
+_MAX_USERS = 4
 
 
 @check(CHECKS, "permissions.processes", ("why", "who", "check", "free", "kill", "reset"))
@@ -78,8 +78,8 @@ def _seen(user: str, count: int, hidepid: str | None) -> str:
 
 
 def _some(users: list[str]) -> str:
-    more = f" and {len(users) - _MOST_USERS} more" if len(users) > _MOST_USERS else ""
-    return ", ".join(users[:_MOST_USERS]) + more
+    more = f" and {len(users) - _MAX_USERS} more" if len(users) > _MAX_USERS else ""
+    return ", ".join(users[:_MAX_USERS]) + more
 
 
 _NEEDS = {"pidfd_open": "5.3", "pidfd_getfd": "5.6", "kcmp": "3.5 with CONFIG_KCMP"}

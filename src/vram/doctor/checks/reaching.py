@@ -62,7 +62,7 @@ def check_routes(facts: DoctorFacts) -> CheckAnswer:
     )
 
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 @check(CHECKS, "reaching.python", ("trim", "deep", "free"))
@@ -110,7 +110,7 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
 
 
 def _named(stuck: list[PythonTarget], whole: str) -> str:
-    if len(stuck) > _MOST_NAMED:
+    if len(stuck) > _MAX_NAMED:
         return f"{len(stuck)} of {whole}"
     return f"Python pid{'s' * (len(stuck) > 1)} {', '.join(str(target.pid) for target in stuck)}"
 

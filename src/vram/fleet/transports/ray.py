@@ -23,7 +23,7 @@ from vram.host.local.child import interpreter
 from vram.model.fleet import NodeCode
 
 _CONNECT_S = 60.0
-_MOST_LINE = 256 << 20
+_MAX_LINE = 256 << 20
 _NOT_FOUND = 127
 # A task that comes back right at its deadline still has to be reported.
 _REPORT_S = 3.0
@@ -68,7 +68,7 @@ class RayNodes:
         try:
             line = untrusted.receive(
                 self._process.stdout.fileno(),
-                nbytes=_MOST_LINE,
+                nbytes=_MAX_LINE,
                 until=time.monotonic() + connect_s,
                 pidfd=pidfd,
             )
@@ -146,7 +146,7 @@ class RayNodes:
     def _listen(self) -> None:
         """Hand each answer to whoever waits for it; when the driver has ended, say so to everybody."""
         assert self._process.stdout is not None
-        while line := self._process.stdout.readline(_MOST_LINE):
+        while line := self._process.stdout.readline(_MAX_LINE):
             with suppress(untrusted.Rejected):
                 answer = untrusted.decode(line, RayAnswer)
                 if answers := self._waiting.get(answer.number):

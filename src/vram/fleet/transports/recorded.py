@@ -14,7 +14,7 @@ from vram.files import open_given
 from vram.fleet.transport import NodeAddress, NodeFailed
 
 _SUFFIX = ".json"
-_MOST_FILES = 100_000
+_MAX_FILES = 100_000
 
 
 class RecordedNodes:
@@ -37,8 +37,8 @@ class RecordedNodes:
         if not names:
             hint = "write one with `vram snapshot -o FOLDER/NODE.json`"
             raise UsageError(f"{self._folder} has no snapshot (NODE{_SUFFIX})", hint=hint)
-        if len(names) > _MOST_FILES:
-            raise UsageError(f"{self._folder} has {len(names):,} snapshots; {_MOST_FILES:,} are the most")
+        if len(names) > _MAX_FILES:
+            raise UsageError(f"{self._folder} has {len(names):,} snapshots; {_MAX_FILES:,} are the most")
         return tuple(_node(self._folder, name) for name in sorted(names))
 
     @contextmanager

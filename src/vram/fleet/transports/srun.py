@@ -15,7 +15,7 @@ from vram.fleet.transport import CommandResult, NodeAddress, NodeFailed
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}"
 _LISTED = re.compile(rf"^NodeName=({_NAME}) .*?\bNodeHostName=({_NAME})(?: |$)", re.ASCII | re.MULTILINE)
 _LIST_S = 30.0
-_MOST_LIST = 64 << 20
+_MAX_LIST = 64 << 20
 _NOT_FOUND = 127
 _JOB, _NODES = "SLURM_JOB_ID", "SLURM_JOB_NODELIST"
 
@@ -39,7 +39,7 @@ class SrunNodes:
         """The nodes of the job; a node's name in Slurm need not be its host name."""
         argv = [self._scontrol, "--oneliner", "show", "node", os.environ[_NODES]]
         try:
-            listed = self._programs.run(argv, until=time.monotonic() + _LIST_S, nbytes=_MOST_LIST)
+            listed = self._programs.run(argv, until=time.monotonic() + _LIST_S, nbytes=_MAX_LIST)
         except NodeFailed as error:
             raise VramError(f"scontrol does not name the nodes of the job: {error}") from error
         found = _LISTED.findall(listed.output.decode(errors="replace"))

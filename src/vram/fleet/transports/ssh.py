@@ -20,8 +20,8 @@ _IPV6 = r"[0-9A-Fa-f:]{2,45}(?:%[A-Za-z0-9._-]{1,32})?"
 _NAME = re.compile(rf"{_USER}(?:{_HOST}|{_IPV6})", re.ASCII)
 _ADDRESS = re.compile(r"[0-9.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:%A-Za-z0-9._-]*", re.ASCII)
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+", re.ASCII | re.DOTALL)
-_MOST_HOSTS_BYTES = 4 << 20
-_MOST_HOSTS = 100_000
+_MAX_HOSTS_BYTES = 4 << 20
+_MAX_HOSTS = 100_000
 _OWN_DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NOT_FOUND, _SSH_FAILED = 127, 255
 _CONFIG_BYTES = 1 << 20
@@ -42,8 +42,8 @@ def host_list(text: str) -> tuple[str, ...]:
             )
     if not names:
         raise UsageError("--hosts names no host", hint="write --hosts a,b,c or --hosts @FILE")
-    if len(names) > _MOST_HOSTS:
-        raise UsageError(f"--hosts names {len(names):,} hosts; {_MOST_HOSTS:,} are the most")
+    if len(names) > _MAX_HOSTS:
+        raise UsageError(f"--hosts names {len(names):,} hosts; {_MAX_HOSTS:,} are the most")
     return tuple(dict.fromkeys(names))
 
 
@@ -61,10 +61,10 @@ def _of_file(path: str) -> list[str]:
 def _content(path: str) -> bytes:
     """Each word in it is looked up as a host, and shown: it must not be a file that somebody linked to."""
     if path.startswith(_OWN_DESCRIPTORS):  # as a shell's <(...) is
-        return read_file(path, nbytes=_MOST_HOSTS_BYTES, follow=True, pipes=True)
+        return read_file(path, nbytes=_MAX_HOSTS_BYTES, follow=True, pipes=True)
     file = open_given(path)
     try:
-        return read_stream(file, nbytes=_MOST_HOSTS_BYTES)
+        return read_stream(file, nbytes=_MAX_HOSTS_BYTES)
     finally:
         os.close(file)
 

@@ -20,8 +20,8 @@ from vram.host.ports import ParkTarget, PidHandle, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare
 from vram.payloads.procfs import read_stat
 
-_LONGEST = 1 << 16
-_MOST_ITEMS = 4096
+_MAX_LENGTH = 1 << 16
+_MAX_ITEMS = 4096
 _STATES: tuple[CheckpointState, ...] = ("running", "locked", "parked", "failed")
 # cuInit alone takes 0.1 to 2 s, more where a GPU without persistence mode has to wake up.
 _START_S = 30.0
@@ -163,13 +163,13 @@ class LocalCheckpointWorker:
         poll.register(self._socket, select.POLLIN)
         while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             try:
-                packet = self._socket.recv(_LONGEST)
+                packet = self._socket.recv(_MAX_LENGTH)
             except OSError:
                 return _DIED
             if not packet:
                 return _DIED
             try:
-                reply = untrusted.decode(packet, _Packet, most_items=_MOST_ITEMS)
+                reply = untrusted.decode(packet, _Packet, most_items=_MAX_ITEMS)
             except untrusted.Rejected as error:
                 message = f"the process that talks to the driver sent an unreadable answer: {error}"
                 return CheckpointAnswer(status="died", message=message)

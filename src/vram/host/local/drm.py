@@ -25,10 +25,10 @@ _REGION = re.compile(rb"^drm/([0-9a-f:.]{12,20})/vram\d{0,2} (\d{1,18})$", re.MU
 _WORDS = {"amd": "AMD", "intel": "Intel", "nvidia": "NVIDIA"}
 _AMDGPU_IDS = ("usr/share/libdrm/amdgpu.ids", "opt/amdgpu/share/libdrm/amdgpu.ids")
 _PCI_IDS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
-_MOST_NBYTES = 8 << 20
+_MAX_NBYTES = 8 << 20
 _IN_BRACKETS = re.compile(r".*\[([^\]]+)\]")
-_LONGEST = 64 * 1024
-_LARGEST = 1 << 62
+_MAX_LENGTH = 64 * 1024
+_MAX_BYTES = 1 << 62
 _NUMBER = re.compile(rb"\d{1,20}|0x[0-9a-fA-F]{1,16}")
 _STATUS: dict[int | None, Status] = {
     errno.ENOENT: "unsupported",
@@ -253,7 +253,7 @@ def _read(places: tuple[str, ...], root: str | None) -> bytes:
     for place in places:
         try:
             with open(os.path.join(root or "/", place), "rb") as file:
-                return b"\n" + file.read(_MOST_NBYTES)
+                return b"\n" + file.read(_MAX_NBYTES)
         except OSError:
             continue
     return b""
@@ -279,7 +279,7 @@ def read_bytes(path: str) -> bytes:
     """The file's contents; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return os.read(descriptor, _LONGEST)
+        return os.read(descriptor, _MAX_LENGTH)
     finally:
         os.close(descriptor)
 
@@ -314,7 +314,7 @@ def read_nbytes(path: str) -> SysfsSize:
         status = _STATUS.get(error.errno, "failed")
         return SysfsSize(None, status, f"{name} cannot be read: {error.strerror}", "sysfs-unreadable")
     nbytes = int(raw, 0) if _NUMBER.fullmatch(raw) and not _octal(raw) else None
-    if nbytes is None or nbytes >= _LARGEST:
+    if nbytes is None or nbytes >= _MAX_BYTES:
         return SysfsSize(None, "failed", f"{name} is not a size", "sysfs-damaged")
     return SysfsSize(nbytes)
 

@@ -19,9 +19,9 @@ from vram.model.files import ClientFacts, Region
 from vram.model.observation import Status
 from vram.payloads.procfs import text
 
-MOST_NBYTES = 64 * 1024  # fifty times what a kernel writes
+MAX_NBYTES = 64 * 1024  # fifty times what a kernel writes
 
-_LARGEST = 1 << 62
+_MAX_BYTES = 1 << 62
 _UNITS = {b"": 1, b"kB": 1 << 10, b"KiB": 1 << 10, b"MiB": 1 << 20, b"GiB": 1 << 30}
 _FIGURE = re.compile(rb"(\d{1,20})(?:[ \t]+([A-Za-z]{1,8}))?")
 _NUMBER = re.compile(rb"\d{1,19}")
@@ -45,7 +45,7 @@ _USED = re.compile(r"vram_(\d{1,10})")
 
 def read_client(fd: int, node: int | None, raw: bytes, description: int | None = None) -> DrmClient:
     """What *raw* says of descriptor *fd*; what is wrong with it is part of the answer."""
-    cut = len(raw) >= MOST_NBYTES
+    cut = len(raw) >= MAX_NBYTES
     # The last line of a text that was cut off may be half a figure.
     fields, figures, wrong = _fields(raw[: raw.rfind(b"\n") + 1] if cut else raw)
     if cut:
@@ -145,7 +145,7 @@ def _nbytes(value: bytes) -> int | None:
     if found is None or unit is None:
         return None
     nbytes = int(found[1]) * unit
-    return nbytes if nbytes < _LARGEST else None
+    return nbytes if nbytes < _MAX_BYTES else None
 
 
 # ---- ROCm's list of processes in sysfs, by GPU: what the kernel's compute driver charges them with ----

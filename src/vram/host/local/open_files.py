@@ -23,7 +23,7 @@ from vram.model.files import DeviceFile, FileKind
 from vram.model.process import ProcessRef
 from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, map_lines, text
 
-_MOST_MAPS_NBYTES = 64 << 20
+_MAX_MAPS_NBYTES = 64 << 20
 VIRTUAL_GPU = "VRAM_VIRTUAL_GPU"
 _NVIDIA_MAJOR = 195  # of /dev/nvidia<minor> and /dev/nvidiactl; the others get a free number at boot
 _DELETED = b" (deleted)"
@@ -145,13 +145,13 @@ class LocalOpenFiles:
         thread = living_thread(folder, stat)
         alive = (folder.stat(thread) if thread else None) or stat
         # As with command lines: a process stuck in the driver may hold its memory lock for good.
-        maps = folder.read(f"{inside_of(thread)}maps", _MOST_MAPS_NBYTES) if alive.state != "D" else None
+        maps = folder.read(f"{inside_of(thread)}maps", _MAX_MAPS_NBYTES) if alive.state != "D" else None
         return mappings_in(maps, self._names.mapped, self._names.uvm) if maps is not None else None
 
 
 # To number n descriptions takes n log n calls of two microseconds: so many of one user's, and of all but
 # root's, are numbered. The rest may be shared with anybody.
-_MOST_OF_USER, _MOST_OF_USERS = 1 << 14, 1 << 15
+_MAX_OF_USER, _MAX_OF_USERS = 1 << 14, 1 << 15
 
 
 def _descriptions(
@@ -165,7 +165,7 @@ def _descriptions(
         if named_as.kind in ("gpu", "control", "dxg")
         or (named_as.kind == "drm" and _is_unnumbered(file.info))
     ]
-    if len(wanted) > _MOST_OF_USER:
+    if len(wanted) > _MAX_OF_USER:
         kept = _within_shares(root, Counter(file.pid for file, _ in wanted))
         wanted = [(file, group) for file, group in wanted if file.pid in kept]
     if not wanted:
@@ -178,10 +178,10 @@ def _within_shares(root: str, counts: Counter[int]) -> set[int]:
     """Those pids whose users have few enough descriptors; who has the fewest comes first."""
     owners = _owners(root, counts)
     kept = set(owners.pop(0, ()))
-    left = _MOST_OF_USERS
+    left = _MAX_OF_USERS
     by_size = sorted((sum(counts[pid] for pid in pids), uid) for uid, pids in owners.items())
     for total, uid in by_size:
-        if total > min(_MOST_OF_USER, left):
+        if total > min(_MAX_OF_USER, left):
             break
         left -= total
         kept.update(owners[uid])

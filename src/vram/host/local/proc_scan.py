@@ -26,7 +26,7 @@ _UNKNOWN_START = (1 << 64) - 1
 _LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramscan.so")
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
-_MOST_INFO_NBYTES = 64 * 1024
+_MAX_INFO_NBYTES = 64 * 1024
 
 Descriptor = tuple[int, int, int]
 Compare = Callable[[Descriptor, Descriptor], int]
@@ -346,7 +346,7 @@ def _informed(root: str, file: RawFile, prefixes: tuple[bytes, ...]) -> RawFile:
     except OSError as error:
         return replace(file, error=error.errno or 0)
     try:
-        return replace(file, info=drain(descriptor, _MOST_INFO_NBYTES))
+        return replace(file, info=drain(descriptor, _MAX_INFO_NBYTES))
     except OSError as error:
         return replace(file, error=error.errno or 0)
     finally:

@@ -19,10 +19,10 @@ from vram.payloads.procfs import ProcessFolder, text
 _NCCL = b"libnccl"
 _NCCL_SEGMENT = b"/dev/shm/nccl-"
 _RANKS = (b"WORLD_SIZE", b"OMPI_COMM_WORLD_SIZE", b"PMI_SIZE")
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 _VISIBLE = b"CUDA_VISIBLE_DEVICES="
 _INJECTED = b"CUDA_INJECTION64_PATH="
-_LONGEST_VALUE = 4096
+_MAX_VALUE_LENGTH = 4096
 _UNLIMITED = 1 << 60
 
 
@@ -174,7 +174,7 @@ def _world(folder: ProcessFolder) -> tuple[str, int | None]:
     """The variable that says how many ranks there are, where there are more than one."""
     for word in (folder.read("environ") or b"").split(b"\0"):
         name, _, value = word.partition(b"=")
-        if name in _RANKS and value.isdigit() and len(value) <= _MOST_DIGITS and int(value) > 1:
+        if name in _RANKS and value.isdigit() and len(value) <= _MAX_DIGITS and int(value) > 1:
             return name.decode(), int(value)
     return "", None
 
@@ -192,7 +192,7 @@ def _said(folder: ProcessFolder, variable: bytes) -> str | None:
     """What *variable* was when the process was started; None where it was not set."""
     words = (folder.read("environ") or b"").split(b"\0")
     said = next((word for word in words if word.startswith(variable)), None)
-    return None if said is None else text(said.removeprefix(variable)[:_LONGEST_VALUE])
+    return None if said is None else text(said.removeprefix(variable)[:_MAX_VALUE_LENGTH])
 
 
 def _text(path: str) -> str | None:

@@ -18,10 +18,10 @@ from vram.protected import has_a_role
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
 # Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
-_LONGEST_COMMAND = 16 * 1024
+_MAX_COMMAND_LENGTH = 16 * 1024
 _DELETED = " (deleted)"
 # Environments reach megabytes too; what names a job or a notebook is set early on.
-_MOST_ENVIRONMENT = 256 * 1024
+_MAX_ENVIRONMENT = 256 * 1024
 _TELLING = (b"SLURM_JOB_ID=", b"KUBERNETES_SERVICE_HOST=", b"JPY_SESSION_NAME=")
 
 
@@ -45,7 +45,7 @@ class LocalProc:
         inside = inside_of(thread)
         alive = (folder.stat(thread) if thread else None) or stat
         facts = _facts(folder, stat, alive, inside)
-        environ = b"" if alive.state == "D" else folder.read(f"{inside}environ", _MOST_ENVIRONMENT) or b""
+        environ = b"" if alive.state == "D" else folder.read(f"{inside}environ", _MAX_ENVIRONMENT) or b""
         nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
         if nameless and not any(word in environ for word in _TELLING):
             return facts
@@ -145,7 +145,7 @@ def _argv(folder: ProcessFolder, state: str, name: str) -> tuple[str, ...]:
     # driver can hold that lock for good, and `ps` is known to hang on such: leave it alone.
     if state == "D":
         return ()
-    raw = folder.read(name, _LONGEST_COMMAND) or b""
+    raw = folder.read(name, _MAX_COMMAND_LENGTH) or b""
     return tuple(text(word) for word in raw.rstrip(b"\0").split(b"\0")) if raw.strip(b"\0") else ()
 
 

@@ -21,7 +21,7 @@ _NAME = "slurmstepd"
 _TITLE = re.compile(r"^slurmstepd: \[(?:StepId=)?(\d{1,10})(?:\+\d+)?\.", re.ASCII)
 # With control groups of version 2 one of these only keeps Slurm's scope alive.
 _KEEPS_SCOPE = "infinity"
-_LONGEST = 4096
+_MAX_LENGTH = 4096
 UNKNOWN = "?"
 
 
@@ -48,7 +48,7 @@ def running_steps(root: str = "/proc") -> RunningSteps:
         parents[folder.pid] = stat.parent
         if stat.kernel_thread or not _is_step(folder, stat) or _uid(folder) not in trusted:
             continue
-        words = text(folder.read("cmdline", _LONGEST) or b"").split("\0")
+        words = text(folder.read("cmdline", _MAX_LENGTH) or b"").split("\0")
         if found := _TITLE.match(words[0]):
             steps[folder.pid] = found[1]
         elif _KEEPS_SCOPE not in words[1:2] and not stat.has_ended:

@@ -45,7 +45,7 @@ _ALL_USERS = ["0", "0", "4294967295"]
 _LIBRARY = "libcupti.so*"
 _MAPPED = re.compile(rb"\S*/libcupti\.so[\w.]*")
 _INJECTION = b"CUDA_INJECTION64_PATH="
-_MOST_MAPS_NBYTES = 64 << 20
+_MAX_MAPS_NBYTES = 64 << 20
 
 
 class LocalSystemInfo:
@@ -250,7 +250,7 @@ def _look(proc_root: str, pid: int) -> Tracing | None:
             # One that is stuck in the driver may hold its memory lock for good: reading would hang too.
             if stat is None or stat.state == "D":
                 return None
-            mapped = _MAPPED.search(folder.read("maps", _MOST_MAPS_NBYTES) or b"")
+            mapped = _MAPPED.search(folder.read("maps", _MAX_MAPS_NBYTES) or b"")
             words = (folder.read("environ") or b"").split(b"\0")
     except OSError:
         return None

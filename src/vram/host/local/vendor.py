@@ -12,7 +12,7 @@ from vram.untrusted import Rejected, receive
 
 # This runs as root: a PATH that somebody else prepared must not choose the program.
 FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin", "/usr/sbin", "/opt/bin", "/usr/lib/wsl/lib")
-_LONGEST_OUTPUT = 1 << 20
+_MAX_OUTPUT_LENGTH = 1 << 20
 _SAFE = {"PATH": ":".join(FOLDERS), "LC_ALL": "C"}
 
 
@@ -34,7 +34,7 @@ class LocalVendor:
         assert tool.stdout is not None
         with tool:
             try:
-                said = receive(tool.stdout.fileno(), nbytes=_LONGEST_OUTPUT, until=until, end=None)
+                said = receive(tool.stdout.fileno(), nbytes=_MAX_OUTPUT_LENGTH, until=until, end=None)
                 tool.wait(max(0.0, until - time.monotonic()))
             except (Rejected, subprocess.TimeoutExpired) as error:
                 tool.kill()

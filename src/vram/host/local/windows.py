@@ -19,7 +19,7 @@ from vram.model.observation import NO_INTEROP, NO_POWERSHELL, WINDOWS_LEFT_OUT, 
 _PROGRAM = "powershell.exe"
 _FOLDER = "Windows/System32/WindowsPowerShell/v1.0"
 _OPTIONS = ("-NoLogo", "-NoProfile", "-NonInteractive", "-Command")
-_LARGEST_NBYTES = 16 << 20
+_MAX_NBYTES = 16 << 20
 _GRACE_S = 0.2
 
 
@@ -104,7 +104,7 @@ class PowerShellQuery:
         parts: list[bytes] = []
         poll = select.poll()
         poll.register(self._child.pipe, select.POLLIN)
-        while sum(map(len, parts)) <= _LARGEST_NBYTES:
+        while sum(map(len, parts)) <= _MAX_NBYTES:
             left = self._deadline - time.monotonic()
             if not poll.poll(max(0.0, left) * 1000):
                 message = "Windows did not answer in time"

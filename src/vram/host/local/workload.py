@@ -51,8 +51,8 @@ _CONTAINERS = (
 _POD = r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
 _JOB = r"/(?:[^/]*slurm[^/]*|uid_\d+)/job_(\d+)(?:/step_([^/]+))?"
 _UNITS = (".service", ".scope")
-_MOST_FILE = 4 << 20
-_LONGEST = 200
+_MAX_FILE = 4 << 20
+_MAX_LENGTH = 200
 _WANTED = frozenset(
     (b"HOSTNAME", b"KUBERNETES_SERVICE_HOST", b"SLURM_JOB_ID", b"SLURM_JOB_NAME", b"JPY_SESSION_NAME")
 )
@@ -122,7 +122,7 @@ def variables(environ: bytes) -> dict[bytes, str]:
     for line in environ.split(b"\0"):
         key, _, value = line.partition(b"=")
         if key in _WANTED and value:
-            found[key] = value.decode("utf-8", "backslashreplace")[:_LONGEST]
+            found[key] = value.decode("utf-8", "backslashreplace")[:_MAX_LENGTH]
     return found
 
 
@@ -221,7 +221,7 @@ class ContainerNames:
 
         try:
             return untrusted.decode(
-                untrusted.read_file(os.path.join(self._root, path), nbytes=_MOST_FILE, follow=True), kind
+                untrusted.read_file(os.path.join(self._root, path), nbytes=_MAX_FILE, follow=True), kind
             )
         except untrusted.Rejected:
             return None
@@ -246,4 +246,4 @@ def _from_annotations(annotations: dict[str, str]) -> tuple[str | None, str | No
 
 
 def _short(text: str | None) -> str | None:
-    return text[:_LONGEST] if text else None
+    return text[:_MAX_LENGTH] if text else None

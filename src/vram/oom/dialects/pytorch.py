@@ -77,8 +77,8 @@ def _limit_that_binds(limit: Amount | None, total: Amount | None) -> Amount | No
     return limit if limit and total and limit.nbytes < total.nbytes else None
 
 
-_LONGEST_MESSAGE = 3000
-_LONGEST_LEAD = 600
+_MAX_MESSAGE_LENGTH = 3000
+_MAX_LEAD_LENGTH = 600
 # No terminal is narrower or wider: other lines were not broken at its edge.
 _NARROWEST, _WIDEST = 20, 400
 # What the last figure of each generation is called: a line that has it was not broken before.
@@ -131,8 +131,8 @@ def allocator(found: Match, passage: Passage) -> Parsed:
     """
     # A message that is cut at its front is met at its first figure: its line has the rest.
     text = passage.text
-    begin = max(text.rfind("\n", 0, found.start()) + 1, found.start() - _LONGEST_LEAD)
-    body = text[begin : begin + _LONGEST_MESSAGE]
+    begin = max(text.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_LEAD_LENGTH)
+    body = text[begin : begin + _MAX_MESSAGE_LENGTH]
     cut = _NEXT.search(body, found.end() - begin + 1)
     as_printed = body[: cut.start()] if cut else body
     unwrapped, width, breaks = _unwrapped(as_printed)

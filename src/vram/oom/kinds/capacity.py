@@ -169,7 +169,7 @@ def _too_large(
 
 
 # More than this of a GPU cannot be used: a context and activations need the rest.
-_MOST_STATIC = 0.95
+_MAX_STATIC = 0.95
 # What JAX takes of a GPU by default.
 _JAX_FRACTION = 0.75
 
@@ -273,7 +273,7 @@ def _sglang_share(reading: OomReading) -> Judgement:
             f" {said(outside)} free (1 - {share} of {said(at_start)}): nothing is left for the cache."
         )
         least = 1 - free.nbytes / at_start
-        if least + 0.03 <= _MOST_STATIC:
+        if least + 0.03 <= _MAX_STATIC:
             more = change(
                 f"Give it more of the GPU: --mem-fraction-static {least + 0.03:.2f} leaves a small cache."
             )

@@ -19,7 +19,7 @@ from .record import Struct
 
 DESCRIBED_AT_ONCE = 1000
 SLICE = 20_000
-LONGEST_NOTE = 300
+MAX_NOTE_LENGTH = 300
 
 
 class FoundArray(Struct, frozen=True, gc=False):
@@ -84,7 +84,7 @@ def _failure_as_note(provider: ArrayProvider, notes: list[str] | None) -> Iterat
     except Exception as error:
         if notes is None:
             raise
-        notes.append(f"{provider.NAME}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
+        notes.append(f"{provider.NAME}: {type(error).__name__}: {error}"[:MAX_NOTE_LENGTH])
 
 
 def with_gradients(provider: ArrayProvider, arrays: list[object]) -> list[object]:

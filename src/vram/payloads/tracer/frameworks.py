@@ -29,11 +29,11 @@ MODULE = "_vram_tracer_frameworks"
 
 KNOWN = ("torch", "cupy", "jax")
 FORM = 1
-MOST_ENTRIES = 250_000
+MAX_ENTRIES = 250_000
 """Of PyTorch's history, per GPU. It keeps one to four kilobytes for each, in host memory."""
-MOST_SNAPSHOT_ENTRIES = 1_000_000
+MAX_SNAPSHOT_ENTRIES = 1_000_000
 """Of all GPUs together, in one blob; the newest stay."""
-LARGEST_PROFILE = 64 << 20
+MAX_PROFILE = 64 << 20
 NO_GPU = {"cpu", "interpreter"}
 """Backends of JAX."""
 OOM_SNAPSHOTS = 3
@@ -107,7 +107,7 @@ class TorchAccount:
         if not enabled():
             # Since PyTorch 2.1; the older signature and the asynchronous backend raise.
             torch.cuda.memory._record_memory_history(
-                enabled="all", context="alloc", stacks="python", max_entries=MOST_ENTRIES
+                enabled="all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
             )
             self.ours = True
         self._send({"at": "begin"})
@@ -146,7 +146,7 @@ class TorchAccount:
     def _send(self, content: dict[str, Any]) -> None:
         torch = sys.modules["torch"]
         content.update(form=FORM, wall_ns=time.time_ns())  # PyTorch stamps by this clock
-        content.update(ours=self.ours, version=str(getattr(torch, "__version__", "")), limit=MOST_ENTRIES)
+        content.update(ours=self.ours, version=str(getattr(torch, "__version__", "")), limit=MAX_ENTRIES)
         text = json.dumps(content, separators=(",", ":")).encode("utf-8", "replace")
         self.recorder.blob("torch", zlib.compress(text, 1))
 
@@ -270,8 +270,8 @@ def compact(snapshot: dict[str, Any]) -> dict[str, Any]:
 
 
 def newest(traces: list[list[Any]]) -> tuple[list[list[Any]], list[int]]:
-    """At most MOST_SNAPSHOT_ENTRIES of all, the last of each; and how many of each were left out."""
-    share = MOST_SNAPSHOT_ENTRIES // max(1, sum(1 for each in traces if each))
+    """At most MAX_SNAPSHOT_ENTRIES of all, the last of each; and how many of each were left out."""
+    share = MAX_SNAPSHOT_ENTRIES // max(1, sum(1 for each in traces if each))
     return [each[-share:] for each in traces], [max(0, len(each) - share) for each in traces]
 
 
@@ -381,7 +381,7 @@ class JaxAccount:
         if profiler is None or not set(backends) - NO_GPU:
             return
         profile = profiler.device_memory_profile()
-        if len(profile) <= LARGEST_PROFILE:
+        if len(profile) <= MAX_PROFILE:
             self.recorder.blob("jax", bytes(profile))
         pools = [line for name, made in backends.items() if name not in NO_GPU for line in _pools(made)]
         self.recorder.blob("jax-pools", json.dumps({"form": FORM, "pools": pools}).encode())

@@ -29,7 +29,7 @@ from .frameworks import FRAMEWORKS
 if TYPE_CHECKING:
     from .framework import Framework, Line
 
-LONGEST_NOTE = 300
+MAX_NOTE_LENGTH = 300
 NO_CONTEXT = (
     "the driver's pools were not released: this process has no primary context, and a context that the"
     " program created itself (cuCtxCreate, PyCUDA) can be used only in the thread where it is current."
@@ -84,7 +84,7 @@ def guarded(notes: list[str], what: str, action: Callable[[], Iterable[Any]]) ->
         for result in action():
             results.append(result)
     except Exception as error:
-        notes.append(f"{what}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
+        notes.append(f"{what}: {type(error).__name__}: {error}"[:MAX_NOTE_LENGTH])
     return results
 
 

@@ -18,11 +18,11 @@ from vram.units import MIB
 
 NAME = "exports"
 
-_SMALLEST = 2 * MIB  # the driver exports nothing finer
+_MIN_NBYTES = 2 * MIB  # the driver exports nothing finer
 # A context uses about 9 MiB more than it is charged (H200, driver 580.159); drivers differ.
 _CONTEXT_OVERHEAD = 16 * MIB
 # An import takes the driver about a millisecond; a context alone has ten control descriptors.
-_MOST_CANDIDATES = 1024
+_MAX_CANDIDATES = 1024
 
 _ANY = 1 << 64  # a charge without a figure may be of any size
 
@@ -42,7 +42,7 @@ def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> I
     chargeable = _largest_charge(observed)
     deadline = host.clock.monotonic() + deadline_s
     for candidates, ordinary in zip(candidates_of(observed), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
-        if not candidates or unexplained < ordinary + _SMALLEST:
+        if not candidates or unexplained < ordinary + _MIN_NBYTES:
             continue
         sizes: dict[object, int] = {}
         reported: set[tuple[int, str | None]] = set()
@@ -127,7 +127,7 @@ def _prove(
     for each in candidates:
         by_open_file.setdefault(_identity(each), []).append(each)
     first = {members[0]: members for members in by_open_file.values()}
-    for proof in host.exports.prove(list(first)[:_MOST_CANDIDATES], deadline_s, views):
+    for proof in host.exports.prove(list(first)[:_MAX_CANDIDATES], deadline_s, views):
         for member in first[proof.candidate]:
             yield replace(proof, candidate=member)
 

@@ -16,7 +16,7 @@ from vram.reclaim.identity import VerifiedProcess, open_verified
 # GPU memory took 110 ms.
 TEARDOWN_S = 5.0
 # Each is held by a descriptor, and a process may often have no more than 1,024.
-MOST_AT_ONCE = 500
+MAX_AT_ONCE = 500
 
 
 class Kill:
@@ -63,9 +63,9 @@ def end_together(
     other again: all are stopped (SIGSTOP), which none can notice, then killed without a grace.
     """
     found: list[str | VramError] = []
-    for first in range(0, len(steps), MOST_AT_ONCE):
+    for first in range(0, len(steps), MAX_AT_ONCE):
         with ExitStack() as opened:
-            part = [_open(host, step, opened) for step in steps[first : first + MOST_AT_ONCE]]
+            part = [_open(host, step, opened) for step in steps[first : first + MAX_AT_ONCE]]
             if stop_first:
                 found += _kill_stopped(host, part, teardown_s)
             else:

@@ -38,10 +38,10 @@ from vram.report.trace_page.stack_tree import SMALLER, StackTree
 from vram.report.trace_rows import SiteKey, site_key
 from vram.report.trace_words import PAGE_VERDICT_REASONS, VERDICTS
 
-MOST_PLACES = 20_000
-MOST_MARKS = 2_000
-MOST_FAILURES = 1_000
-MOST_BLOCKS = 4_000
+MAX_PLACES = 20_000
+MAX_MARKS = 2_000
+MAX_FAILURES = 1_000
+MAX_BLOCKS = 4_000
 
 _TOGETHER = -(2**64)
 """Stands for the stack of the smaller places; no trace has such a number."""
@@ -132,9 +132,9 @@ def content(view: TraceView) -> dict[str, Any]:
         "timeline": _timeline(view),
         "marks": [
             {"process": mark.process, "time": mark.time_ns, "text": shortened(mark.text)}
-            for mark in view.marks[:MOST_MARKS]
+            for mark in view.marks[:MAX_MARKS]
         ],
-        "failures": [_failure(failure, node) for failure in view.failures[:MOST_FAILURES]],
+        "failures": [_failure(failure, node) for failure in view.failures[:MAX_FAILURES]],
         "failures_in_all": view.failures_in_all,
         "gaps": [
             {"process": gap.process, "reason": gap.reason, "start": gap.start_ns, "end": gap.end_ns}
@@ -188,12 +188,12 @@ def _places(view: TraceView) -> list[Place]:
 def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:
     """The rows to show, and the rest summed by kind, GPU and process, so that sums stay right."""
     rest: dict[SiteKey, Place] = {}
-    for row in places[MOST_PLACES:]:
+    for row in places[MAX_PLACES:]:
         key = (_TOGETHER, row.kind, row.gpu, row.process)
         if key not in rest:
             rest[key] = Place(stack=_TOGETHER, kind=row.kind, gpu=row.gpu, process=row.process)
         rest[key].add(row)
-    return places[:MOST_PLACES], list(rest.values())
+    return places[:MAX_PLACES], list(rest.values())
 
 
 def _leaks(view: TraceView, rows: list[Place]) -> list[dict[str, Any]]:
@@ -283,7 +283,7 @@ def _timeline(view: TraceView) -> list[dict[str, Any]]:
 
 
 def _holes(holes: Holes, node: Callable[[int], int]) -> dict[str, Any]:
-    blocks = sorted(sorted(holes.blocks, key=lambda block: -block[1])[:MOST_BLOCKS])
+    blocks = sorted(sorted(holes.blocks, key=lambda block: -block[1])[:MAX_BLOCKS])
     return {
         "gpu": holes.gpu,
         "process": holes.process,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vram.model.trace import TraceView
 
-MOST_STRETCHES = 8192
+MAX_STRETCHES = 8192
 """In the whole time; a view has about two thousand."""
 
 
@@ -38,7 +38,7 @@ def _stretch_ns(view: TraceView) -> int:
     times = sorted({point.time_ns for point in view.timeline})
     end = max(view.duration_ns, times[-1] if times else 0, 1)
     common = gcd(*times)
-    if common * MOST_STRETCHES >= end:
+    if common * MAX_STRETCHES >= end:
         return common
     return min((later - time for time, later in pairwise(times)), default=end)
 

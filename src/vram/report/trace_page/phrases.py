@@ -13,9 +13,9 @@ from vram.report.trace_words import PAGE_EARLY_ENDS, PAGE_FRAMEWORK_NAMES, PAGE_
 from vram.units import counted, duration, size
 
 Tone = Literal["plain", "good", "warning", "bad"]
-LONGEST_COMMAND = 160
-LONGEST_TEXT = 400
-MOST_GPUS = 2
+MAX_COMMAND_LENGTH = 160
+MAX_TEXT_LENGTH = 400
+MAX_GPUS = 2
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY"""
 
@@ -27,8 +27,8 @@ class Sentence(NamedTuple):
 
 def shortened(text: str) -> str:
     """Inert text; of a long one the beginning and the end."""
-    half = LONGEST_TEXT // 2
-    if len(text) > LONGEST_TEXT:
+    half = MAX_TEXT_LENGTH // 2
+    if len(text) > MAX_TEXT_LENGTH:
         text = f"{text[:half]}…{text[-half:]}"
     return inert(text)
 
@@ -46,7 +46,7 @@ def moment(nanoseconds: int) -> str:
 def command_line(process: TracedProcess) -> str:
     """The command as it could be typed, shortened in the end."""
     line = inert(shlex.join(process.command) or process.executable or f"pid {process.pid}")
-    return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"
+    return line if len(line) <= MAX_COMMAND_LENGTH else line[: MAX_COMMAND_LENGTH - 1] + "…"
 
 
 def recorded(view: TraceView) -> str:
@@ -91,7 +91,7 @@ def _what_ran(view: TraceView) -> str:
 
 def _uses(gpus: tuple[GpuUse, ...]) -> Iterator[Sentence]:
     """Of many GPUs the highest; the figures of all are below."""
-    shown = gpus if len(gpus) <= MOST_GPUS else (max(gpus, key=lambda gpu: gpu.peak_nbytes),)
+    shown = gpus if len(gpus) <= MAX_GPUS else (max(gpus, key=lambda gpu: gpu.peak_nbytes),)
     yield from (Sentence("plain", _use(gpu)) for gpu in shown)
 
 

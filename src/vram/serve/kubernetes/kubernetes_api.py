@@ -21,8 +21,8 @@ from vram.errors import ConfigError
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 REQUEST_S = 10.0
-_MOST_TOKEN, _MOST_CA, _MOST_ANSWER = 64 << 10, 1 << 20, 256 << 10
-_MOST_MESSAGE = 300
+_MAX_TOKEN, _MAX_CA, _MAX_ANSWER = 64 << 10, 1 << 20, 256 << 10
+_MAX_MESSAGE = 300
 
 Method = Literal["POST", "PATCH"]
 _CONTENT: dict[Method, str] = {
@@ -98,7 +98,7 @@ class ClusterApi:
 
     def _request(self, method: Method, path: str, body: bytes) -> bytes:
         host = f"[{self.host}]" if isinstance(ip_address(self.host), IPv6Address) else self.host
-        token = self._read("token", _MOST_TOKEN).strip().decode("ascii")
+        token = self._read("token", _MAX_TOKEN).strip().decode("ascii")
         if not token.isprintable() or not token:
             raise ValueError("the token is not one")
         lines = (
@@ -115,7 +115,7 @@ class ClusterApi:
 
     def _encryption(self) -> ssl.SSLContext:
         """The cluster's own authority, and no other one; made anew when its file has changed."""
-        ca = self._read("ca.crt", _MOST_CA)
+        ca = self._read("ca.crt", _MAX_CA)
         if self._context is None or ca != self._ca:
             self._context, self._ca = ssl.create_default_context(cadata=ca.decode("ascii")), ca
         return self._context
@@ -125,7 +125,7 @@ class ClusterApi:
 
 
 async def _read_all(reader: asyncio.StreamReader) -> bytes:
-    parts, left = [], _MOST_ANSWER
+    parts, left = [], _MAX_ANSWER
     while left and (part := await reader.read(min(left, 64 << 10))):
         parts.append(part)
         left -= len(part)
@@ -153,7 +153,7 @@ def _read_answer(data: bytes) -> ApiAnswer:
 
 def _message(answer: http.client.HTTPResponse) -> str:
     try:
-        said = untrusted.decode(answer.read(_MOST_ANSWER), _Status).message
+        said = untrusted.decode(answer.read(_MAX_ANSWER), _Status).message
     except (untrusted.Rejected, http.client.HTTPException):
         said = ""
-    return (said or answer.reason)[:_MOST_MESSAGE]
+    return (said or answer.reason)[:_MAX_MESSAGE]

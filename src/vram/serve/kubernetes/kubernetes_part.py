@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 BURST, REFILL_S = 25, 60.0
 FORGET_S = 3600.0
 """The cluster deletes an event an hour after its last change: a later one begins anew."""
-MOST_KNOWN = 500
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
-MOST_REFUSALS = 10
+MAX_KNOWN = 500
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 300.0
+MAX_REFUSALS = 10
 COMPONENT = "vram"
 
 REASONS: dict[Event, str] = {
@@ -108,7 +108,7 @@ class EventLedger:
         known = self.known.get(key)
         if known is not None:
             known.count, known.message, known.last = known.count + 1, text, now
-        elif len(self.known) >= MOST_KNOWN:
+        elif len(self.known) >= MAX_KNOWN:
             self.dropped += 1
         else:
             self.known[key] = _Known(_event_name(key, now), text, now, now)
@@ -242,8 +242,8 @@ class KubernetesPart(ServicePart):
             if not self._error:
                 pause_s = FIRST_PAUSE_S
                 continue
-            await clock.sleep(min(LONGEST_PAUSE_S, max(pause_s, asked_s)))
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            await clock.sleep(min(MAX_PAUSE_S, max(pause_s, asked_s)))
+            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
     async def _send(self, ledger: EventLedger, key: EventKey) -> float:
         """Send what is new of one event; returns how long the server wants us to wait."""
@@ -268,7 +268,7 @@ class KubernetesPart(ServicePart):
             self._error = ""
             return 0.0
         known.failures += 1
-        if answer.status in (400, 404, 413, 422) or known.failures >= MOST_REFUSALS:
+        if answer.status in (400, 404, 413, 422) or known.failures >= MAX_REFUSALS:
             # About this event alone: its namespace is gone, say. It is not sent again.
             known.sent, known.failures = count, 0
         self._note_failure(f"the cluster refuses an event: {answer.status} {answer.message}")

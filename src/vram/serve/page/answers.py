@@ -21,7 +21,7 @@ from vram.diagnosis.leftover import GHOST_CODES
 from vram.model.ledger import Ledger
 from vram.report.json import encode
 from vram.serve.clock import Moment
-from vram.serve.page.view import MOST_FINDINGS, page_reading, without_times, words
+from vram.serve.page.view import MAX_FINDINGS, page_reading, without_times, words
 from vram.serve.web.http import JSON_TYPE, HttpRequest, HttpResponse, json_response, refusal
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _made(service: Service, ledger: Ledger, shown: str, before: _Kept | None) ->
     from vram.serve.web.routes import ghost_report, visible
 
     view = visible(service)
-    ghosts = [each for each in view.findings if each.code in GHOST_CODES][:MOST_FINDINGS]
+    ghosts = [each for each in view.findings if each.code in GHOST_CODES][:MAX_FINDINGS]
     since = {each: ghost_report(service, each).since for each in ghosts}
     reading = page_reading(view.ledger, view.findings, since)
     digest = sha256(encode(without_times(reading), compact=True)).digest()

@@ -23,7 +23,7 @@ from vram.report.layout import KIND_STYLES
 from vram.report.process_rows import ProcessRow, rows
 from vram.report.screen import LEADS, the_remedy, unseen
 
-MOST_FINDINGS = 200
+MAX_FINDINGS = 200
 """So many findings a page gets; ``left_out`` says how many there are besides."""
 
 
@@ -153,8 +153,8 @@ def page_reading(
         gpus=tuple(_gpu(bar) for bar in gpu_bars(ledger)),
         processes=found,
         workers=tuple(_workers(ledger, found)),
-        findings=tuple(_finding(each, (since or {}).get(each)) for each in ghosts_first[:MOST_FINDINGS]),
-        left_out=max(0, len(shown) - MOST_FINDINGS),
+        findings=tuple(_finding(each, (since or {}).get(each)) for each in ghosts_first[:MAX_FINDINGS]),
+        left_out=max(0, len(shown) - MAX_FINDINGS),
         gaps=tuple(unseen(ledger)),
         no_driver=_no_driver(ledger),
     )

@@ -26,8 +26,8 @@ from vram.serve.socket.worker import Notification
 TIMEOUT_S = 10.0
 MAIL_S = 30.0
 _TERMINALS = "/dev/pts"
-_MOST_TERMINALS = 64
-_LARGEST_TOKEN = 4096
+_MAX_TERMINALS = 64
+_MAX_TOKEN = 4096
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\$?", re.ASCII)
 
 
@@ -157,7 +157,7 @@ def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPCon
 
 def _token(path: str) -> str:
     """The secret in *path*: a file of ours that nobody else can read."""
-    data = untrusted.read_file(path, nbytes=_LARGEST_TOKEN, owner=os.geteuid(), follow=True)
+    data = untrusted.read_file(path, nbytes=_MAX_TOKEN, owner=os.geteuid(), follow=True)
     if os.stat(path).st_mode & 0o077:
         raise untrusted.Rejected("not-ours", "others can read it; its mode should be 0600")
     token = data.decode("ascii", "replace").strip()

@@ -13,7 +13,7 @@ from vram.policy.decision import PolicyMemory
 from vram.reclaim import state
 
 FILE = "policies.json"
-_LARGEST = 8 << 20
+_MAX_NBYTES = 8 << 20
 _SCHEMA = 1
 
 
@@ -23,7 +23,7 @@ def load() -> PolicyMemory:
     try:
         if not _exists(folder):
             return PolicyMemory()
-        data = untrusted.read_file(FILE, nbytes=_LARGEST, dir_fd=folder, owner=os.geteuid())
+        data = untrusted.read_file(FILE, nbytes=_MAX_NBYTES, dir_fd=folder, owner=os.geteuid())
     finally:
         os.close(folder)
     memory = untrusted.decode(data, PolicyMemory)

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from vram.serve.service import Service
     from vram.serve.state import Reading
 
-MOST_DECISIONS = 200
+MAX_DECISIONS = 200
 _LOCK = "policy-action.lock"
-_LONGEST_MESSAGE = 500
+_MAX_MESSAGE_LENGTH = 500
 _END_S, _MOVE_S, _TELL_S = 60.0, 900.0, 120.0
-_MOST_ALLOWED = 64
-_MOST_PLANNED = 32
+_MAX_ALLOWED = 64
+_MAX_PLANNED = 32
 # What a process was started with may still change by an exec soon after; so often it is read again.
 _ASK_AGAIN_S = 60.0
 _REFUSALS = (
@@ -71,7 +71,7 @@ class PolicyPart(ServicePart):
     def __init__(self, service: Service) -> None:
         self._service = service
         self.waiting = WaitingList()
-        self.decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
+        self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
         self.engine = PolicyEngine(())
         self.counts: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,9 +151,9 @@ class PolicyPart(ServicePart):
         identity = identify_own(pid, peer)
         memory = self.engine.memory
         others = [each for each in memory.allowed if each.identity != identity and owner_of(*each.identity)]
-        if sum(each.uid == peer.uid for each in others) >= _MOST_ALLOWED and not revoke:
+        if sum(each.uid == peer.uid for each in others) >= _MAX_ALLOWED and not revoke:
             raise NotPermitted(
-                f"you have allowed it for {_MOST_ALLOWED} processes already", hint="take one back: --revoke"
+                f"you have allowed it for {_MAX_ALLOWED} processes already", hint="take one back: --revoke"
             )
         boot_id = self._service.clock.now().boot_id
         added = () if revoke else (AllowedProcess(*identity, peer.uid, boot_id),)
@@ -205,7 +205,7 @@ class PolicyPart(ServicePart):
         self._trouble = "" if now.boot >= self._not_before else self._trouble
         self._remember(decision)
         self.counts[decision.do, decision.verdict] += 1
-        plans = decision.verdict == "dry-run" and decision.do == "end" and len(self._tasks) < _MOST_PLANNED
+        plans = decision.verdict == "dry-run" and decision.do == "end" and len(self._tasks) < _MAX_PLANNED
         if token is not None or plans:
             task = asyncio.create_task(self._carry_out(decision, token, ledger.host.name))
             self._tasks.add(task)
@@ -365,7 +365,7 @@ class PolicyPart(ServicePart):
         self, decision: Decision, token: str | None, status: DecisionStatus, answer: WorkerAnswer
     ) -> None:
         now = self._service.clock.now()
-        message = (answer.error.message if answer.error else answer.message)[:_LONGEST_MESSAGE]
+        message = (answer.error.message if answer.error else answer.message)[:_MAX_MESSAGE_LENGTH]
         done = replace(
             decision, status=status, message=message, digest=answer.digest, freed_bytes=answer.freed_bytes
         )

@@ -15,7 +15,7 @@ from vram.report.escape import inert
 from vram.serve.socket.peers import opted_in
 from vram.units import duration
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 _VERBS = {
     "end-leftovers": "end",
     "park-idle": "park, once somebody waits for room,",
@@ -35,9 +35,9 @@ def preview(policies: tuple[Policy, ...], host: Host, deadline_s: float) -> Iter
     for policy in policies:
         yield inert(_described(policy))
         found = () if ledger is None else tuple(subjects(policy, ledger, _allowed(policy, ledger)))
-        yield from (f"  now: would {_VERBS[policy.do]} {inert(_whom(each))}" for each in found[:_MOST_SHOWN])
-        if len(found) > _MOST_SHOWN:
-            yield f"  now: and {len(found) - _MOST_SHOWN} more"
+        yield from (f"  now: would {_VERBS[policy.do]} {inert(_whom(each))}" for each in found[:_MAX_SHOWN])
+        if len(found) > _MAX_SHOWN:
+            yield f"  now: and {len(found) - _MAX_SHOWN} more"
         if ledger is not None and not found:
             yield "  now: nothing that it is about"
     if trouble:

@@ -23,7 +23,7 @@ from vram.serve.socket.protocol import SCHEMA, SocketAnswer, WorkerError
 SYSTEM_SOCKET = "/run/vram/vram.sock"
 CONNECT_S = 5.0
 ANSWER_S = 960.0
-_LARGEST_LINE = 20 << 20
+_MAX_LINE = 20 << 20
 
 
 class ServiceRefusal(VramError):
@@ -127,7 +127,7 @@ def _require_trusted(connection: socket.socket, path: str) -> None:
 
 def _line(lines: Any) -> bytes:
     try:
-        line: bytes = lines.readline(_LARGEST_LINE)
+        line: bytes = lines.readline(_MAX_LINE)
     except TimeoutError:
         raise TimedOut("the service does not answer", hint="`vram serve status` shows how it is") from None
     except OSError as error:

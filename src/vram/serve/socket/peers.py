@@ -22,10 +22,10 @@ from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
-_MOST_GROUPS = 65536
+_MAX_GROUPS = 65536
 _OVERFLOW_UID = 65534
-_MOST_ENVIRONMENT = 2 << 20
-_MOST_CGROUPS = 64 << 10
+_MAX_ENVIRONMENT = 2 << 20
+_MAX_CGROUPS = 64 << 10
 
 
 class Peer(Struct, frozen=True):
@@ -88,7 +88,7 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
 def _groups(connection: socket.socket) -> tuple[int, ...]:
     """Its supplementary groups; none where the kernel does not say: fewer rights, never more."""
     try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
     except OSError:
         return ()
     return tuple(struct.unpack(f"{len(raw) // 4}I", raw))
@@ -163,7 +163,7 @@ def _owner(folder: ProcessFolder) -> RunAs | None:
 
 
 def _membership(folder: ProcessFolder) -> str:
-    return (folder.read("cgroup", _MOST_CGROUPS) or b"").decode("utf-8", "replace")
+    return (folder.read("cgroup", _MAX_CGROUPS) or b"").decode("utf-8", "replace")
 
 
 def _numbers(field: bytes | None) -> list[int]:
@@ -177,6 +177,6 @@ def opted_in(pid: int, started_at: int) -> bool:
             stat = folder.stat()
             if stat is None or stat.started_at != started_at or stat.state == "D":
                 return False
-            return OPT_IN in (folder.read("environ", _MOST_ENVIRONMENT) or b"").split(b"\0")
+            return OPT_IN in (folder.read("environ", _MAX_ENVIRONMENT) or b"").split(b"\0")
     except OSError:
         return False

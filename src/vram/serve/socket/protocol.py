@@ -9,8 +9,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from vram.errors import UsageError
 
 SCHEMA = 1
-LARGEST_REQUEST = 64 << 10
-_MOST_NAMED = 256
+MAX_REQUEST = 64 << 10
+_MAX_NAMED = 256
 
 
 class PlanWords(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,8 +31,8 @@ class PlanWords(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def require_sound(words: PlanWords) -> None:
     """Raise where a request names more than anybody means."""
-    if len(words.pids) > _MOST_NAMED or len(words.gpus) > _MOST_NAMED or len(words.findings) > _MOST_NAMED:
-        raise UsageError(f"more than {_MOST_NAMED} names", hint="ask for fewer at once")
+    if len(words.pids) > _MAX_NAMED or len(words.gpus) > _MAX_NAMED or len(words.findings) > _MAX_NAMED:
+        raise UsageError(f"more than {_MAX_NAMED} names", hint="ask for fewer at once")
     if any(not 0 < pid < 1 << 22 for pid in words.pids):
         raise UsageError("a pid is not possible", hint="`vram who` lists them")
     sizes = (words.available_bytes, words.goal_bytes)

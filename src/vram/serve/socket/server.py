@@ -27,7 +27,7 @@ from vram.report.escape import json_inert
 from vram.serve.accounts import is_privileged
 from vram.serve.socket.peers import Peer, peer_of, require_may_act
 from vram.serve.socket.protocol import (
-    LARGEST_REQUEST,
+    MAX_REQUEST,
     SCHEMA,
     PlanWords,
     RequestedThing,
@@ -42,14 +42,14 @@ from vram.serve.socket.worker_process import own_rights, start_worker
 
 REQUEST_S = 10.0
 SEND_S = 10.0
-MOST_CONNECTIONS, MOST_OF_ONE_USER = 256, 16
+MAX_CONNECTIONS, MAX_OF_ONE_USER = 256, 16
 REQUESTS_PER_MINUTE = 120
 # Each is a line or two in the audit log, which nobody must be able to fill.
 RUNS_PER_MINUTE = 20
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 PLAN_S, RUN_S = 60.0, 900.0
-_MOST_ITEMS = 4096
-_LONGEST_MESSAGE = 500
+_MAX_ITEMS = 4096
+_MAX_MESSAGE_LENGTH = 500
 
 
 class RequestBudget:
@@ -65,8 +65,8 @@ class RequestBudget:
 
     def enter(self, account: int, now: float) -> str:
         """Count a connection; why it is refused, or nothing. Each that was not refused must :meth:`leave`."""
-        most = MOST_CONNECTIONS - (0 if is_privileged(account) else MOST_OF_ONE_USER)
-        if self._open.total() >= most or self._open[account] >= MOST_OF_ONE_USER:
+        most = MAX_CONNECTIONS - (0 if is_privileged(account) else MAX_OF_ONE_USER)
+        if self._open.total() >= most or self._open[account] >= MAX_OF_ONE_USER:
             return "too many connections at once"
         asked = self._asked.setdefault(account, deque())
         while asked and now - asked[0] >= 60.0:
@@ -101,11 +101,11 @@ class Connection:
         except TimeoutError:
             raise untrusted.Rejected("late", f"no whole request within {limit_s:g} s") from None
         except asyncio.LimitOverrunError:
-            message = f"a request has at most {LARGEST_REQUEST >> 10} KiB"
+            message = f"a request has at most {MAX_REQUEST >> 10} KiB"
             raise untrusted.Rejected("too-large", message) from None
         except (asyncio.IncompleteReadError, OSError):
             raise untrusted.Rejected("cut-short", "the request is not complete") from None
-        request = untrusted.decode(line, SocketRequest, most_items=_MOST_ITEMS)
+        request = untrusted.decode(line, SocketRequest, most_items=_MAX_ITEMS)
         if request.schema != SCHEMA:
             raise untrusted.Rejected("wrong-shape", f"this service knows schema {SCHEMA}")
         return request
@@ -196,7 +196,7 @@ class SocketServer:
 
     async def _serve(self, raw: socket.socket, peer: Peer) -> None:
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=raw, limit=LARGEST_REQUEST)
+            reader, writer = await asyncio.open_unix_connection(sock=raw, limit=MAX_REQUEST)
         except OSError:
             raw.close()
             self._budget.leave(peer.account, asyncio.get_running_loop().time())
@@ -294,7 +294,7 @@ class ActionRunner:
             raise UsageError("grace or deadline is not possible", hint="from 0.1 to 600 or 60 seconds")
         if peer.account in self._busy:
             raise NotPermitted("another request of yours is being worked on", hint="wait until it is done")
-        if len(self._busy) >= MOST_WORKERS and not is_privileged(peer.account):
+        if len(self._busy) >= MAX_WORKERS and not is_privileged(peer.account):
             raise NotPermitted("requests of many others are being worked on", hint="try again in a moment")
 
     async def _do(self, client: Connection, request: SocketRequest, limit_s: float) -> dict[str, str]:
@@ -348,7 +348,7 @@ def _short(words: PlanWords) -> PlanWords:
 
 def _outcome(answer: WorkerAnswer) -> dict[str, str]:
     if answer.error is not None:
-        return {"status": "refused", "message": answer.error.message[:_LONGEST_MESSAGE]}
+        return {"status": "refused", "message": answer.error.message[:_MAX_MESSAGE_LENGTH]}
     freed = "" if answer.freed_bytes is None else f"{answer.freed_bytes} bytes freed"
     return {"status": "done", "message": freed}
 

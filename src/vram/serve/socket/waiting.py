@@ -18,7 +18,7 @@ from vram.policy.decision import Waiter
 from vram.reclaim.device_state import available_bytes
 from vram.serve.accounts import account_of
 
-MOST_WAITERS, MOST_OF_ONE_USER = 256, 4
+MAX_WAITERS, MAX_OF_ONE_USER = 256, 4
 # So long the room of one who was just served is not offered to the next: a program takes a while to use it.
 GRANT_S = 60.0
 # So long the first one keeps others from room that is not enough for it.
@@ -67,7 +67,7 @@ class WaitingList:
             raise UsageError("the size is not possible", hint="for example 20GiB")
         account = account_of(uid)
         of_account = sum(each == account for each in self._accounts.values())
-        if len(self._waiters) >= MOST_WAITERS or of_account >= MOST_OF_ONE_USER:
+        if len(self._waiters) >= MAX_WAITERS or of_account >= MAX_OF_ONE_USER:
             raise NotPermitted("too many requests wait already", hint="end one of them first")
         self._number += 1
         waiter = Waiter(number=self._number, uid=uid, nbytes=nbytes, gpus=tuple(sorted(set(gpus))))

@@ -23,8 +23,8 @@ from vram.policy.config import NotifyConfig
 from vram.serve.socket.become import become
 from vram.serve.socket.protocol import PlanWords, WorkerError, require_sound
 
-LARGEST_REQUEST = 256 << 10
-LARGEST_ANSWER = 16 << 20
+MAX_REQUEST = 256 << 10
+MAX_ANSWER = 16 << 20
 
 WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
 
@@ -80,7 +80,7 @@ def main() -> NoReturn:
         signal.signal(number, _leave)
     code: int = ExitCode.OK
     try:
-        request = untrusted.decode(untrusted.read_stream(0, nbytes=LARGEST_REQUEST), WorkerRequest)
+        request = untrusted.decode(untrusted.read_stream(0, nbytes=MAX_REQUEST), WorkerRequest)
         if request.state is not None:
             from vram.reclaim import state
 

@@ -21,11 +21,11 @@ from vram import untrusted
 from vram.errors import ExitCode, NotPermitted, TimedOut, VramError
 from vram.serve.socket.become import RunAs
 from vram.serve.socket.protocol import WorkerError
-from vram.serve.socket.worker import LARGEST_ANSWER, WorkerAnswer, WorkerRequest
+from vram.serve.socket.worker import MAX_ANSWER, WorkerAnswer, WorkerRequest
 
 # From SIGTERM, on which a worker brings back what it was moving, to SIGKILL.
 GRACE_S = 20.0
-_MOST_ITEMS = 200_000
+_MAX_ITEMS = 200_000
 _PASSED_ON = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VRAM_VIRTUAL_GPU")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -116,7 +116,7 @@ class WorkerProcess:
         except OSError:
             part = b""
         self._total += len(part)
-        if not part or self._total > LARGEST_ANSWER:
+        if not part or self._total > MAX_ANSWER:
             self._stop_reading()
             return
         # Put together once, when its end is there: a line of megabytes must not be searched again and again.
@@ -195,7 +195,7 @@ def failed(error: VramError) -> WorkerAnswer:
 
 def _decoded(line: bytes) -> WorkerAnswer:
     try:
-        return untrusted.decode(line, WorkerAnswer, most_items=_MOST_ITEMS)
+        return untrusted.decode(line, WorkerAnswer, most_items=_MAX_ITEMS)
     except untrusted.Rejected as error:
         message = f"the worker's answer is not usable: {error.code}"
         return WorkerAnswer(

@@ -16,8 +16,8 @@ from typing import Any
 
 from vram.serve.accounts import account_of
 
-MOST_CONNECTIONS, MOST_OF_ONE_CLIENT = 64, 16
-LONGEST_PAUSE_S = 0.5
+MAX_CONNECTIONS, MAX_OF_ONE_CLIENT = 64, 16
+MAX_PAUSE_S = 0.5
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
 _ANY = 0xFFFFFFFF
 _UID_AT = 16 + 64
@@ -87,9 +87,9 @@ class OpenConnections:
 
     def add(self, connection: OpenConnection) -> None:
         counts = Counter(each.client for each in self._open)
-        if counts[connection.client] >= MOST_OF_ONE_CLIENT:
+        if counts[connection.client] >= MAX_OF_ONE_CLIENT:
             self._evict_of(connection.client)
-        elif len(self._open) >= MOST_CONNECTIONS:
+        elif len(self._open) >= MAX_CONNECTIONS:
             self._evict_of(max(counts, key=lambda client: counts[client]))
         self._open[connection] = None
 
@@ -128,7 +128,7 @@ class Turns:
                 try:
                     yield
                 finally:
-                    pause_s = min(loop.time() - began, LONGEST_PAUSE_S)
+                    pause_s = min(loop.time() - began, MAX_PAUSE_S)
                     loop.call_later(pause_s, self._of_all.release)
         finally:
             lock, users = self._of_client.pop(client)

@@ -28,9 +28,9 @@ from vram.report.json import encode
 from vram.serve.config import Address
 from vram.serve.web.clients import OpenConnection, OpenConnections, Turns, client_at
 
-MOST_HEAD_BYTES = 16 << 10
-MOST_HEADERS = 100
-MOST_FIELDS = 20
+MAX_HEAD_BYTES = 16 << 10
+MAX_HEADERS = 100
+MAX_FIELDS = 20
 REQUEST_S = 10.0
 IDLE_S = 60.0
 STALL_S = 3.0
@@ -142,7 +142,7 @@ class HttpServer:
     async def _bind(self, address: Address) -> asyncio.Server:
         try:
             return await asyncio.start_server(
-                self._serve, address.host, address.port, limit=MOST_HEAD_BYTES, backlog=_BACKLOG
+                self._serve, address.host, address.port, limit=MAX_HEAD_BYTES, backlog=_BACKLOG
             )
         except OSError as error:
             raise CannotListen(
@@ -241,7 +241,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError as error:
-        sentence = f"the request line and its headers are longer than {MOST_HEAD_BYTES >> 10} KiB"
+        sentence = f"the request line and its headers are longer than {MAX_HEAD_BYTES >> 10} KiB"
         raise BadRequest(431, sentence) from error
 
 
@@ -311,8 +311,8 @@ def _request_line(line: str) -> tuple[str, str, str]:
 
 
 def _headers(lines: list[str]) -> dict[str, str]:
-    if len(lines) > MOST_HEADERS:
-        raise BadRequest(431, f"the request has more than {MOST_HEADERS} headers")
+    if len(lines) > MAX_HEADERS:
+        raise BadRequest(431, f"the request has more than {MAX_HEADERS} headers")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -327,7 +327,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
 
 def _query(text: str) -> dict[str, str]:
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
     except ValueError as error:
         raise BadRequest(400, "the query of the request cannot be read", "write it as ?name=value") from error
     query = dict(pairs)

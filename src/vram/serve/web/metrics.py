@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vram.serve.service import Service
 
-LONGEST_LABEL = 200
+MAX_LABEL_LENGTH = 200
 _STATES: tuple[Health, ...] = ("ok", "degraded", "failed")
 
 
@@ -69,7 +69,7 @@ def _of_part(metrics: Callable[[], Iterable[Metric]]) -> list[Metric]:
 
 def label(text: str | None) -> str:
     """Foreign text as a label: the format carries quotes, backslashes and newlines; the rest is inert."""
-    return "\n".join(inert(line) for line in (text or "")[:LONGEST_LABEL].split("\n"))
+    return "\n".join(inert(line) for line in (text or "")[:MAX_LABEL_LENGTH].split("\n"))
 
 
 # ---- the service itself ----

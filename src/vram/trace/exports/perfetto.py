@@ -33,7 +33,7 @@ SLICE_NBYTES = 1 << 20
 # A browser takes a file of some hundred megabytes. With many events each carries fewer frames; with very many
 # only large allocations are events of their own, and a counter moves in steps of a thousandth of the peak.
 _FRAMES, _FEW_FRAMES, _MANY_EVENTS = 32, 4, 200_000
-_LONGEST_NAME, _FRAME_LENGTH = 200, 150
+_MAX_NAME_LENGTH, _FRAME_LENGTH = 200, 150
 VERY_MANY_EVENTS, _STEPS = 1_000_000, 1000
 _PIECE = 1 << 20
 
@@ -217,7 +217,7 @@ class _Writer:
         if found is None:
             stack = named(stacks[number], self._naming)
             shown = lines(stack, self._frames, self._frames * _FRAME_LENGTH)
-            found = json.dumps(innermost(stack)[:_LONGEST_NAME]), json.dumps("\n".join(shown))
+            found = json.dumps(innermost(stack)[:_MAX_NAME_LENGTH]), json.dumps("\n".join(shown))
             self._stacks[number] = found
         return found
 

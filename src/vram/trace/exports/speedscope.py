@@ -14,7 +14,7 @@ from vram.trace.exports.places import text
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 # The largest number that JavaScript counts without gaps.
-_LARGEST = 2**53 - 1
+_MAX_LINE_NUMBER = 2**53 - 1
 
 
 def write(view: TraceView, stream: BinaryIO) -> None:
@@ -65,7 +65,7 @@ def _described(frame: Frame | None) -> dict[str, Any]:
         return {"name": "no stack was recorded"}
     described: dict[str, Any] = {"name": text(frame.function) or "?", "file": text(frame.file)}
     if frame.language == "python":
-        described["line"] = min(frame.line, _LARGEST)
+        described["line"] = min(frame.line, _MAX_LINE_NUMBER)
     return described
 
 
@@ -74,7 +74,7 @@ def _profile(name: str, sites: Iterable[Site], view: TraceView, frames: _Frames)
     for site in sites:
         outermost_first = reversed(stack_of(view, site.stack).frames)
         samples.append([frames.number(frame) for frame in outermost_first] or [frames.number(None)])
-        weights.append(min(site.nbytes, _LARGEST))
+        weights.append(min(site.nbytes, _MAX_LINE_NUMBER))
     return {
         "type": "sampled",
         "name": name,

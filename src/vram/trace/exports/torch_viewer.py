@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from vram.trace.reader import EventBatch, Trace
 
 # As many as PyTorch keeps at most by default; a browser takes no more. The last ones are kept.
-MOST_EVENTS = 1_000_000
+MAX_EVENTS = 1_000_000
 _FIRST_BLOCK = _TORCH = KIND_NUMBERS["torch block"]
 # Processes have their own addresses: those of later ones are moved apart. JavaScript counts up to 2**53.
 _APART = 48
-_MOST_PROCESSES = 32
+_MAX_PROCESSES = 32
 
 
 def write(trace: Trace, stream: BinaryIO) -> None:
@@ -78,7 +78,7 @@ class _Row:
             self.stack,
         ) = values
         self.frames: Frames = []
-        self.address = self.handle + (min(self.process, _MOST_PROCESSES - 1) << _APART)
+        self.address = self.handle + (min(self.process, _MAX_PROCESSES - 1) << _APART)
 
 
 def _rows(batch: EventBatch, own: dict[int, TorchMemory]) -> Iterator[_Row]:
@@ -223,7 +223,7 @@ class _History:
         return (row.address, row.time_ns) in self._holding
 
     def _keep(self, action: str, row: _Row, time_ns: int | None = None) -> None:
-        kept = self._traces.setdefault(max(0, row.gpu), deque(maxlen=MOST_EVENTS))
+        kept = self._traces.setdefault(max(0, row.gpu), deque(maxlen=MAX_EVENTS))
         at = row.time_ns if time_ns is None else time_ns
         event = {
             "action": action,
@@ -265,7 +265,7 @@ class _History:
         if self._own:
             for kept in traces.values():
                 kept.sort(key=lambda event: event["time_us"])
-                del kept[:-MOST_EVENTS]
+                del kept[:-MAX_EVENTS]
         return traces
 
     def _segment(self, row: _Row) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from vram.trace.frameworks.torch_use import MISSING, NAME, TorchClock, TorchUse
 JAX = "jax"
 HOOK_FILE = "<vram tracer>"
 """The file of the one frame of vram's own in a stack of CuPy's blocks (payloads/tracer/frameworks.py)."""
-MOST_ROWS = 20_000
-MOST_TEXT, LEAST_FRAMES = 128 << 20, 4
+MAX_ROWS = 20_000
+MAX_TEXT, MIN_FRAMES = 128 << 20, 4
 """Of all stacks that frameworks say, together; stacks beyond that have so many frames."""
 
 
@@ -56,7 +56,7 @@ class _Merge:
         self._view, self._trace = view, trace
         self._stacks = [_without_ours(each) for each in view.stacks]
         self._numbers: dict[CallStack, int] = {}
-        self._text_left = MOST_TEXT
+        self._text_left = MAX_TEXT
         self._torch: dict[int, torch_history.Snapshot] = {}
         self._torch_began: set[int] = set()
         self._jax: dict[int, list[jax_profile.Buffers]] = {}
@@ -101,7 +101,7 @@ class _Merge:
             view,
             stacks=tuple(self._stacks),
             frameworks=(*view.frameworks, *uses, *outside),
-            leaks=(*leaks, *rows[:MOST_ROWS]),
+            leaks=(*leaks, *rows[:MAX_ROWS]),
             damage=(*view.damage, *self._damage),
         )
 
@@ -109,7 +109,7 @@ class _Merge:
         if not self._numbers:
             self._numbers = {each: number for number, each in enumerate(self._stacks)}
         if self._text_left < 0:
-            stack = CallStack(stack.frames[:LEAST_FRAMES])
+            stack = CallStack(stack.frames[:MIN_FRAMES])
         number = self._numbers.setdefault(stack, len(self._stacks))
         if number == len(self._stacks):
             self._stacks.append(stack)

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from vram import untrusted
 from vram.model.trace import CallStack, Frame
-from vram.trace.frameworks.torch_history import DEEPEST, LONGEST_NAME, unpacked_limit
+from vram.trace.frameworks.torch_history import DEEPEST, MAX_NAME_LENGTH, unpacked_limit
 
-LARGEST = 64 << 20
-MOST_FIELDS = 500_000
+MAX_NBYTES = 64 << 20
+MAX_FIELDS = 500_000
 _GZIP = 16 + zlib.MAX_WBITS
 
 # Numbers of fields, in Profile, Sample, Label, Location, Line and Function.
@@ -45,7 +45,7 @@ def decode(data: bytes) -> list[Buffers]:
     """What the profile lists. Raises ``untrusted.Rejected``."""
     unpacking = zlib.decompressobj(_GZIP)
     try:
-        plain = unpacking.decompress(data, min(LARGEST, unpacked_limit(len(data))))
+        plain = unpacking.decompress(data, min(MAX_NBYTES, unpacked_limit(len(data))))
     except zlib.error as error:
         raise untrusted.Rejected("wrong-shape", f"it cannot be unpacked: {error}") from error
     if not unpacking.eof:
@@ -60,7 +60,7 @@ class _Profile:
     """The messages of a profile by kind, not yet read further."""
 
     def __init__(self, data: bytes) -> None:
-        self._left = MOST_FIELDS
+        self._left = MAX_FIELDS
         self.samples: list[bytes] = []
         self.texts: list[str] = []
         locations: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -96,7 +96,7 @@ class _Profile:
 
     def _frame(self, names: tuple[int, int], line: int) -> Frame:
         function, file = names
-        name, path = self.texts[function][:LONGEST_NAME], self.texts[file][:LONGEST_NAME]
+        name, path = self.texts[function][:MAX_NAME_LENGTH], self.texts[file][:MAX_NAME_LENGTH]
         return Frame("python", name, path, line if line < 1 << 31 else 0)
 
     def integers(self, data: bytes) -> dict[int, int]:
@@ -108,7 +108,7 @@ class _Profile:
         while at < end:
             self._left -= 1
             if self._left < 0:
-                raise untrusted.Rejected("too-many", f"it has more than {MOST_FIELDS} fields")
+                raise untrusted.Rejected("too-many", f"it has more than {MAX_FIELDS} fields")
             key, at = _integer(data, at)
             wire = key & 7
             if wire == 0:

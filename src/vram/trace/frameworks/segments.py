@@ -22,7 +22,7 @@ from vram.trace.reader import ALLOC, MAP, EventBatch, LiveAllocation
 
 _PHYSICAL = KIND_NUMBERS["physical"]
 _SEGMENT_KINDS = tuple(KIND_NUMBERS[kind] for kind in ("device", "managed", "stream-ordered", "physical"))
-MOST_LATE_NS = 1_000_000_000
+MAX_LATE_NS = 1_000_000_000
 """Clocks that differ by more were set meanwhile, or the address is another allocation's."""
 
 
@@ -91,7 +91,7 @@ class TorchSegments:
                 driver_ns = self._matched[process].get(address) if action in TAKES else None
                 if driver_ns is not None:
                     late.append(clock.to_view(time_us) - driver_ns)
-        close = [each for each in late if abs(each) < MOST_LATE_NS]
+        close = [each for each in late if abs(each) < MAX_LATE_NS]
         return int(median(close)) if close else 0
 
     def judged_leaks(self, view: TraceView) -> Iterator[LeakSite]:

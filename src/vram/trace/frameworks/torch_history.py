@@ -16,11 +16,11 @@ from vram import untrusted
 from vram.model.trace import CallStack, Frame
 
 FORM = 1
-LARGEST_TEXT = 128 << 20
+MAX_TEXT = 128 << 20
 # What was packed expands to about ten times its size; a blob that was made for it, to a thousand times.
-MOST_EXPANSION, LEAST_LIMIT = 100, 1 << 20
-DEEPEST, LONGEST_NAME = 512, 1024
-MOST_ITEMS = 8_000_000
+MAX_EXPANSION, MIN_LIMIT = 100, 1 << 20
+DEEPEST, MAX_NAME_LENGTH = 512, 1024
+MAX_ITEMS = 8_000_000
 
 ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM = range(7)
 TAKES = (SEGMENT_ALLOC, SEGMENT_MAP)
@@ -34,7 +34,7 @@ CLOCK_ERROR_US = 1000
 """PyTorch converts its clock, and notes what the driver returned some microseconds later."""
 
 _HIGHEST = 1 << 64
-_MOST_GPUS = 256
+_MAX_GPUS = 256
 
 
 class Columns(Struct, frozen=True):
@@ -92,13 +92,13 @@ def decode(data: bytes) -> Snapshot:
     """The snapshot in a blob. Raises ``untrusted.Rejected``."""
     unpacking = zlib.decompressobj()
     try:
-        text = unpacking.decompress(data, min(LARGEST_TEXT, unpacked_limit(len(data))))
+        text = unpacking.decompress(data, min(MAX_TEXT, unpacked_limit(len(data))))
     except zlib.error as error:
         raise untrusted.Rejected("wrong-shape", f"it cannot be unpacked: {error}") from error
     if not unpacking.eof:
         code: untrusted.Code = "too-large" if unpacking.unconsumed_tail else "cut-short"
         raise untrusted.Rejected(code, "it is larger than allowed, or cut short")
-    snapshot = untrusted.decode(text, Snapshot, most_items=MOST_ITEMS)
+    snapshot = untrusted.decode(text, Snapshot, most_items=MAX_ITEMS)
     if snapshot.form != FORM:
         raise untrusted.Rejected("wrong-shape", f"its form is {snapshot.form}; this vram reads form {FORM}")
     for problem in _problems(snapshot):
@@ -108,7 +108,7 @@ def decode(data: bytes) -> Snapshot:
 
 def unpacked_limit(nbytes: int) -> int:
     """How large a blob of *nbytes* may become."""
-    return max(LEAST_LIMIT, nbytes * MOST_EXPANSION)
+    return max(MIN_LIMIT, nbytes * MAX_EXPANSION)
 
 
 def _problems(snapshot: Snapshot) -> Iterator[str]:
@@ -118,13 +118,13 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
     if not all(_below(frames, len(snapshot.frames)) for frames in snapshot.stacks):
         yield "a stack names a frame that is not there"
     for gpu, address, nbytes, _, blocks in snapshot.segments:
-        if not 0 <= gpu < _MOST_GPUS or not _in_memory(address, nbytes) or len(blocks) % 4:
+        if not 0 <= gpu < _MAX_GPUS or not _in_memory(address, nbytes) or len(blocks) % 4:
             yield "a segment is impossible"
         if not _below(blocks[3::4], len(snapshot.stacks)) or not _below(blocks[2::4], 3):
             yield "a block is impossible"
         if min(blocks, default=0) < 0 or sum(blocks[0::4]) > nbytes or sum(blocks[1::4]) > nbytes:
             yield "a segment's blocks are larger than the segment"
-    if len(snapshot.traces) > _MOST_GPUS:
+    if len(snapshot.traces) > _MAX_GPUS:
         yield "it has too many GPUs"
     for each in snapshot.traces:
         lengths = {
@@ -154,7 +154,7 @@ def stack_of(snapshot: Snapshot, number: int) -> CallStack:
     for each in snapshot.stacks[number][:DEEPEST] if number < len(snapshot.stacks) else ():
         name, file, line = snapshot.frames[each]
         language: Literal["python", "native"] = "python" if line else "native"
-        texts = snapshot.texts[name][:LONGEST_NAME], snapshot.texts[file][:LONGEST_NAME]
+        texts = snapshot.texts[name][:MAX_NAME_LENGTH], snapshot.texts[file][:MAX_NAME_LENGTH]
         frames.append(Frame(language, texts[0], texts[1], line))
     return CallStack(tuple(frames))
 

@@ -14,7 +14,7 @@ import driver
 import protocol
 
 SYS_PIDFD_GETFD = 438
-LARGEST = 16 * protocol.GIB
+MAX_NBYTES = 16 * protocol.GIB
 
 
 def copy_descriptor(pid: int, descriptor: int) -> int:
@@ -39,12 +39,12 @@ class SizeSearch:
 
     def nbytes(self) -> int:
         """Return the one size at which the handle can be mapped, 0 where there is none."""
-        address = driver.reserve(LARGEST)
+        address = driver.reserve(MAX_NBYTES)
         try:
-            sizes = range(self.step, LARGEST + 1, self.step)
+            sizes = range(self.step, MAX_NBYTES + 1, self.step)
             return next((size for size in sizes if self._maps(address, size)), 0)
         finally:
-            driver.unreserve(address, LARGEST)
+            driver.unreserve(address, MAX_NBYTES)
 
     def _maps(self, address: int, nbytes: int) -> bool:
         self.tries += 1

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # ---- paths as text ----
 
-LONGEST = 140
+MAX_LENGTH = 140
 _HOOK = re.compile(r"(?P<on>.+)\._\w*hooks\w*\[[^\]]*\]$")
 _REGISTERED = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
@@ -63,8 +63,8 @@ class PathText(Struct, frozen=True, gc=False):
 
     def append(self, more: str) -> PathText:
         longer = self.expression + more
-        if len(longer) > LONGEST:
-            longer = f"{longer[: LONGEST // 2]}…{longer[-LONGEST // 3 :]}"
+        if len(longer) > MAX_LENGTH:
+            longer = f"{longer[: MAX_LENGTH // 2]}…{longer[-MAX_LENGTH // 3 :]}"
         return PathText(self.kind, longer, self.before, self.after, self.held_by)
 
 
@@ -145,7 +145,7 @@ TRACEBACK = Role("traceback")
 # ---- object references ----
 
 
-MOST_NAMES = 50
+MAX_NAMES = 50
 
 
 def _mapping(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
@@ -207,7 +207,7 @@ def _known_attributes(parent: object, wanted: set[int], roots: Roots) -> Referen
     if kind not in roots.attribute_names:
         own = attributes(parent) or {}
         names = [name for name in own if type(name) is str and not defines(kind, name)]
-        roots.attribute_names[kind] = names[:MOST_NAMES]
+        roots.attribute_names[kind] = names[:MAX_NAMES]
 
 
 def _exception(parent: object) -> References:

@@ -194,7 +194,7 @@ class PathBuilder:
 
 # ---- search ----
 
-LONGEST_CLIMB = 64
+MAX_CLIMB = 64
 BUDGET_S = 2.0
 
 NATIVE = ObjectHolder("no Python object: a running expression, or native code", "native")
@@ -297,7 +297,7 @@ class _Climb:
         path: list[object] = []
         seen = {key}
         at = key
-        while at in self._parent_of and len(path) < LONGEST_CLIMB:
+        while at in self._parent_of and len(path) < MAX_CLIMB:
             parent = self._parent_of[at]
             path.append(parent)
             at = id(parent)
@@ -335,7 +335,7 @@ def _type(obj: object) -> str:
 # classes is given away as soon as it is met, and known by its ``id`` from then on.
 
 # How many objects may be listed in one call, which takes 10 to 60 ms for a million of them.
-MOST_LISTED = 500_000
+MAX_LISTED = 500_000
 LISTED_AT_ONCE = 5_000
 NAMELESS = ObjectHolder("no name leads to it: a running expression, native code, or a cycle", "native")
 
@@ -344,7 +344,7 @@ class Discovery:
     """Finds every object of the classes *kinds*, and the paths to those that matter.
 
     Each is given to *add*, and released. *pause* rests between two parts of the work. Objects that no name
-    leads to are looked for in the list of all objects; of a program with more than MOST_LISTED, among the
+    leads to are looked for in the list of all objects; of a program with more than MAX_LISTED, among the
     newest ones (``lists_all`` is False).
     """
 
@@ -431,8 +431,8 @@ class Discovery:
     # ---- objects that no name leads to ----
 
     def _add_nameless(self) -> None:
-        self.lists_all = sys.getallocatedblocks() <= MOST_LISTED or (
-            self.objects <= MOST_LISTED and not self._walk.was_cut
+        self.lists_all = sys.getallocatedblocks() <= MAX_LISTED or (
+            self.objects <= MAX_LISTED and not self._walk.was_cut
         )
         if self.lists_all:
             self._walk.complete_reached()
@@ -478,8 +478,8 @@ def _newest() -> list[object]:
         return []
     newest, older, _ = gc.get_count()
     listed: list[object] = []
-    if newest <= MOST_LISTED:
+    if newest <= MAX_LISTED:
         listed += gc.get_objects(generation=0)
-    if older * gc.get_threshold()[0] <= MOST_LISTED:
+    if older * gc.get_threshold()[0] <= MAX_LISTED:
         listed += gc.get_objects(generation=1)
     return listed

@@ -35,7 +35,7 @@ from .referents import (
 PORTION = 256
 FEW = 8
 # A set of so many entries grows next when it has more: that takes a few milliseconds.
-MOST_IN_SET = 150_000
+MAX_IN_SET = 150_000
 # There a reference count does not say how many refer to an object.
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 ROOT = -1
@@ -124,7 +124,7 @@ class Walk:
         self._secondary = ByLineage(secondary)
         self._unheld, self._take, self._pause = unheld, take, pause
         self._is_paced = pause is not no_rest
-        self.reached = Reached(MOST_IN_SET if self._is_paced else float("inf"))
+        self.reached = Reached(MAX_IN_SET if self._is_paced else float("inf"))
         self._lengths = Lengths()
         self._gathered: list[object] = []
         self._gathered_in: list[int] = []
