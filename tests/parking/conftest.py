@@ -180,7 +180,9 @@ class Machine:
     def _state_in_file(self, pid: int) -> int | None:
         """What the virtual driver's own file says: to ask it would need a tracer, in vram's way."""
         for file in (self.gpu.folder / "dev").glob("nvidia[0-9]*.*"):
-            header = file.read_bytes()[:60]
+            header = b""
+            with suppress(FileNotFoundError):  # of a client that has just ended
+                header = file.read_bytes()[:60]
             if len(header) == 60 and struct.unpack_from("<I", header, _PID_AT)[0] == pid:
                 return int(struct.unpack_from("<I", header, _STATE_AT)[0])
         return None
