@@ -94,6 +94,18 @@ def test_whose_memory_a_policy_warns_about_is_a_ghost_everywhere(ledger: Ledger)
         assert {each.pid for each in subject.holders} & shown
 
 
+@given(LEDGERS)
+def test_things_of_the_history_are_told_apart(ledger: Ledger) -> None:
+    if not any(gpu.instances for gpu in ledger.gpus):
+        found = list(things(ledger, names(ledger), set()))
+        for one in found:
+            assert not [
+                each
+                for each in found
+                if each is not one and one.key == each.key and one.is_same(each.members)
+            ]
+
+
 # ---- what users met: answers of one program that disagreed ----
 
 

@@ -84,6 +84,12 @@ def test_whatever_is_doubtful_starts_the_delay_again(why: str):
     assert len(run(engine, GHOST, [130.0])) == 1
 
 
+def test_a_leftover_of_no_bytes_is_no_fault():
+    """What others are charged with too may leave nothing of a dead owner's charge."""
+    engine = PolicyEngine((policy(),))
+    run(engine, ledger(gpu(orphan(20, dead=10, nbytes=0))), [0.0, 30.0, 60.0])
+
+
 def test_a_holder_who_joins_starts_the_delay_again_and_one_who_leaves_does_not():
     engine = PolicyEngine((policy(),))
     assert run(engine, GHOST, [0.0, 25.0, 50.0]) == []

@@ -66,6 +66,15 @@ def test_a_clock_that_is_set_to_nonsense_is_still_a_date(wall: float) -> None:
     assert len(rfc3339(wall)) == 20
 
 
+def test_a_ghost_that_a_failed_gpu_still_shows_is_counted_once() -> None:
+    state = ServiceState(START)
+    ledger = ghost_world()
+    state.take(reading(ledger), later(5))
+    (gpu,) = ledger.gpus
+    state.take(reading(replace(ledger, gpus=(replace(gpu, status="failed"),))), later(10))
+    assert [each.since for each in state.ghosts] == [later(5)]
+
+
 @pytest.mark.fault(30)
 def test_a_ghost_keeps_its_age_through_a_jump_of_the_clock() -> None:
     state = ServiceState(START)

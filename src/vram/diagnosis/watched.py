@@ -28,6 +28,7 @@ _TOPICS: dict[What, str] = {
     "hidden": "hidden",
     "windows": "hidden",
 }
+_UNNAMED = ("unattributed", "hidden")
 MAX_CO_HOLDERS = 64
 
 
@@ -45,7 +46,6 @@ class Item(Struct, kw_only=True):
     nbytes: int | None = None
     kind: Kind | None = None
     holder: Holder | None = None
-    pid: int | None = None
     dead_pid: int | None = None
     co_holders: tuple[int, ...] = ()
     confidence: Confidence | None = None
@@ -58,6 +58,7 @@ class Item(Struct, kw_only=True):
 
 def items_of(ledger: Ledger, gpu_keys: dict[int, Key]) -> Iterator[Item]:
     """What each hold has on each of the GPUs with a key; they are numbered by their place in *ledger*."""
+    unnamed: dict[Key, Item] = {}
     for hold in find_holds(ledger):
         by_gpu: dict[int, list[Entry]] = {}
         for part in hold.parts:
@@ -66,7 +67,20 @@ def items_of(ledger: Ledger, gpu_keys: dict[int, Key]) -> Iterator[Item]:
                 by_gpu.setdefault(part.at, []).append(part.entry)
         topic = _TOPICS.get(hold.what)
         for at, entries in by_gpu.items() if topic else ():
-            yield _item(hold, topic or "", gpu_keys[at], entries)
+            item = _item(hold, topic or "", gpu_keys[at], entries)
+            if item.topic in _UNNAMED:
+                _add(unnamed, item)
+            else:
+                yield item
+    yield from unnamed.values()
+
+
+def _add(unnamed: dict[Key, Item], item: Item) -> None:
+    """Memory that nobody can be named for is one item on each GPU, whatever pids are known of it."""
+    item.key = (item.topic, item.kind, *item.gpus)
+    whole = unnamed.setdefault(item.key, item)
+    if whole is not item and item.nbytes is not None:
+        whole.nbytes = item.nbytes + (whole.nbytes or 0)
 
 
 def _item(hold: Hold, topic: str, gpu: Key, entries: list[Entry]) -> Item:
@@ -81,7 +95,6 @@ def _item(hold: Hold, topic: str, gpu: Key, entries: list[Entry]) -> Item:
         nbytes=sum(sizes) if sizes else None,
         kind="process" if topic == "process" else entries[0].kind,
         holder=hold.holder,
-        pid=hold.unseen_pid,
         dead_pid=hold.dead_pid,
         co_holders=_pids(others),
         confidence=doubts[0] if doubts else "fact",

@@ -75,11 +75,10 @@ def things(ledger: Ledger, keys: dict[int, Key], idle: set[int]) -> Iterator[Thi
     for item in items_of(ledger, whole):
         topic = _topic(item)
         kind: Kind = item.kind or "process"
-        who = identity(item.holder) or (None if item.pid is None else (item.pid, None))
         (gpu,) = item.gpus
         is_idle = topic == PROCESS and item.holder is not None and item.holder.pid in idle
         yield Thing(
-            key=thing_key(topic, gpu, kind, who, item.dead_pid, item.code),
+            key=thing_key(topic, gpu, kind, identity(item.holder), item.dead_pid, item.code),
             topic=topic,
             gpu=gpu,
             kind=kind,

@@ -78,7 +78,9 @@ class GhostNames:
         return " and ".join(sorted({self._by_entry[id(entry)].ghost for entry in entries}))
 
     def holders(self, entries: Iterable[Entry]) -> str:
-        return " and ".join(sorted({self._by_entry[id(entry)].holders for entry in entries}))
+        """Empty where no entry has bytes: such entries are in no hold."""
+        known = (self._by_entry.get(id(entry)) for entry in entries)
+        return " and ".join(sorted({name.holders for name in known if name is not None}))
 
     def forget(self) -> None:
         self._names.clear()
@@ -128,7 +130,7 @@ def _proven(ledger: Ledger, names: GhostNames) -> Iterator[Subject]:
 def _of_leftover(leftover: Leftover, holders: tuple[Holder, ...], names: GhostNames) -> Subject:
     entries = [entry for _, entry in leftover.entries]
     return Subject(
-        key=names.holders(entries),
+        key=names.holders(entries) or _key("leftover", holders),
         what=f"{size(leftover.nbytes())} of dead owners, held by pid {_pids(holders)}",
         gpus=leftover.gpus,
         nbytes=leftover.nbytes(),

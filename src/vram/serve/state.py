@@ -6,7 +6,7 @@ Nothing here grows with time: changes are the last thousand, ghosts those of the
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -55,6 +55,7 @@ class Ghost(Struct, frozen=True, kw_only=True):
     """Memory of a dead owner on one GPU, and the moment from which this service knows it."""
 
     gpu: int
+    hold: Hold
     entries: tuple[Entry, ...]
     code: str
     since: Moment
@@ -128,7 +129,7 @@ class ServiceState:
         silent = {gpu.index for gpu in ledger.gpus if gpu.status not in _ANSWERS}
         holds = [hold for hold in find_holds(ledger) if hold.what == "ghost"]
         self._times.update(holds, lambda _, known: known.value if known else moment, silent)
-        kept = [each for each in self.ghosts if each.gpu in silent]
+        kept = [each for each in self.ghosts if each.gpu in silent and not _is_shown(each, holds)]
         self.ghosts = (*kept, *(each for hold in holds for each in self._ghosts_of(hold)))
 
     def _ghosts_of(self, hold: Hold) -> Iterator[Ghost]:
@@ -136,4 +137,8 @@ class ServiceState:
         assert known is not None
         for gpu in hold.gpus:
             entries = tuple(part.entry for part in hold.parts if part.gpu == gpu)
-            yield Ghost(gpu=gpu, entries=entries, code=ghost_code(entries[0]), since=known.value)
+            yield Ghost(gpu=gpu, hold=hold, entries=entries, code=ghost_code(entries[0]), since=known.value)
+
+
+def _is_shown(ghost: Ghost, holds: Sequence[Hold]) -> bool:
+    return any(ghost.gpu in hold.gpus and ghost.hold.is_same(hold) for hold in holds)
