@@ -94,16 +94,13 @@ def test_whose_memory_a_policy_warns_about_is_a_ghost_everywhere(ledger: Ledger)
         assert {each.pid for each in subject.holders} & shown
 
 
-@given(LEDGERS)
-def test_things_of_the_history_are_told_apart(ledger: Ledger) -> None:
-    if not any(gpu.instances for gpu in ledger.gpus):
-        found = list(things(ledger, names(ledger), set()))
-        for one in found:
-            assert not [
-                each
-                for each in found
-                if each is not one and one.key == each.key and one.is_same(each.members)
-            ]
+def test_processes_that_cannot_be_seen_are_rows_of_their_own_and_one_thing_of_the_history() -> None:
+    """Nobody is named by those pids: watch and history follow the GPU's hidden memory as a whole."""
+    world = World(initial_pid_namespace=False).gpu(0, used=2 * (GIB + CONTEXT))
+    ledger = build_ledger(world.charge(200, GIB + CONTEXT).charge(210, GIB + CONTEXT).survey())
+    assert {(row.pid, row.state) for row in rows(ledger)} == {(200, "hidden"), (210, "hidden")}
+    (thing,) = things(ledger, names(ledger), set())
+    assert thing.nbytes == 2 * (GIB + CONTEXT)
 
 
 # ---- what users met: answers of one program that disagreed ----
