@@ -129,9 +129,11 @@ explore: $(VENV)/ready-test native ## the property tests, on examples that nobod
 # With PYTHON= the hardware suite runs on that interpreter as it is: nothing is installed, and what
 # it lacks (msgspec, nvidia-ml-py) can lie in a folder that PYTHONPATH names. EVIDENCE=docs/evidence
 # keeps the results there. Driver faults are the virtual GPU's: they need no hardware.
-hardware = $(1) tests/blackbox/run.py $(ARGS) $(if $(EVIDENCE),--evidence $(EVIDENCE)) && \
-	VRAM_EVIDENCE=$(EVIDENCE) $(1) -m pytest -q -p no:cacheprovider --real-gpu \
-	--ignore=tests/ghosts/test_faults.py tests/ghosts tests/hardware
+hardware = $(1) tests/blackbox/run.py $(ARGS) $(if $(EVIDENCE),--evidence $(EVIDENCE)) && { \
+	export VRAM_EVIDENCE=$(EVIDENCE); \
+	$(1) -m pytest -q -p no:cacheprovider --real-gpu -m shares_gpu -n 4 tests/hardware; shared=$$?; \
+	$(1) -m pytest -q -p no:cacheprovider --real-gpu -m "not shares_gpu" \
+	--ignore=tests/ghosts/test_faults.py tests/ghosts tests/hardware tests/reclaim/test_no_victim.py && exit $$shared; }
 
 ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
 gpu: ## the tests that need real hardware

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from vram.model.gpu import GpuFacts
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.moment import Moment
 from vram.model.observation import HostFacts
 from vram.units import GIB, MIB
 
 TOTAL = 141 * GIB
 USERS = ("ada", "ben", "cleo", "dan", "eva", "finn", "gus", "hana")
 NO_BOOT = "00000000-0000-0000-0000-000000000000"
-
-
-class SimulatedMoment(NamedTuple):
-    """When a reading was taken."""
-
-    wall: float
-    boot: float
-    boot_id: str = NO_BOOT
 
 
 class _Job:
@@ -54,12 +46,10 @@ class SimulatedNode:
         self._pid = 1000
         self._host = HostFacts(name="node", kernel="6.18", user="root", uid=0, initial_pid_namespace=True)
 
-    def readings(
-        self, seconds: float, start: float = 1_790_000_000.0
-    ) -> Iterator[tuple[Ledger, SimulatedMoment]]:
+    def readings(self, seconds: float, start: float = 1_790_000_000.0) -> Iterator[tuple[Ledger, Moment]]:
         for tick in range(int(seconds / self.interval_s)):
             after = tick * self.interval_s
-            yield self.ledger(tick), SimulatedMoment(start + after, 5000.0 + after)
+            yield self.ledger(tick), Moment(start + after, 5000.0 + after, NO_BOOT)
 
     def ledger(self, tick: int) -> Ledger:
         """What the next reading shows."""

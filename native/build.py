@@ -11,6 +11,8 @@ The libraries go into the package folder, beside the Python that loads them:
     trace/lib/libvramreader.so           from tracereader
     trace/lib/libvramtracer.so           from tracer: the recorder, loaded into traced programs
 
+Before that it brings tracer/python_layouts.h up to date with src/vram/cpython_layouts.py.
+
 The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
 built again only when its sources, the command line or this file changed. Standard library
 only: this file runs before anything is installed.
@@ -21,11 +23,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -35,6 +39,7 @@ from typing import NamedTuple
 NATIVE = Path(__file__).resolve().parent
 PACKAGE = NATIVE.parent / "src" / "vram"
 ZIGLANG = "ziglang>=0.13"
+PYTHON_LAYOUTS = NATIVE / "tracer" / "python_layouts.h"
 
 
 class Library(NamedTuple):
@@ -138,9 +143,46 @@ def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -
 
 def build_all(package: Path = PACKAGE, more: Sequence[str] = ()) -> list[Path]:
     """Bring every library up to date, compiled with *more* flags."""
+    if PYTHON_LAYOUTS.exists() and PYTHON_LAYOUTS.read_text() != (layouts := format_python_layouts()):
+        PYTHON_LAYOUTS.write_text(layouts)
     with ThreadPoolExecutor() as pool:
         built = pool.map(lambda library: build(library, package, more), LIBRARIES)
         return [output for output in built if output]
+
+
+def format_python_layouts() -> str:
+    """The tables of src/vram/cpython_layouts.py that the tracer needs, as C."""
+    table = runpy.run_path(str(PACKAGE / "cpython_layouts.py"))
+    select, frames, published = table["select"], table["FRAMES"], table["PUBLISHED"]
+    state = {name: table["STATE"][name] for name in ("finalizing", "thread_id")}
+    known = [minor for minor in table["MINORS"] if select(frames, minor)]
+    newer = [minor for minor in table["MINORS"] if minor not in known]
+
+    def format_rows(fields: dict[str, tuple[int | None, ...]], minors: list[int]) -> str:
+        columns = [{"minor": minor, **select(fields, minor)} for minor in minors]
+        rows = [", ".join(f".{name}={at}" for name, at in column.items()) for column in columns]
+        return "\n".join(wrap(f"{{{row}}},", " " * 4) for row in rows)
+
+    def wrap(text: str, indent: str) -> str:
+        return textwrap.fill(text, 118, initial_indent=indent, subsequent_indent=f"{indent} ")
+
+    return f"""\
+// Where each CPython has what the walker reads: written by native/build.py from src/vram/cpython_layouts.py.
+// clang-format off
+static const struct layout known_layouts[] = {{
+{format_rows({**state, **frames}, known)}
+}};
+
+// Where _Py_DebugOffsets, at the start of _PyRuntime, has the offsets, in bytes from its start.
+struct published {{
+    int minor;
+{wrap(f"uint16_t {', '.join(published)};", " " * 4)}
+}};
+static const struct published published_tables[] = {{
+{format_rows(published, newer)}
+}};
+// clang-format on
+"""
 
 
 def _digest(library: Library, command: list[str]) -> str:

@@ -67,6 +67,21 @@ def _draw_no_constants_of_ours() -> None:
         providers._get_local_constants = lambda: none
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _second_thread() -> Iterator[None]:
+    """A thread that does nothing, as workers of pytest-xdist have one.
+
+    Where there is only one thread vram forks what reads the driver, and a fork looks for libraries along the
+    LD_LIBRARY_PATH that this process had at its start: not along the one that a virtual GPU sets.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Thousands of tests are no garbage: Python need not look through them, now and in every test."""

@@ -12,10 +12,10 @@ from bench.native import build
 from bench.row import Row
 from bench.timing import CommandFailed
 from tests.browser.chromium import Browser, BrowserError, find, started
-from tests.report.extreme_traces import large
+from tests.trace_report.extreme_traces import large
 from vram.model.trace import TraceView
-from vram.report.trace_page import page
 from vram.trace.reader import open_trace
+from vram.trace_report.pages import page
 
 DRAWN_S = 2.0
 SIZE_BYTES = 5_000_000

@@ -10,8 +10,8 @@ from statements.judge import ByClaim, ByFigures, ByReading, Statement
 
 from generators import Page
 from generators.statement_links import QUESTIONS, statements_that
-from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.lab.claim import DefinedClaim
+from vram.lab.topics import CLAIMS, TOPICS
 from vram.model.lab import LabClaim, LabReport, Result
 from vram.report.lab import cell, read_evidence
 from vram.units import size

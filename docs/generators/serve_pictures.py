@@ -29,11 +29,11 @@ from tests.browser.chromium import Browser, Page, find, started  # noqa: E402
 from vram.diagnosis.engine import diagnose  # noqa: E402
 from vram.ledger.build import build_ledger  # noqa: E402
 from vram.live_reader import LiveReading  # noqa: E402
+from vram.model.moment import Moment  # noqa: E402
 from vram.model.observation import Survey  # noqa: E402
 from vram.probes import bundle  # noqa: E402
 from vram.report.json import encode  # noqa: E402
 from vram.serve import config as configuration  # noqa: E402
-from vram.serve.clock import Moment  # noqa: E402
 from vram.serve.config import HttpConfig, ServeConfig, SocketConfig  # noqa: E402
 from vram.serve.service import Service  # noqa: E402
 from vram.virtualgpu.demos import EXPORT, FORK, POOL, THREAD  # noqa: E402

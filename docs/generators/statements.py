@@ -28,7 +28,7 @@ from statements.judge import (
 from generators import Page
 from generators.lab import topic_slug
 from generators.statement_links import QUESTIONS
-from vram.lab.catalogue import CLAIMS
+from vram.lab.topics import CLAIMS
 from vram.report.lab import cell
 
 ROOT = Path(__file__).resolve().parents[2]

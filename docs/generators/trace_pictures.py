@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.browser.chromium import Browser, find, started  # noqa: E402
-from tests.report.page_traces import training  # noqa: E402
-from vram.report.trace_page import page  # noqa: E402
+from tests.trace_report.page_traces import training  # noqa: E402
+from vram.trace_report.pages import page  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 900
 PICTURES = {

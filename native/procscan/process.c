@@ -14,7 +14,7 @@
 
 /* Descriptor numbers tried one by one beyond the count, before the folder is listed. */
 #define SPARSE_ALLOWANCE 16
-#define MOST_INFO (64 * 1024) /* fifty times what a kernel writes */
+#define MAX_INFO (64 * 1024) /* fifty times what a kernel writes */
 #define STAT_NBYTES 1024
 
 /* What is known of the process that is being scanned. */
@@ -93,7 +93,7 @@ static ssize_t read_info(const struct subject *subject, const char *fd, uint8_t 
     int file = openat(subject->folder, name, O_RDONLY | O_CLOEXEC);
     if (file < 0) return -errno;
     ssize_t used = 0, got;
-    while (used < MOST_INFO && (got = read(file, info + used, (size_t)(MOST_INFO - used))) != 0) {
+    while (used < MAX_INFO && (got = read(file, info + used, (size_t)(MAX_INFO - used))) != 0) {
         if (got < 0) {
             used = -errno;
             break;
@@ -113,7 +113,7 @@ static bool wants_info(const struct walk *walk, const char *link, size_t length,
 static struct share *share_of(struct walk *walk, uint32_t uid) {
     for (unsigned at = 0; at < walk->users_seen; at++)
         if (walk->shares[at].uid == uid) return &walk->shares[at];
-    if (walk->users_seen < MOST_USERS) walk->shares[walk->users_seen++] = (struct share){.uid = uid};
+    if (walk->users_seen < MAX_USERS) walk->shares[walk->users_seen++] = (struct share){.uid = uid};
     return &walk->shares[walk->users_seen - 1];
 }
 
@@ -157,7 +157,7 @@ static void record(struct worker *worker, struct subject *subject, unsigned fd, 
     struct stat about;
     bool asked = fstatat(subject->folder, name, &about, 0) == 0;
     if (!subject->identified) identify(subject);
-    uint8_t info[MOST_INFO];
+    uint8_t info[MAX_INFO];
     bool wanted = wants_info(worker->walk, link, length, asked ? &about : NULL);
     ssize_t info_length = wanted ? read_info(subject, name, info) : -1;
     size_t nbytes = padded(length) + (info_length > 0 ? padded((size_t)info_length) : 0);

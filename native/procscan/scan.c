@@ -96,7 +96,7 @@ static bool kernel_counts_descriptors(int proc) {
 static unsigned threads_for(size_t processes) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned wanted = (unsigned)(processes / 128) + 1;
-    unsigned most = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (unsigned)cores;
+    unsigned most = cores < 1 ? 1 : cores > MAX_THREADS ? MAX_THREADS : (unsigned)cores;
     return wanted < most ? wanted : most;
 }
 

@@ -8,8 +8,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#define MOST_THREADS 8
-#define MOST_USERS 1024 /* who are told apart */
+#define MAX_THREADS 8
+#define MAX_USERS 1024 /* who are told apart */
 
 struct buffer {
     uint8_t *bytes;
@@ -37,7 +37,7 @@ struct walk {
     uint64_t deadline_ns;
     struct vramscan_limits limits;
     atomic_size_t next, found;
-    struct share shares[MOST_USERS]; /* changed under the lock, as are those below */
+    struct share shares[MAX_USERS]; /* changed under the lock, as are those below */
     unsigned users_seen;
     uint32_t files_of_users; /* of all but root */
     atomic_bool late, full;
@@ -45,7 +45,7 @@ struct walk {
     pthread_cond_t left; /* a worker has left */
     unsigned busy, users;
     unsigned threads;
-    struct worker workers[MOST_THREADS];
+    struct worker workers[MAX_THREADS];
 };
 
 /* Room for *nbytes* more at the end of *buffer*; NULL where there is no memory. */

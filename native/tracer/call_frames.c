@@ -16,7 +16,7 @@
 
 enum { RBP = 6, RSP = 7, RETURN_ADDRESS = 16 }; // DWARF's numbers of registers, System V ABI for x86-64
 enum { PC_RELATIVE_SIGNED_4 = 0x1b, DATA_RELATIVE_SIGNED_4 = 0x3b, UNSIGNED_4 = 0x03, OMITTED = 0xff };
-enum { MOST_REMEMBERED_STATES = 8, MOST_AUGMENTATION = 8 };
+enum { MAX_REMEMBERED_STATES = 8, MAX_AUGMENTATION = 8 };
 
 // ---- reading tables ----
 
@@ -96,9 +96,9 @@ static bool read_common(const unsigned char *at, struct common *common) {
     struct cursor entry;
     if (!open_entry(at, &entry) || take_fixed(&entry, 4) != 0) return false;
     uint8_t version = take_byte(&entry);
-    char augmentation[MOST_AUGMENTATION] = "";
+    char augmentation[MAX_AUGMENTATION] = "";
     for (int each = 0; (augmentation[each] = (char)take_byte(&entry)); each++)
-        if (each == MOST_AUGMENTATION - 1) return false;
+        if (each == MAX_AUGMENTATION - 1) return false;
     common->code_unit = take_unsigned(&entry);
     common->data_unit = take_signed(&entry);
     uint64_t return_register = version == 1 ? take_byte(&entry) : take_unsigned(&entry);
@@ -166,7 +166,7 @@ static void set_frame(struct state *state, uint64_t number, int64_t offset) {
 // Runs the instructions up to `place`, from `begin` on; false where one of them is unknown.
 static bool run(struct cursor code, const struct common *common, const struct state *initial, struct state *state,
                 uintptr_t begin, uintptr_t place) {
-    struct state remembered[MOST_REMEMBERED_STATES];
+    struct state remembered[MAX_REMEMBERED_STATES];
     int depth = 0;
     int64_t unit = common->data_unit;
     uint64_t number;
@@ -212,7 +212,7 @@ static bool run(struct cursor code, const struct common *common, const struct st
             take_unsigned(&code);
             break;
         case 0x0a: // remember_state
-            if (depth == MOST_REMEMBERED_STATES) return false;
+            if (depth == MAX_REMEMBERED_STATES) return false;
             remembered[depth++] = *state;
             break;
         case 0x0b: // restore_state

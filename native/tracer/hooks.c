@@ -119,9 +119,9 @@ static const struct hook hooks[] = {
     {723, ADD_NODE_V2, KIND_GRAPH, NO_STREAM},          /* cuGraphAddNode_v2 */
 };
 
-enum { HOOKS = sizeof hooks / sizeof *hooks, MOST_IDS = 1024 };
+enum { HOOKS = sizeof hooks / sizeof *hooks, MAX_IDS = 1024 };
 
-static uint8_t rows[MOST_IDS];       /* by callback number: the hook's row plus one */
+static uint8_t rows[MAX_IDS];        /* by callback number: the hook's row plus one */
 static _Atomic uint64_t allocations; /* counted for --fail-at */
 
 __attribute__((constructor)) static void index_hooks(void) {
@@ -136,7 +136,7 @@ void for_each_hook(void (*each)(int domain, uint32_t id)) {
 }
 
 bool is_hooked(int domain, uint32_t id) {
-    if (domain == DOMAIN_DRIVER) return id < MOST_IDS && rows[id];
+    if (domain == DOMAIN_DRIVER) return id < MAX_IDS && rows[id];
     return domain == DOMAIN_RESOURCE &&
            (id == CONTEXT_CREATED || id == CONTEXT_ENDS || id == MODULE_LOADED || id == MODULE_UNLOADS);
 }
@@ -463,7 +463,7 @@ void on_callback(void *unused, int domain, uint32_t id, const void *data) {
         on_resource(id, data);
         return;
     }
-    if (unlikely(domain != DOMAIN_DRIVER || id >= MOST_IDS || !rows[id])) return;
+    if (unlikely(domain != DOMAIN_DRIVER || id >= MAX_IDS || !rows[id])) return;
     const struct hook *hook = &hooks[rows[id] - 1];
     const struct call_data *call = data;
     if (call->site == 0)

@@ -24,13 +24,13 @@ static atomic_int unwinder = UNTRIED;
 // ---- where the libraries of interest are ----
 
 enum kind { OWN, CUDA, PYTHON, KINDS };
-enum { MOST_RANGES = 15 };
+enum { MAX_RANGES = 15 };
 
 // Code of libraries, a list for each kind that ends with a zero. Read without a lock: while a library is loaded or
 // unloaded, a walk in another thread may keep a frame of libcuda that it would have left out.
 static struct {
     atomic_uintptr_t begin, end;
-} ranges[KINDS][MOST_RANGES + 1];
+} ranges[KINDS][MAX_RANGES + 1];
 static _Atomic(unsigned long long) loads, unloads; // the loader's counters when the lists were made
 static atomic_flag refreshing = ATOMIC_FLAG_INIT;
 static atomic_uintptr_t in_python; // an address in the program, where that is Python
@@ -39,7 +39,7 @@ struct search {
     int count[KINDS];
     struct {
         uintptr_t begin, end;
-    } found[KINDS][MOST_RANGES];
+    } found[KINDS][MAX_RANGES];
     uintptr_t own, python; // addresses in those
     unsigned long long loads, unloads;
 };
@@ -72,7 +72,7 @@ static int add_library(struct dl_phdr_info *info, size_t size, void *data) {
         kind = PYTHON;
     else
         return 0;
-    for (int each = 0; each < info->dlpi_phnum && search->count[kind] < MOST_RANGES; each++) {
+    for (int each = 0; each < info->dlpi_phnum && search->count[kind] < MAX_RANGES; each++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[each];
         if (header->p_type != PT_LOAD || !(header->p_flags & PF_X)) continue;
         int count = search->count[kind]++;
@@ -106,7 +106,7 @@ static int read_counters(struct dl_phdr_info *info, size_t size, void *counters)
 }
 
 static inline bool is_in(enum kind kind, uintptr_t address) {
-    for (int each = 0; each < MOST_RANGES; each++) {
+    for (int each = 0; each < MAX_RANGES; each++) {
         uintptr_t begin = atomic_load_explicit(&ranges[kind][each].begin, memory_order_relaxed);
         if (!begin) return false;
         if (address >= begin && address < atomic_load_explicit(&ranges[kind][each].end, memory_order_relaxed))
@@ -182,7 +182,7 @@ int native_walk(uintptr_t *addresses, int most, unsigned long long *unloaded) {
 
 // dladdr would hold the loader's lock, for 1.5 ms in the largest library of PyTorch: it compares all of its symbols.
 // Where there are that many, the name is left to whoever reads the file (vram.trace.symbols).
-enum { MOST_SYMBOLS = 20000 };
+enum { MAX_SYMBOLS = 20000 };
 
 struct library {
     uintptr_t place; // an address in it
@@ -263,7 +263,7 @@ static uint32_t count_symbols(const uint32_t *table, bool is_gnu) {
     for (uint32_t each = 0; each < nbuckets; each++)
         if (buckets[each] > last) last = buckets[each];
     if (last < first) return first;
-    while (last < MOST_SYMBOLS && !(buckets[nbuckets + last - first] & 1)) last++;
+    while (last < MAX_SYMBOLS && !(buckets[nbuckets + last - first] & 1)) last++;
     return last + 1;
 }
 
@@ -282,7 +282,7 @@ static const char *find_symbol(const struct library *library) {
     if (!symbols || !names || (!hash && !gnu_hash)) return "";
     uint32_t count = hash ? count_symbols(hash, false) : count_symbols(gnu_hash, true);
     const ElfW(Sym) *best = NULL;
-    for (uint32_t each = 0; count <= MOST_SYMBOLS && each < count; each++) {
+    for (uint32_t each = 0; count <= MAX_SYMBOLS && each < count; each++) {
         const ElfW(Sym) *symbol = &symbols[each];
         int type = ELF64_ST_TYPE(symbol->st_info);
         if ((type != STT_FUNC && type != STT_GNU_IFUNC) || symbol->st_shndx == SHN_UNDEF) continue;

@@ -1,7 +1,7 @@
 // Finds CPython at run time and reads the frames of the calling thread.
 //
 // Only what this thread's own chain of frames keeps alive is read: the thread is inside a call that one of these
-// frames made, so neither the frames nor their code objects can go away. All offsets come from the table below or,
+// frames made, so neither the frames nor their code objects can go away. All offsets come from python_layouts.h or,
 // from 3.13 on, from the table that Python publishes for debuggers.
 #define _GNU_SOURCE
 #include "python_stack.h"
@@ -17,7 +17,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-// Offsets in bytes, on 64-bit Linux (the same on x86-64 and aarch64).
+// Offsets in bytes, on 64-bit Linux (the same on x86-64 and aarch64); a field that the version lacks is 0.
 struct layout {
     int minor;
     uint16_t finalizing; // _PyRuntimeState: the state of the thread that finalizes Python, or NULL
@@ -41,46 +41,9 @@ struct layout {
     uint16_t text_size;  // sizeof(PyCompactUnicodeObject)
 };
 
-// From the headers of 3.9.18, 3.10.13, 3.11.7 and 3.12.1; tests/tracer/layout.c compares the rows with the headers of
-// whatever interpreters a machine has. The layouts do not change within a minor version.
-// Source: Include/cpython/{pystate,code,frameobject,unicodeobject}.h, Include/internal/pycore_{frame,runtime}.h.
-static const struct layout known_layouts[] = {
-    // clang-format off
-    //    final-  thread_        cur-  prev-       run-        first_              quali-        ver-  trace- byte- code_  ascii_ text_
-    // minor izing   id   frame  rent  ious  code  ning  owner  line  file  name    fied  lines  sion    able  code   size   size   size
-    {  9,    16,    176,   24,     0,   24,   32,  104,    0,    40,  104,  112,      0,   120,    0,      0,    0,   176,    48,    72},
-    { 10,    16,    176,   24,     0,   24,   32,   96,    0,    40,  104,  112,      0,   120,    0,      0,    0,   176,    48,    72},
-    { 11,    24,    152,   56,     8,   48,   32,   56,   69,    72,  112,  120,    128,   136,    0,    168,  184,   184,    48,    72},
-    { 12,    24,    136,   56,     0,    8,    0,   56,   70,    68,  112,  120,    128,   136,   92,    176,  192,   192,    40,    56},
-    // clang-format on
-};
+#include "python_layouts.h"
 
-// Where _Py_DebugOffsets, at the start of _PyRuntime, has what is needed here, in bytes from its start.
-// Source: Include/internal/pycore_runtime.h (3.13), Include/internal/pycore_debug_offsets.h (3.14).
-struct published {
-    int minor;
-    uint16_t runtime_size, finalizing;
-    uint16_t thread_size, current_frame, thread_id;
-    uint16_t frame_size, previous, executable, instruction, owner;
-    uint16_t code_size, file, name, qualified, lines, first_line, variables, bytecode;
-    uint16_t type, bytes_length, bytes_data, text_state, text_length, ascii_size;
-};
-static const struct published published_tables[] = {
-    // clang-format off
-    {.minor = 13, .runtime_size = 24, .finalizing = 32, .thread_size = 152, .current_frame = 184, .thread_id = 192,
-     .frame_size = 224, .previous = 232, .executable = 240, .instruction = 248, .owner = 264,
-     .code_size = 272, .file = 280, .name = 288, .qualified = 296, .lines = 304, .first_line = 312,
-     .variables = 328, .bytecode = 344,
-     .type = 360, .bytes_length = 520, .bytes_data = 528, .text_state = 544, .text_length = 552, .ascii_size = 560},
-    {.minor = 14, .runtime_size = 24, .finalizing = 32, .thread_size = 176, .current_frame = 208, .thread_id = 216,
-     .frame_size = 248, .previous = 256, .executable = 264, .instruction = 272, .owner = 288,
-     .code_size = 312, .file = 320, .name = 328, .qualified = 336, .lines = 344, .first_line = 352,
-     .variables = 368, .bytecode = 384,
-     .type = 408, .bytes_length = 600, .bytes_data = 608, .text_state = 624, .text_length = 632, .ascii_size = 640},
-    // clang-format on
-};
-
-// The same in every version from 3.9 to 3.14: the beginnings of PyObject, PyTypeObject, PyBytesObject, PyASCIIObject.
+// The same in every supported version: the beginnings of PyObject, PyTypeObject, PyBytesObject, PyASCIIObject.
 enum {
     OBJECT_TYPE = 8,
     TYPE_NAME = 24,
@@ -92,8 +55,8 @@ enum {
     TEXT_STATE = 32,
 };
 enum { OWNED_BY_GENERATOR = 1, OWNED_BY_INTERPRETER = 3 }; // enum _frameowner; from 3 on: frames of C code
-#define LONGEST_TABLE ((int64_t)1 << 28)                   // of line numbers, in bytes
-#define LONGEST_TEXT ((int64_t)1 << 32)                    // in characters
+#define MAX_TABLE_LENGTH ((int64_t)1 << 28)                // of line numbers, in bytes
+#define MAX_TEXT_LENGTH ((int64_t)1 << 32)                 // in characters
 
 // The Python that was found.
 static struct {
@@ -364,7 +327,7 @@ int python_walk(struct python_frame *frames, int most) {
 static const unsigned char *read_bytes(const char *object, int64_t *length) {
     if (!object || load_pointer(object + OBJECT_TYPE) != python.bytes_type) return NULL;
     *length = (int64_t)load_word(object + BYTES_LENGTH);
-    return *length >= 0 && *length <= LONGEST_TABLE ? (const unsigned char *)object + BYTES_DATA : NULL;
+    return *length >= 0 && *length <= MAX_TABLE_LENGTH ? (const unsigned char *)object + BYTES_DATA : NULL;
 }
 
 // A compact str: its characters, their width in bytes and their number. NULL where it is something else.
@@ -374,7 +337,7 @@ static inline const char *read_text(const char *object, int *width, int64_t *len
     bool ascii = bits >> 6 & 1, compact = bits >> 5 & 1;
     *width = bits >> 2 & 7;
     *length = (int64_t)load_word(object + TEXT_LENGTH);
-    if (!compact || *length < 0 || *length > LONGEST_TEXT) return NULL;
+    if (!compact || *length < 0 || *length > MAX_TEXT_LENGTH) return NULL;
     if (ascii ? *width != 1 : *width != 1 && *width != 2 && *width != 4) return NULL;
     return object + (ascii ? python.layout.ascii_size : python.layout.text_size);
 }

@@ -7,7 +7,7 @@
 
 enum python_state {
     PYTHON_ABSENT,     // no CPython in this process, so far
-    PYTHON_SUPPORTED,  // CPython 3.9 to 3.14
+    PYTHON_SUPPORTED,  // one of the versions in python_layouts.h
     PYTHON_UNSUPPORTED // another version, a free-threaded build, or one whose structures are laid out differently
 };
 

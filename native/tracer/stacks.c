@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-enum { MOST_FRAMES = 128, MOST_NATIVE = 64 };
+enum { MAX_FRAMES = 128, MAX_NATIVE = 64 };
 
 static _Atomic int python = PYTHON_ABSENT;
 
@@ -123,7 +123,7 @@ static uint32_t node_number(struct writer *writer, uint32_t parent, uint32_t pla
 /* Native frames from the innermost up to where the interpreter begins, if it does. */
 static int native_part(struct writer *writer, uintptr_t *addresses, bool below_python) {
     unsigned long long unloads;
-    int count = native_walk(addresses, MOST_NATIVE, &unloads);
+    int count = native_walk(addresses, MAX_NATIVE, &unloads);
     if (unlikely(unloads != writer->unloads)) {
         table_release(&writer->address_numbers);
         table_release(&writer->stack_numbers);
@@ -136,11 +136,11 @@ static int native_part(struct writer *writer, uintptr_t *addresses, bool below_p
 
 uint32_t stack_number(struct writer *writer) {
     if (settings.stacks == STACKS_NONE) return 0;
-    struct python_frame frames[MOST_FRAMES];
-    uintptr_t addresses[MOST_NATIVE];
+    struct python_frame frames[MAX_FRAMES];
+    uintptr_t addresses[MAX_NATIVE];
     int depth = 0, natives = 0;
     if (atomic_load_explicit(&python, memory_order_relaxed) == PYTHON_SUPPORTED)
-        depth = python_walk(frames, MOST_FRAMES);
+        depth = python_walk(frames, MAX_FRAMES);
     if (depth == 0 || settings.stacks == STACKS_NATIVE) natives = native_part(writer, addresses, depth > 0);
 
     uint64_t hash = 0x7672616d;

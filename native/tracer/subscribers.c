@@ -18,12 +18,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { DOMAINS = 16, MOST_IDS = 2048 };
+enum { DOMAINS = 16, MAX_IDS = 2048 };
 
 static struct {
     _Atomic(cupti_callback) callback;
     _Atomic(void *) data;
-    _Atomic bool wanted[DOMAINS][MOST_IDS];
+    _Atomic bool wanted[DOMAINS][MAX_IDS];
 } other;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -32,7 +32,7 @@ bool subscription_is_shared(void) {
 }
 
 bool subscriber_wants(int domain, uint32_t id) {
-    return atomic_load(&other.callback) && domain >= 0 && domain < DOMAINS && id < MOST_IDS &&
+    return atomic_load(&other.callback) && domain >= 0 && domain < DOMAINS && id < MAX_IDS &&
            atomic_load(&other.wanted[domain][id]);
 }
 
@@ -47,7 +47,7 @@ void dispatch(void *unused, int domain, uint32_t id, const void *data) {
 
 static void forget_wanted(void) {
     for (int domain = 0; domain < DOMAINS; domain++)
-        for (int id = 0; id < MOST_IDS; id++)
+        for (int id = 0; id < MAX_IDS; id++)
             atomic_store_explicit(&other.wanted[domain][id], false, memory_order_relaxed);
 }
 
@@ -77,7 +77,7 @@ static void enable_again(int domain, uint32_t id) {
 
 static int shared_enable_callback(uint32_t enable, void *handle, int domain, uint32_t id) {
     if (!is_ours(handle)) return cupti.enable_callback(enable, handle, domain, id);
-    if (domain < 0 || domain >= DOMAINS || id >= MOST_IDS) return cupti.enable_callback(enable, handle, domain, id);
+    if (domain < 0 || domain >= DOMAINS || id >= MAX_IDS) return cupti.enable_callback(enable, handle, domain, id);
     if (!enable && is_hooked(domain, id)) { /* the recorder needs it */
         atomic_store(&other.wanted[domain][id], false);
         return CUPTI_OK;
@@ -88,7 +88,7 @@ static int shared_enable_callback(uint32_t enable, void *handle, int domain, uin
 }
 
 static void want_domain(int domain, bool wanted) {
-    for (int id = 0; domain >= 0 && domain < DOMAINS && id < MOST_IDS; id++)
+    for (int id = 0; domain >= 0 && domain < DOMAINS && id < MAX_IDS; id++)
         atomic_store(&other.wanted[domain][id], wanted);
 }
 
@@ -110,7 +110,7 @@ static int shared_enable_all(uint32_t enable, void *handle) {
 
 static int shared_state(uint32_t *enabled, void *handle, int domain, uint32_t id) {
     int result = cupti.state(enabled, handle, domain, id);
-    if (result == CUPTI_OK && is_ours(handle) && domain >= 0 && domain < DOMAINS && id < MOST_IDS)
+    if (result == CUPTI_OK && is_ours(handle) && domain >= 0 && domain < DOMAINS && id < MAX_IDS)
         *enabled = atomic_load(&other.wanted[domain][id]);
     return result;
 }

@@ -37,7 +37,7 @@ struct text {
 /* *end* is the first byte that is not the chunk's. */
 static struct text text(const uint8_t **at, const uint8_t *end, bool *bad, bool *cut) {
     uint64_t nbytes = number(at, bad);
-    if (nbytes > MOST_TEXT)
+    if (nbytes > MAX_TEXT)
         *bad = true;
     else if (*at > end || nbytes > (uint64_t)(end - *at))
         *cut = true;
@@ -67,7 +67,7 @@ static void define_where(struct vramreader *reader, struct writer *writer, uint6
     struct where *where = push(reader, &writer->wheres, sizeof *where);
     if (where)
         *where =
-            (struct where){.context = context, .stream = stream, .device = device <= MOST_GPUS ? (uint32_t)device : 0};
+            (struct where){.context = context, .stream = stream, .device = device <= MAX_GPUS ? (uint32_t)device : 0};
 }
 
 static void define_place(struct vramreader *reader, struct writer *writer, uint32_t language, struct text function,
@@ -97,7 +97,7 @@ static void define_node(struct vramreader *reader, struct writer *writer, uint64
 static void define_device(struct vramreader *reader, struct writer *writer, uint64_t device, struct text pci,
                           struct text name, uint64_t nbytes) {
     struct section *section = SECTION(reader, writer->section);
-    if (device >= MOST_GPUS || section->devices.count >= MOST_GPUS) return;
+    if (device >= MAX_GPUS || section->devices.count >= MAX_GPUS) return;
     uint32_t pci_number = intern_string(reader, pci.bytes, pci.nbytes);
     uint32_t name_number = intern_string(reader, name.bytes, name.nbytes);
     struct device *defined = push(reader, &section->devices, sizeof *defined);
@@ -107,7 +107,7 @@ static void define_device(struct vramreader *reader, struct writer *writer, uint
 static void add_blob(struct vramreader *reader, struct writer *writer, struct text name, uint64_t part, uint64_t parts,
                      uint32_t position, uint64_t nbytes) {
     const struct chunk *chunk = &AT(writer->chunks, struct chunk, writer->next);
-    if (reader->blobs.count >= MOST_BLOBS) return damaged_here(reader, writer, DAMAGE_LIMIT);
+    if (reader->blobs.count >= MAX_BLOBS) return damaged_here(reader, writer, DAMAGE_LIMIT);
     uint32_t name_number = intern_string(reader, name.bytes, name.nbytes);
     struct row_blob *row = push(reader, &reader->blobs, sizeof *row);
     if (row)

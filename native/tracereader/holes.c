@@ -48,13 +48,13 @@ static void sort_ranges(struct vramreader *reader, struct range *ranges, uint64_
 /* How large a range must be to be among the largest that are kept; *equal* of exactly that size are, too. */
 static uint64_t smallest_kept(struct vramreader *reader, const struct range *ranges, uint64_t count, uint64_t *equal) {
     *equal = count;
-    if (count <= MOST_HOLE_BLOCKS) return 0;
+    if (count <= MAX_HOLE_BLOCKS) return 0;
     uint64_t *sizes = take_memory(reader, count * sizeof *sizes);
     if (!sizes) return UINT64_MAX;
     for (uint64_t at = 0; at < count; at++) sizes[at] = ranges[at].nbytes;
-    uint64_t smallest = select_largest(sizes, count, MOST_HOLE_BLOCKS - 1), larger = 0;
+    uint64_t smallest = select_largest(sizes, count, MAX_HOLE_BLOCKS - 1), larger = 0;
     for (uint64_t at = 0; at < count; at++) larger += ranges[at].nbytes > smallest;
-    *equal = MOST_HOLE_BLOCKS - larger;
+    *equal = MAX_HOLE_BLOCKS - larger;
     release_memory(reader, sizes, count * sizeof *sizes);
     return smallest;
 }
@@ -77,7 +77,7 @@ static void measure_holes(struct vramreader *reader, const struct range *ranges,
         if (after > end) end = after;
     }
     row->spanned_nbytes += end - from;
-    if (reader->hole_blocks.count >= MOST_HOLE_BLOCKS_IN_ALL) return;
+    if (reader->hole_blocks.count >= MAX_HOLE_BLOCKS_IN_ALL) return;
     uint64_t equal, smallest = smallest_kept(reader, ranges, count, &equal);
     row->first_block = reader->hole_blocks.count;
     for (uint64_t at = 0; at < count && !reader->error; at++) {

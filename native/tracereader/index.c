@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* A thread reserves a chunk and begins it at once. A file that has more than this is made of holes. */
-enum { MOST_PENDING = 65536 };
+enum { MAX_PENDING = 65536 };
 
 static uint16_t u16(const uint8_t *at) {
     uint16_t value;
@@ -178,9 +178,9 @@ void place_sections(struct vramreader *reader) {
 
 uint64_t relative_time(const struct section *section, uint64_t time) {
     int64_t relative;
-    if (__builtin_add_overflow((int64_t)time, section->shift, &relative)) return section->shift < 0 ? 0 : MOST_NS;
+    if (__builtin_add_overflow((int64_t)time, section->shift, &relative)) return section->shift < 0 ? 0 : MAX_NS;
     if (relative < 0) return 0;
-    return (uint64_t)relative > MOST_NS ? MOST_NS : (uint64_t)relative;
+    return (uint64_t)relative > MAX_NS ? MAX_NS : (uint64_t)relative;
 }
 
 /* ---- chunks ---- */
@@ -318,7 +318,7 @@ static bool index_next(struct vramreader *reader, uint32_t number) {
     } else if (reader->growing) {
         /* Reserved, and its header not written yet. */
         if (left < CHUNK_NBYTES || !is_zero(head, 8) || file->section == NONE) return false;
-        if (file->pending.count >= MOST_PENDING) return false;
+        if (file->pending.count >= MAX_PENDING) return false;
         uint64_t *pending = push(reader, &file->pending, sizeof *pending);
         if (pending) *pending = offset;
         file->indexed = offset + CHUNK_NBYTES;

@@ -13,22 +13,22 @@
 enum {
     /* Zeros behind a chunk's bytes: numbers are decoded before their end is compared with the chunk's. */
     PADDING = 128,
-    MOST_TEXT = 4096,
-    MOST_GPUS = 256,
-    MOST_KEPT = 20000,       /* failures, gaps, marks: rows of each */
-    MOST_HOLE_BLOCKS = 4000, /* of one process and GPU */
-    MOST_HOLE_BLOCKS_IN_ALL = 200000,
-    MOST_SITES = 100000,
-    MOST_BLOBS = 1 << 20,
-    MOST_SEGMENTS = 1 << 16,
+    MAX_TEXT = 4096,
+    MAX_GPUS = 256,
+    MAX_KEPT = 20000,       /* failures, gaps, marks: rows of each */
+    MAX_HOLE_BLOCKS = 4000, /* of one process and GPU */
+    MAX_HOLE_BLOCKS_IN_ALL = 200000,
+    MAX_SITES = 100000,
+    MAX_BLOBS = 1 << 20,
+    MAX_SEGMENTS = 1 << 16,
     SPACE_MAPPING = 32, /* no space of the format: addresses that are mapped to a handle's memory */
 };
 
 #define NONE UINT32_MAX
-#define MOST_NBYTES ((uint64_t)1 << 52) /* of one allocation */
-#define MOST_NS ((uint64_t)1 << 59)     /* eighteen years: no recording is so long */
-#define MOST_SUM ((int64_t)1 << 61)
-#define LONGEST_EXIT_NS ((uint64_t)100000000) /* as in growth.py */
+#define MAX_NBYTES ((uint64_t)1 << 52) /* of one allocation */
+#define MAX_NS ((uint64_t)1 << 59)     /* eighteen years: no recording is so long */
+#define MAX_SUM ((int64_t)1 << 61)
+#define MAX_EXIT_NS ((uint64_t)100000000) /* as in trace/analysis.py */
 
 /* ---- memory.c ---- */
 
@@ -359,6 +359,6 @@ bool was_at_peak(const struct vramreader *reader, const struct allocation *alloc
 uint64_t select_largest(uint64_t *sizes, uint64_t count, uint64_t rank);
 
 void finish(struct vramreader *reader);
-/* site_rows, of at most MOST_SITES, and in site_places the row of each site. */
+/* site_rows, of at most MAX_SITES, and in site_places the row of each site. */
 void build_sites(struct vramreader *reader);
 void build_timeline(struct vramreader *reader);

@@ -79,7 +79,7 @@ static void replay_alloc(struct vramreader *reader, struct writer *writer, struc
     uint8_t kind = event->kind > KIND_OTHER_BLOCK ? KIND_OTHER_BLOCK : event->kind;
     uint8_t space = event->space;
     const struct chunk *chunk = &AT(writer->chunks, struct chunk, writer->next);
-    if (event->nbytes > MOST_NBYTES) {
+    if (event->nbytes > MAX_NBYTES) {
         damaged(reader, DAMAGE_SIZE, writer->section, chunk->file, chunk->offset, 1);
         return;
     }
@@ -189,7 +189,7 @@ static void unmap(struct vramreader *reader, uint32_t index, uint64_t time) {
 
 static void replay_map(struct vramreader *reader, struct writer *writer, struct replayed *replayed) {
     const struct event *event = &writer->event;
-    if (event->nbytes > MOST_NBYTES) return;
+    if (event->nbytes > MAX_NBYTES) return;
     uint32_t existing = find_allocation(reader, writer->section, SPACE_MAPPING, event->address);
     if (existing != NONE) unmap(reader, existing, event->time);
     uint32_t handle = find_allocation(reader, writer->section, SPACE_HANDLES, event->extra);
@@ -211,7 +211,7 @@ static void replay_map(struct vramreader *reader, struct writer *writer, struct 
 }
 
 /* Of all calls together: files made to be slow end here. */
-enum { MOST_UNMAP_STEPS = 20000000 };
+enum { MAX_UNMAP_STEPS = 20000000 };
 
 /* One call may unmap several neighbouring mappings. */
 static void replay_unmap(struct vramreader *reader, struct writer *writer) {
@@ -226,7 +226,7 @@ static void replay_unmap(struct vramreader *reader, struct writer *writer) {
             unmap(reader, index, event->time);
         }
         if (!nbytes || __builtin_add_overflow(at, nbytes, &at)) break;
-    } while (at < end && SECTION(reader, writer->section)->mappings && reader->unmap_steps++ < MOST_UNMAP_STEPS);
+    } while (at < end && SECTION(reader, writer->section)->mappings && reader->unmap_steps++ < MAX_UNMAP_STEPS);
 }
 
 static void replay_retain(struct vramreader *reader, struct writer *writer) {
@@ -240,7 +240,7 @@ static void replay_retain(struct vramreader *reader, struct writer *writer) {
 /* ---- what is no memory ---- */
 
 static bool keeps(struct vramreader *reader, const struct writer *writer, const struct vector *rows) {
-    if (rows->count < MOST_KEPT) return true;
+    if (rows->count < MAX_KEPT) return true;
     const struct chunk *chunk = &AT(writer->chunks, struct chunk, writer->next);
     damaged(reader, DAMAGE_LIMIT, writer->section, chunk->file, chunk->offset, 1);
     return false;
@@ -253,7 +253,7 @@ static void replay_failed(struct vramreader *reader, struct writer *writer, stru
     replayed->gpu = gpu;
     replayed->stack = stack;
     reader->failures_in_all++;
-    if (reader->failures.count >= MOST_KEPT) return; /* the sum says how many there are */
+    if (reader->failures.count >= MAX_KEPT) return; /* the sum says how many there are */
     struct row_failure *row = push(reader, &reader->failures, sizeof *row);
     if (row)
         *row = (struct row_failure){event->time, event->nbytes, event->extra, writer->section,
@@ -284,7 +284,7 @@ static void replay_text(struct vramreader *reader, struct writer *writer) {
         if (row) *row = (struct row_mark){event->time, writer->section, text};
         return;
     }
-    uint32_t device = event->extra <= MOST_GPUS ? (uint32_t)event->extra : 0;
+    uint32_t device = event->extra <= MAX_GPUS ? (uint32_t)event->extra : 0;
     uint32_t gpu = gpu_of(reader, writer->section, device);
     struct row_before *row = push(reader, &reader->before, sizeof *row);
     if (row) *row = (struct row_before){event->time, event->nbytes, writer->section, text, (int32_t)gpu, 0};

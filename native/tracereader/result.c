@@ -12,7 +12,7 @@ static struct row_left *left_row(struct vramreader *reader, const struct allocat
 
 /* When the program's work ended: with its last allocation, where only its exit came after that. */
 static uint64_t end_of_work(const struct row_section *section) {
-    bool only_exit = section->last_ns - section->last_allocation_ns <= LONGEST_EXIT_NS;
+    bool only_exit = section->last_ns - section->last_allocation_ns <= MAX_EXIT_NS;
     return only_exit ? section->last_allocation_ns : section->last_ns;
 }
 
@@ -121,7 +121,7 @@ static void add_left_of(struct row_left *sum, const struct row_left *left) {
 static void add_site(struct row_site *sum, const struct row_site *row) {
     sum->count += row->count;
     sum->freed += row->freed;
-    sum->nbytes = sum->nbytes > MOST_SUM - row->nbytes ? MOST_SUM : sum->nbytes + row->nbytes;
+    sum->nbytes = sum->nbytes > MAX_SUM - row->nbytes ? MAX_SUM : sum->nbytes + row->nbytes;
     sum->live_count += row->live_count;
     sum->live_nbytes += row->live_nbytes;
     sum->peak_count += row->peak_count;
@@ -134,11 +134,11 @@ static void add_site(struct row_site *sum, const struct row_site *row) {
 /* How many bytes a site must have allocated to have a row of its own. */
 static int64_t least_of_a_row(struct vramreader *reader) {
     uint64_t count = reader->sites.count;
-    if (count <= MOST_SITES) return -1;
+    if (count <= MAX_SITES) return -1;
     uint64_t *sizes = take_memory(reader, count * sizeof *sizes);
     if (!sizes) return INT64_MAX;
     for (uint64_t at = 0; at < count; at++) sizes[at] = (uint64_t)SITE(reader, at)->row.nbytes;
-    uint64_t least = select_largest(sizes, count, MOST_SITES);
+    uint64_t least = select_largest(sizes, count, MAX_SITES);
     release_memory(reader, sizes, count * sizeof *sizes);
     return (int64_t)least;
 }

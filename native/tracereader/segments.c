@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Rows moved for insertions, in all: files made to be slow end here. */
-#define MOST_MOVED ((uint64_t)1 << 31)
+#define MAX_MOVED ((uint64_t)1 << 31)
 
 static bool has_address(const struct allocation *allocation) {
     return allocation->space == SPACE_MAPPING ||
@@ -35,7 +35,7 @@ static void insert(struct vramreader *reader, struct section *section, uint32_t 
     if (at < section->segments.count && AT(section->segments, struct segment, at).first < end)
         return; /* overlaps another one: an address that was used again without a record of the free */
     reader->segments_moved += section->segments.count - at;
-    if (section->segments.count >= MOST_SEGMENTS || reader->segments_moved > MOST_MOVED) {
+    if (section->segments.count >= MAX_SEGMENTS || reader->segments_moved > MAX_MOVED) {
         if (!section->too_many_segments)
             damaged(reader, DAMAGE_SEGMENTS, allocation->section, section->row.file, section->offset, 1);
         section->too_many_segments = true;
@@ -68,7 +68,7 @@ static void begin(struct vramreader *reader, uint32_t number) {
     struct section *section = SECTION(reader, number);
     section->has_segments = true;
     reader->segments_moved += reader->allocation_count;
-    if (reader->segments_moved > MOST_MOVED) return;
+    if (reader->segments_moved > MAX_MOVED) return;
     for (uint32_t at = 0; at < reader->allocation_count && !reader->error; at++) {
         const struct allocation *allocation = allocation_at(reader, at);
         if (allocation->state == STATE_LIVE && allocation->section == number && has_address(allocation))

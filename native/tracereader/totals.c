@@ -17,13 +17,13 @@ static const struct device *described(const struct section *section, uint32_t de
 }
 
 static int32_t free_number(const struct vramreader *reader, int32_t wanted) {
-    bool taken[MOST_GPUS + 1] = {0};
+    bool taken[MAX_GPUS + 1] = {0};
     for (uint64_t at = 0; at < reader->gpus.count; at++) {
         int32_t number = GPU(reader, at)->row.number;
-        if (number >= 0 && number <= MOST_GPUS) taken[number] = true;
+        if (number >= 0 && number <= MAX_GPUS) taken[number] = true;
     }
     if (!taken[wanted]) return wanted;
-    for (int32_t number = 0; number <= MOST_GPUS; number++)
+    for (int32_t number = 0; number <= MAX_GPUS; number++)
         if (!taken[number]) return number;
     return wanted;
 }
@@ -41,7 +41,7 @@ uint32_t gpu_of(struct vramreader *reader, uint32_t section_number, uint32_t dev
         identity |= device_plus_1;
     for (uint32_t at = 0; at < reader->gpus.count; at++)
         if (GPU(reader, at)->identity == identity) return at;
-    if (reader->gpus.count > MOST_GPUS) return 0;
+    if (reader->gpus.count > MAX_GPUS) return 0;
     struct point *points = take_memory(reader, reader->points_wanted * sizeof *points);
     if (!points) return 0;
     int32_t number = device_plus_1 ? free_number(reader, (int32_t)device_plus_1 - 1) : -1;
@@ -193,15 +193,15 @@ static bool is_host(uint32_t kind) {
 }
 
 static void add_to(int64_t *sum, uint64_t nbytes) {
-    *sum = *sum > MOST_SUM - (int64_t)nbytes ? MOST_SUM : *sum + (int64_t)nbytes;
+    *sum = *sum > MAX_SUM - (int64_t)nbytes ? MAX_SUM : *sum + (int64_t)nbytes;
 }
 
 bool count_allocation(struct vramreader *reader, const struct allocation *allocation) {
     struct site *site = SITE(reader, allocation->site);
     struct gpu *gpu = GPU(reader, site->row.gpu);
     int64_t nbytes = (int64_t)allocation->nbytes;
-    if (site->row.live_nbytes > MOST_SUM - nbytes || gpu->row.live_nbytes > MOST_SUM - nbytes ||
-        reader->host_live > MOST_SUM - nbytes)
+    if (site->row.live_nbytes > MAX_SUM - nbytes || gpu->row.live_nbytes > MAX_SUM - nbytes ||
+        reader->host_live > MAX_SUM - nbytes)
         return false;
     if (!site->row.count) site->row.first_ns = allocation->time;
     site->row.count++;

@@ -117,7 +117,7 @@ class Account(Struct, frozen=True):
             line(
                 (
                     "unknown" if row.nbytes is None else size(row.nbytes),
-                    ", ".join(row.gpus),
+                    ", ".join(row.places),
                     STATES[row.state].label,
                     "" if row.pid is None else str(row.pid),
                     row.user or "",
@@ -141,17 +141,17 @@ def account(
     is no snapshot.
     """
     from vram.diagnosis.engine import diagnose
-    from vram.ledger.build import build_ledger
     from vram.ledger.holds import find_holds
 
     if snapshot is not None:
+        from vram.ledger.build import build_ledger
         from vram.probes.bundle import read
 
         ledger = build_ledger(read(snapshot))
     else:
         from vram.host.local import LocalHost
 
-        ledger = build_ledger(take_survey(LocalHost(), deadline_s))
+        ledger = take_ledger(LocalHost(), deadline_s)
     if gpus is not None:
         ledger = _only(ledger, tuple(gpus))
     return Account(ledger, find_holds(ledger), diagnose(ledger))
@@ -166,16 +166,18 @@ def why(
 
 def take_survey(host: Host, deadline_s: float) -> Survey:
     """Everything that is to be seen on *host*, and whom this user parked there."""
-    from vram.probes.survey import survey
+    from vram.reading import read_survey
     from vram.reclaim.state import parked
 
-    found = survey(host, deadline_s=deadline_s)
-    away = parked(host)
-    if not away:
-        return found
-    from msgspec.structs import replace
+    return read_survey(host, deadline_s, parked)
 
-    return replace(found, parked=away)
+
+def take_ledger(host: Host, deadline_s: float) -> Ledger:
+    """The ledger of what take_survey() finds."""
+    from vram.reading import read_ledger
+    from vram.reclaim.state import parked
+
+    return read_ledger(host, deadline_s, parked)
 
 
 def _only(ledger: Ledger, wanted: tuple[int, ...]) -> Ledger:

@@ -1,45 +1,4 @@
-"""One exception tree. Every error says what happened, and hints at what to do next.
-
-VramError
-├── UsageError          the words of the call are wrong            exit 2
-│   └── NoSuchDevice         this process sees no such GPU
-├── WrongSystem         vram runs on Linux, this is Windows        exit 22
-├── DriverMissing       no NVIDIA driver answers on this host      exit 4
-├── DeviceError         the driver answered with an error          exit 3
-│   └── OutOfMemory          it has too little memory free
-├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
-│   └── NewerSnapshot        a newer version of vram wrote it
-├── BadTrace            a trace file cannot be read                exit 5
-├── BadInput            another input is damaged or cut short      exit 5
-├── ConfigError         a configuration file is wrong              exit 5
-├── AlreadyRunning      another service has the state folder       exit 24
-├── CannotListen        an address or socket cannot be used        exit 25
-├── NoService           no vram service answers on this host       exit 26
-├── HistoryUnavailable  the history cannot be written or read now  exit 3
-├── NothingFound        what was searched for is not in the input   exit 9
-├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
-├── LeakDetected        a scope gained device memory and kept it
-├── LimitExceeded       a scope gained more than it was allowed
-├── BufferClosed        a buffer was used, or closed again, after its close
-├── BufferLent          a buffer stays open: somebody still works on its memory
-├── BufferLost          a buffer's memory is not this process's to use or free any more
-├── TargetDied          the process ended while vram was in it     exit 3
-└── Refused             nothing was touched, for a reason that has a name of its own
-    ├── NoSuchProcess        no process has that pid               exit 10
-    ├── NotOnGpu             the process holds no GPU memory       exit 11
-    ├── NotPermitted         it is somebody else's                 exit 12
-    ├── Protected            the system needs it                   exit 13
-    ├── NotReachable         cannot be attached to (no Python …)  exit 14
-    │   └── CallsGivenUp         it would be killed for a system call
-    ├── WorldChanged         it is not what the plan was made for  exit 15
-    ├── BadPlan              the plan file is foreign or edited    exit 16
-    ├── AuditUnavailable     no log, no action                     exit 17
-    ├── AttachDenied         the kernel forbids attaching to it    exit 18
-    ├── GoalImpossible       more than the GPU has, or can give    exit 19
-    ├── CannotPark           preflight says it would not come back exit 20
-    ├── TimedOut             the deadline passed, target unharmed  exit 21
-    └── CannotRecord         the recorder cannot start or stop     exit 23
-"""
+"""One exception tree. Every error says what happened, hints at what to do next, and has its exit code."""
 
 from __future__ import annotations
 
@@ -88,6 +47,11 @@ class VramError(Exception):
 
     exit_code = ExitCode.PARTIAL
 
+    def __init_subclass__(cls, exit_code: ExitCode | None = None) -> None:
+        """A subclass names its exit code where it is defined; without one it has that of its base."""
+        if exit_code is not None:
+            cls.exit_code = exit_code
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
@@ -95,16 +59,12 @@ class VramError(Exception):
             self.add_note(f"hint: {hint}")
 
 
-class UsageError(VramError):
+class UsageError(VramError, exit_code=ExitCode.USAGE):
     """The words of the call are wrong; nothing was done."""
 
-    exit_code = ExitCode.USAGE
 
-
-class WrongSystem(VramError):
+class WrongSystem(VramError, exit_code=ExitCode.WRONG_SYSTEM):
     """vram runs on Linux, WSL2 included; this is Windows itself."""
-
-    exit_code = ExitCode.WRONG_SYSTEM
 
 
 def require_linux(platform: str) -> None:
@@ -116,10 +76,8 @@ def require_linux(platform: str) -> None:
         )
 
 
-class DriverMissing(VramError):
+class DriverMissing(VramError, exit_code=ExitCode.NO_DRIVER):
     """No NVIDIA driver answers on this host."""
-
-    exit_code = ExitCode.NO_DRIVER
 
 
 class DeviceError(VramError):
@@ -143,73 +101,55 @@ class BufferClosed(VramError):
 
 
 class BufferLent(VramError):
-    """A buffer stays open: somebody still works on its memory."""
+    """A buffer stays open: other code still works on its memory."""
 
 
 class BufferLost(VramError):
     """A buffer's memory is not this process's to use or free: its context is gone, or it is a parent's."""
 
 
-class BadSnapshot(VramError):
+class BadSnapshot(VramError, exit_code=ExitCode.BAD_INPUT):
     """A snapshot file is broken, foreign or newer than this program."""
-
-    exit_code = ExitCode.BAD_INPUT
 
 
 class NewerSnapshot(BadSnapshot):
     """A snapshot whose schema this version does not know yet."""
 
 
-class BadTrace(VramError):
+class BadTrace(VramError, exit_code=ExitCode.BAD_INPUT):
     """A trace file is missing, foreign, newer than this program, or nothing of it can be read."""
 
-    exit_code = ExitCode.BAD_INPUT
 
-
-class BadInput(VramError):
+class BadInput(VramError, exit_code=ExitCode.BAD_INPUT):
     """An input is damaged, or ends where it may not."""
 
-    exit_code = ExitCode.BAD_INPUT
 
-
-class ConfigError(VramError):
+class ConfigError(VramError, exit_code=ExitCode.BAD_INPUT):
     """A configuration file is missing, is not TOML, or says something that cannot be meant."""
 
-    exit_code = ExitCode.BAD_INPUT
 
-
-class AlreadyRunning(VramError):
+class AlreadyRunning(VramError, exit_code=ExitCode.ALREADY_RUNNING):
     """Another service has the state folder; two would act twice."""
 
-    exit_code = ExitCode.ALREADY_RUNNING
 
-
-class CannotListen(VramError):
+class CannotListen(VramError, exit_code=ExitCode.CANNOT_LISTEN):
     """An address is taken, not ours, or a socket lies where others could have put it."""
 
-    exit_code = ExitCode.CANNOT_LISTEN
 
-
-class NoService(VramError):
+class NoService(VramError, exit_code=ExitCode.NO_SERVICE):
     """No service answers at the socket; `vram serve` starts one."""
-
-    exit_code = ExitCode.NO_SERVICE
 
 
 class HistoryUnavailable(VramError):
     """The history cannot be written or read now: no room, a file of others, or another process has it."""
 
 
-class NothingFound(VramError):
+class NothingFound(VramError, exit_code=ExitCode.NOTHING_FOUND):
     """The input was read to its end, and what was searched for is not in it."""
 
-    exit_code = ExitCode.NOTHING_FOUND
 
-
-class VirtualGpuError(VramError):
+class VirtualGpuError(VramError, exit_code=ExitCode.VIRTUAL_GPU):
     """The virtual GPU cannot be made or entered."""
-
-    exit_code = ExitCode.VIRTUAL_GPU
 
 
 class LeakDetected(VramError):
@@ -236,90 +176,64 @@ class LimitExceeded(VramError):
 
 
 class TargetDied(VramError):
-    """The process ended while vram was in it. Whoever ended it, that is a failure."""
+    """The process ended while vram was in it. That is a failure, however it ended."""
 
 
 class Refused(VramError):
     """Nothing was touched."""
 
 
-class NoSuchProcess(Refused):
+class NoSuchProcess(Refused, exit_code=ExitCode.NO_SUCH_PROCESS):
     """No process has that pid."""
 
-    exit_code = ExitCode.NO_SUCH_PROCESS
 
-
-class NotOnGpu(Refused):
+class NotOnGpu(Refused, exit_code=ExitCode.NOT_ON_GPU):
     """The process holds no GPU memory."""
 
-    exit_code = ExitCode.NOT_ON_GPU
+
+class NotPermitted(Refused, exit_code=ExitCode.NOT_PERMITTED):
+    """It is another user's: vram gives no rights that the caller does not have."""
 
 
-class NotPermitted(Refused):
-    """It is somebody else's: who could not touch it without vram cannot with it."""
-
-    exit_code = ExitCode.NOT_PERMITTED
-
-
-class Protected(Refused):
+class Protected(Refused, exit_code=ExitCode.PROTECTED):
     """The system needs the process; no flag and no policy overrides that."""
 
-    exit_code = ExitCode.PROTECTED
 
-
-class NotReachable(Refused):
+class NotReachable(Refused, exit_code=ExitCode.NOT_REACHABLE):
     """vram cannot attach to the process: it runs no Python, is stopped, or does not answer."""
-
-    exit_code = ExitCode.NOT_REACHABLE
 
 
 class CallsGivenUp(NotReachable):
     """The process has given up system calls (seccomp), and may be killed for one that vram makes in it."""
 
 
-class WorldChanged(Refused):
+class WorldChanged(Refused, exit_code=ExitCode.WORLD_CHANGED):
     """The target is not what the plan was made for."""
 
-    exit_code = ExitCode.WORLD_CHANGED
 
-
-class BadPlan(Refused):
+class BadPlan(Refused, exit_code=ExitCode.BAD_PLAN):
     """A plan file is foreign, edited, or newer than this program."""
 
-    exit_code = ExitCode.BAD_PLAN
 
-
-class AuditUnavailable(Refused):
+class AuditUnavailable(Refused, exit_code=ExitCode.NO_AUDIT):
     """The audit log cannot be written: no log, no action."""
 
-    exit_code = ExitCode.NO_AUDIT
+
+class AttachDenied(Refused, exit_code=ExitCode.CANNOT_ATTACH):
+    """The kernel does not let us attach to the process: yama, a container, or another tracer."""
 
 
-class AttachDenied(Refused):
-    """The kernel does not let us attach to the process: yama, a container, or somebody traces it already."""
-
-    exit_code = ExitCode.CANNOT_ATTACH
-
-
-class GoalImpossible(Refused):
+class GoalImpossible(Refused, exit_code=ExitCode.GOAL_IMPOSSIBLE):
     """The goal is more than the GPU has, or than anything allowed would free."""
 
-    exit_code = ExitCode.GOAL_IMPOSSIBLE
 
-
-class CannotPark(Refused):
+class CannotPark(Refused, exit_code=ExitCode.CANNOT_PARK):
     """A preflight check says that parking or unparking would fail half-way."""
 
-    exit_code = ExitCode.CANNOT_PARK
 
-
-class TimedOut(Refused):
+class TimedOut(Refused, exit_code=ExitCode.TIMED_OUT):
     """The deadline passed; the target goes on unharmed."""
 
-    exit_code = ExitCode.TIMED_OUT
 
-
-class CannotRecord(Refused):
+class CannotRecord(Refused, exit_code=ExitCode.CANNOT_RECORD):
     """The process was reached, and the recorder could not be started in it, or there was none to stop."""
-
-    exit_code = ExitCode.CANNOT_RECORD

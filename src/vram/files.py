@@ -1,9 +1,9 @@
-"""Files that vram writes for people: whole or not at all, and never through what somebody else put there.
+"""Files that vram writes for people: whole or not at all, and never through what another user put there.
 Files that others give it are opened by the same rules.
 
-A file is made beside its place, under a name that nobody can foresee, and moved there in one step. Links are
-followed only in folders that nobody but this user and root can change. A device or a pipe cannot be replaced,
-it is written to; a pipe that somebody else may have put there is refused.
+A file is made beside its place, under a random name, and moved there in one step. Links are
+followed only in folders that only this user and root can change. A device or a pipe cannot be replaced,
+it is written to; a pipe that another user may have put there is refused.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def write_file(
 ) -> None:
     """Write *contents* to *path*, in place of a file that was there. Only its owner can read a *secret* one.
 
-    *mode* is the file's whatever the umask says. Not *durable*: nobody waits for the disk, and after a power
-    cut the file may be empty. Raises UsageError where that cannot be, or where somebody else decides what
-    *path* means.
+    *mode* is the file's whatever the umask says. Not *durable*: vram does not wait for the disk, and after a
+    power cut the file may be empty. Raises UsageError where that cannot be, or where another user decides
+    what *path* means.
     """
     try:
         _write(path, contents, secret=secret, mode=mode, durable=durable)
@@ -56,14 +56,11 @@ def write_new(path: str, contents: bytes) -> None:
 
     Raises FileExistsError where something was, be it a link, and OSError where it cannot be written.
     """
-    folder, name = _locate(path, follow_last=False)
-    try:
+    with _located(path, follow_last=False) as (folder, name):
         if _lstat(folder, name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         with _Fresh(folder, contents, _SECRET) as fresh:
             fresh.become_new(name)
-    finally:
-        os.close(folder)
 
 
 @contextmanager
@@ -73,18 +70,12 @@ def new_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
     Raises UsageError where something is there already, unless *force*, and where *path* cannot be written.
     """
     try:
-        folder, name = _locate(path)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        with _stream(folder, name, force=force) as stream:
+        with _located(path) as (folder, name), _stream(folder, name, force=force) as stream:
             yield stream
     except FileExistsError as error:
         raise UsageError(f"{path} exists", hint="choose another name, or add --force") from error
     except OSError as error:
         raise _cannot_write(path, error) from error
-    finally:
-        os.close(folder)
 
 
 @contextmanager
@@ -106,7 +97,7 @@ def _stream(folder: int, name: str, *, force: bool) -> Iterator[BinaryIO]:
 
 
 def open_plain(path: str, flags: int = 0) -> int:
-    """A descriptor for reading the plain file *path*, whose name may be somebody else's choice.
+    """A descriptor for reading the plain file *path*, whose name may be another user's choice.
 
     Raises OSError; IsADirectoryError for a folder, and EINVAL for a device or a pipe. Those are not opened:
     to open a watchdog or a tape already does something, and a pipe keeps waiting. *flags* are more of open().
@@ -125,13 +116,12 @@ def open_plain(path: str, flags: int = 0) -> int:
 
 
 def open_given(path: str) -> int:
-    """`open_plain` for a file that somebody else may have put there: what it leads to is not their choice.
+    """`open_plain` for a file that another user may have put there: what it leads to is not their choice.
 
     Links are followed as for writing. In a folder that others can change, the file must be ours, root's or
-    the folder's owner's, and have no other name: whoever made a second name may not be able to read it.
+    the folder's owner's, and have no other name: the user who made a second name may not be able to read it.
     """
-    folder, name = _locate(path)
-    try:
+    with _located(path) as (folder, name):
         file = open_plain(f"{_OWN_DESCRIPTORS}/{folder}/{name}", os.O_NOFOLLOW)
         try:
             _require_put_here(folder, os.fstat(file))
@@ -139,8 +129,6 @@ def open_given(path: str) -> int:
             os.close(file)
             raise
         return file
-    finally:
-        os.close(folder)
 
 
 def _cannot_write(path: str, error: OSError) -> UsageError:
@@ -157,13 +145,14 @@ def make_folder(path: str, mode: int = 0o777) -> None:
 
 
 def _write(path: str, contents: bytes, *, secret: bool, mode: int | None, durable: bool) -> None:
-    folder, name = _locate(path)
-    try:
+    with _located(path) as (folder, name):
         if (own := _own_descriptor(folder, name)) is not None:
-            return _fill(os.dup(own), contents)
+            _fill(os.dup(own), contents)
+            return
         entry = _lstat(folder, name)
         if entry and not stat.S_ISREG(entry.st_mode):
-            return _fill(_open_special(folder, name), contents)
+            _fill(_open_special(folder, name), contents)
+            return
         if entry:
             _require_replaceable(folder, entry)
         private = secret or entry is not None or mode is not None
@@ -173,8 +162,6 @@ def _write(path: str, contents: bytes, *, secret: bool, mode: int | None, durabl
             elif entry and not secret:
                 fresh.set_mode(stat.S_IMODE(entry.st_mode) & 0o777)
             fresh.replace(name)
-    finally:
-        os.close(folder)
 
 
 class _Fresh:
@@ -215,7 +202,7 @@ class _Fresh:
 
     def become_new(self, name: str) -> None:
         try:
-            # By its descriptor: under its name there may be somebody else's by now.
+            # By its descriptor: under its name there may be another user's by now.
             os.link(f"{_OWN_DESCRIPTORS}/{self._file}", name, dst_dir_fd=self._folder, follow_symlinks=True)
         except OSError as error:
             if error.errno not in _NO_LINKS:
@@ -295,10 +282,20 @@ def _locate(path: str, *, follow_last: bool = True, make: int | None = None) -> 
     return walk.folder, walk.names[0]
 
 
+@contextmanager
+def _located(path: str, *, follow_last: bool = True) -> Iterator[tuple[int, str]]:
+    """As :func:`_locate`; the folder's descriptor is closed at the end."""
+    folder, name = _locate(path, follow_last=follow_last)
+    try:
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
 def _own_descriptor(folder: int, name: str) -> int | None:
     """The descriptor of ours that *name* stands for, as /dev/stdout and a shell's >(...) do.
 
-    It was opened for us by whoever started vram: nothing is left to be decided by a path.
+    It was opened for vram by the process that started it: nothing is left to be decided by a path.
     """
     try:
         is_ours = os.path.samestat(os.fstat(folder), os.stat(_OWN_DESCRIPTORS))
@@ -323,7 +320,7 @@ def _open_special(folder: int, name: str) -> int:
 
 
 def _require_replaceable(folder: int, entry: os.stat_result) -> None:
-    """Somebody else's file is replaced only where its folder is that user's alone, as at home."""
+    """Another user's file is replaced only where its folder is that user's alone, as at home."""
     place = os.fstat(folder)
     is_at_home = entry.st_uid == place.st_uid and not folders.others_may_write(folder, place)
     if entry.st_uid != os.geteuid() and not is_at_home and not folders.is_ours_alone(folder):

@@ -1,6 +1,6 @@
-"""Folders that nobody else can change: reached from the root down, one component after the other.
+"""Folders that no other user can change: reached from the root down, one component after the other.
 
-Whoever can write to one folder on the way to a file decides what is found there. So each component is
+A user who can write to one folder on the way to a file decides what is found there. So each component is
 opened without following links, and its owner and mode are compared before the next one is looked up in it.
 Everything that is wrong is an OSError whose ``strerror`` names the component, and why it is refused.
 """
@@ -92,7 +92,7 @@ def parts(path: str) -> list[str]:
 
 
 def home() -> str:
-    """Our own home folder: `sudo` may leave HOME pointing at somebody else's."""
+    """Our own home folder: `sudo` may leave HOME pointing at another user's."""
     said = os.environ.get("HOME", "")
     with suppress(OSError):
         if os.path.isabs(said) and os.stat(said).st_uid == os.geteuid():
@@ -113,7 +113,7 @@ def state_path() -> str:
 
 
 def is_ours_alone(folder: int) -> bool:
-    """Whether nobody but this user and root can change what lies in *folder*."""
+    """Whether only this user and root can change what lies in *folder*."""
     about = os.fstat(folder)
     return is_trusted_owner(about.st_uid) and not others_may_write(folder, about)
 
@@ -129,7 +129,7 @@ def is_root(uid: int) -> bool:
 
 
 def others_may_write(folder: int, about: os.stat_result) -> bool:
-    """Whether anybody but its owner may write to *folder*; a group that is its owner alone does not count."""
+    """Whether others than its owner may write to *folder*; a group of its owner alone does not count."""
     if about.st_mode & _OTHERS_WRITE:
         return True
     return bool(about.st_mode & _GROUP_WRITES) and not _is_owners_own_group(folder, about)
@@ -197,8 +197,8 @@ def _overflow_uid() -> int:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Whether *uid* names somebody in our user namespace. Where it does not, as where a container maps
-    one user alone, it is what the kernel shows instead of root and of everybody else."""
+    """Whether *uid* names a user in our user namespace. Where it does not, as where a container maps
+    one user alone, it is what the kernel shows instead of root and of all others."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             ranges = [tuple(int(word) for word in line.split()) for line in file]

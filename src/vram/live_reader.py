@@ -9,14 +9,14 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from vram.host.local.child import Child, Inbox, interpreter, send, spawn
+from vram.children import Child, Inbox, interpreter, send, spawn
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.process import ParkedProcess
@@ -24,6 +24,8 @@ from vram.model.process import ParkedProcess
 # Each end imports what it needs where it needs it: the view no probes, the reading process no event loop.
 if TYPE_CHECKING:
     import asyncio
+
+    from vram.host.ports import Host
 
 COLLECT_AFTER = 100
 """Readings between two full collections; Python's own come too seldom in a process that runs for weeks."""
@@ -41,7 +43,9 @@ class ReaderOptions(msgspec.Struct, frozen=True, kw_only=True):
     ask_windows: bool = True
     deadline_s: float = 5.0
     whole_share: float | None = None
-    """Most of one core that may go into reading everything again while nobody comes or goes."""
+    """Most of one core that may go into reading everything again while no process comes or goes."""
+    measure_cpu: bool = False
+    """Whether each reading says how much of a core the holders have used since the one before."""
 
 
 class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +61,33 @@ class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger | None = None
     findings: tuple[Finding, ...] = ()
     error: str | None = None
+    cpu_percent: dict[int, int] = {}
+    """By pid, how much of one core a holder has used since the last reading; nothing after the first one."""
 
 
 # ---- in that process ----
+
+
+class CpuUse:
+    """How much of one core processes use between two readings, from what the kernel has counted for each."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._before: dict[tuple[int, int], float] = {}
+        self._read_at = 0.0
+
+    def since_last(self, pids: Collection[int]) -> dict[int, int]:
+        """The percentages of those of *pids* that were here the last time, too; a reused pid was not."""
+        now = self._host.clock.monotonic()
+        elapsed_s, self._read_at = now - self._read_at, now
+        conditions = {pid: self._host.proc.condition(pid) for pid in pids}
+        used = {(pid, each.started_at): each.cpu_s for pid, each in conditions.items() if each is not None}
+        before, self._before = self._before, used
+        return {
+            process[0]: round(100 * (cpu_s - before[process]) / elapsed_s)
+            for process, cpu_s in used.items()
+            if process in before and elapsed_s > 0
+        }
 
 
 class HostReader:
@@ -78,15 +106,16 @@ class HostReader:
             kept_reader=driver_reader,
         )
         self._surveys = RepeatedSurvey(self._host, options.deadline_s, whole_share=options.whole_share)
-        self._last: tuple[int, tuple[ParkedProcess, ...]] | None = (
-            None  # a survey's number, and who is parked
-        )
+        self._cpu_use = CpuUse(self._host) if options.measure_cpu else None
+        self._holders: frozenset[int] = frozenset()
+        # A survey's number, and which processes are parked.
+        self._last: tuple[int, tuple[ParkedProcess, ...]] | None = None
 
     def read(self, whole: bool) -> LiveReading:
         """Read the host; never raises for what it meets there."""
         began, used, taken_at = time.monotonic(), time.process_time(), self._host.clock.now()
         try:
-            found = self._changed(whole)
+            found = self._judge_changes(whole)
         except Exception as error:
             self._last = None
             found = LiveReading(taken_at="", took_s=0.0, error=f"{type(error).__name__}: {error}")
@@ -96,26 +125,27 @@ class HostReader:
             took_s=time.monotonic() - began,
             cpu_s=time.process_time() - used,
             ages_behind_s=self._surveys.behind_s,
+            cpu_percent=self._cpu_use.since_last(self._holders) if self._cpu_use is not None else {},
         )
 
-    def _changed(self, whole: bool) -> LiveReading:
+    def _judge_changes(self, whole: bool) -> LiveReading:
         """The ledger of now, judged; without one where it is that of the last time."""
         from vram.diagnosis.engine import diagnose
         from vram.ledger.build import build_ledger
-
-        survey = self._surveys.read_whole() if whole else self._surveys.read()
-        parked, number = self._parked(), self._surveys.number
-        if self._last == (number, parked):
-            return LiveReading(taken_at="", took_s=0.0)
-        ledger = build_ledger(replace(survey, parked=parked))
-        findings = diagnose(ledger)
-        self._last = (number, parked)
-        return LiveReading(taken_at="", took_s=0.0, ledger=ledger, findings=findings)
-
-    def _parked(self) -> tuple[ParkedProcess, ...]:
+        from vram.ledger.holds import find_holds
         from vram.reclaim.state import parked
 
-        return parked(self._host)
+        survey = self._surveys.read_whole() if whole else self._surveys.read()
+        now = (self._surveys.number, parked(self._host))
+        if self._last == now:
+            return LiveReading(taken_at="", took_s=0.0)
+        ledger = build_ledger(replace(survey, parked=now[1]))
+        findings = diagnose(ledger)
+        self._last = now
+        self._holders = frozenset(
+            holder.pid for hold in find_holds(ledger, empty=True) for holder in hold.holders
+        )
+        return LiveReading(taken_at="", took_s=0.0, ledger=ledger, findings=findings)
 
     def close(self) -> None:
         self._host.nvml.close()
@@ -171,9 +201,9 @@ class ReaderClient:
 
     def __init__(self, options: ReaderOptions) -> None:
         self._command = interpreter("vram.live_reader", msgspec.json.encode(options).decode())
-        self._decoder = msgspec.msgpack.Decoder(LiveReading)
+        self._decode = msgspec.msgpack.Decoder(LiveReading).decode
         self._child: Child | None = None
-        self._inbox = Inbox()
+        self._inbox = Inbox(self._decode)
         self._asked_at: float | None = None
         self._abandoned: list[Child] = []
         self.launches = 0
@@ -192,9 +222,9 @@ class ReaderClient:
 
     def launch(self) -> None:
         """Start the process and its first reading: it can go on while the view is still being made."""
-        self._child = spawn(self._command, two_way=True)
+        self._child = spawn(self._command, link="stream")
         self.launches += 1
-        self._inbox, self._asked_at = Inbox(), None
+        self._inbox, self._asked_at = Inbox(self._decode), None
         self.ask()
 
     def listen(self, on_reading: Callable[[LiveReading], None]) -> None:
@@ -232,19 +262,21 @@ class ReaderClient:
 
     def _receive(self) -> None:
         assert self._child is not None
+        readings: list[LiveReading] = []
         try:
             part = os.read(self._child.pipe, 1 << 20)
+            readings += self._inbox.add(part)
         except BlockingIOError:
             return
-        except OSError:
+        except (OSError, ValueError):  # it was killed, or wrote no frame
             part = b""
         if not part:
             self.abandon()
             self._hand_on(_failed("the reading process has ended; it is started again"))
             return
-        for (body,) in self._inbox.add(part):
+        for reading in readings:
             self._asked_at = None
-            self._hand_on(self._decoder.decode(body))
+            self._hand_on(reading)
 
     def _hand_on(self, reading: LiveReading) -> None:
         if self._on_reading is not None:
@@ -255,23 +287,24 @@ class ReaderClient:
 
         One that hangs in the kernel cannot end yet: it is collected later.
         """
-        child, self._child, self._asked_at = self._child, None, None
+        child = self._hang_up()
         if child is not None:
-            if self._loop is not None:
-                self._loop.remove_reader(child.pipe)
-            child.hang_up()
             self._abandoned.append(child)
         self._abandoned = [each for each in self._abandoned if not each.end(0.0)]
 
-    def close(self) -> None:
-        """End the process; one that hangs in the kernel is left behind, and ends when it wakes up."""
+    def _hang_up(self) -> Child | None:
         child, self._child, self._asked_at = self._child, None, None
         if child is not None:
             if self._loop is not None:
                 self._loop.remove_reader(child.pipe)
             child.hang_up()
-            if not child.wait(_GRACE_S):
-                child.end(_GRACE_S)
+        return child
+
+    def close(self) -> None:
+        """End the process; one that hangs in the kernel is left behind, and ends when it wakes up."""
+        child = self._hang_up()
+        if child is not None and not child.wait(_GRACE_S):
+            child.end(_GRACE_S)
         for each in self._abandoned:
             each.end(0.0)
 

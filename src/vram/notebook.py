@@ -21,7 +21,7 @@ from vram.units import size
 if TYPE_CHECKING:
     from vram.guard.live import Live, LiveArray
     from vram.guard.memory import Footprint
-    from vram.model.leak import Leak, LeakedArray
+    from vram.model.leak import Leak
     from vram.model.trace import TraceView
 
 MAX_ARRAYS = 15
@@ -47,7 +47,7 @@ class Table:
         self.rows = [tuple(map(inert, row)) for row in rows]
 
     def __repr__(self) -> str:
-        from vram.guard.tables import format_rows, terminal_width, wrap
+        from vram.guard.live import format_rows, terminal_width, wrap
 
         width = terminal_width()
         lines = [line for row in format_rows(self.rows, width) for line in row] if self.rows else []
@@ -105,7 +105,7 @@ def _split(now: Footprint, arrays: Live) -> list[tuple[str, str, str]]:
 
 def _largest(arrays: Live) -> list[tuple[str, str, str]]:
     """Each memory once, with who holds it."""
-    from vram.guard.tables import dtype_and_shape
+    from vram.guard.live import dtype_and_shape
 
     def text(array: LiveArray) -> str:
         where = "" if array.device is None else f" on GPU {array.device}"
@@ -116,17 +116,13 @@ def _largest(arrays: Live) -> list[tuple[str, str, str]]:
     return [(size(each.nbytes), text(each), str(each.holder)) for each in chosen]
 
 
-def _arrays(arrays: Sequence[LeakedArray]) -> list[tuple[str, str, str]]:
-    return [(size(each.nbytes), each.what, each.holder) for each in arrays]
-
-
 def about(gained: int, leak: Leak | None, notes: list[str]) -> Table:
     """What a cell did to the GPU's memory."""
     if leak is None:
         change = f" (device memory changed by {size(gained)}, caches included)" if gained else ""
         return Table(f"the cell kept nothing{change}", [], notes)
     gains = [(size(gain.nbytes), "more in use", where_gained(gain, leak)) for gain in leak.gains]
-    rows = gains + _arrays(leak.arrays)
+    rows = gains + [(size(each.nbytes), each.what, each.holder) for each in leak.arrays]
     return Table(f"the cell kept {size(leak.nbytes)} of device memory", rows, [*notes, *leak.notes])
 
 
@@ -167,24 +163,27 @@ class Timeline:
 
         from rich.console import Console
 
-        from vram.guard.tables import terminal_width
-        from vram.report import trace_chart, trace_views
+        from vram.guard.live import terminal_width
         from vram.report.layout import RenderOptions
+        from vram.trace_report.charts import timeline
+        from vram.trace_report.lines import ReportOptions
+        from vram.trace_report.views import peak
 
-        options = RenderOptions(terminal_width() or WIDTH)
-        console = Console(file=io.StringIO(), width=options.width, color_system=None)
-        console.print(trace_chart.timeline(self.view, options))
+        screen = RenderOptions(terminal_width() or WIDTH)
+        options = ReportOptions(screen=screen, limit=PLACES)
+        console = Console(file=io.StringIO(), width=screen.width, color_system=None)
+        console.print(timeline(self.view, options))
         if self.view.peak:
-            console.print(trace_views.peak(self.view, trace_views.ViewOptions(limit=PLACES), options))
+            console.print(peak(self.view, options))
         return str(console.file.getvalue()).rstrip()  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        from vram.report.trace_page import fragment
+        from vram.trace_report.pages import fragment
 
         return fragment(self.view)
 
 
-def _recorded(shell: Any, cell: str, around: Any) -> None:
+def _record(shell: Any, cell: str, around: Any) -> None:
     """Run *cell* while this process is recorded, and show its timeline."""
     from vram.errors import VramError
     from vram.trace.here import RecordingHere
@@ -215,7 +214,7 @@ def load_ipython_extension(shell: Any) -> None:
             raise _usage_error(AWAITS)
         around = shell.displayhook.exec_result
         if line.strip() == TIMELINE:
-            _recorded(shell, cell, around)
+            _record(shell, cell, around)
             return
         with scope(line.strip() or "cell", leak="report", track=True) as opened:
             error = _run(shell, cell, around)

@@ -1,8 +1,8 @@
 """Processes that are never ended, parked or attached to, known by the program that root installed.
 
 A process chooses its own short name, so "Xorg" proves nothing. The path of its executable is the kernel's
-word, and counts below a folder that packages install into; that root installed the file there, and nobody
-else mounted it over another, was read together with the path.
+word, and counts below a folder that packages install into; that root installed the file there, and no user
+mounted it over another, was read together with the path.
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Open a scope around the test function alone, and fail the test for what it keeps."""
-    wanted = _wanted(item)
+    wanted = _read_limits(item)
     if wanted is None:
         return (yield)
-    watched = _watched(item, wanted)
+    watched = _watch(item, wanted)
     if isinstance(item, pytest.Function) and _runs_its_own_set_up(item):
         item.obj = watched(item.obj)
         return (yield)
@@ -71,7 +71,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @contextmanager
-def _watched(item: pytest.Item, wanted: Wanted) -> Iterator[None]:
+def _watch(item: pytest.Item, wanted: Wanted) -> Iterator[None]:
     opened = item.stash[OPENED] = _open(item, wanted)
     recording = None if wanted.peak is None else _recording()
     from vram.errors import LimitExceeded
@@ -140,7 +140,7 @@ class Wanted(NamedTuple):
     peak: int | None = None
 
 
-def _wanted(item: pytest.Item) -> Wanted | None:
+def _read_limits(item: pytest.Item) -> Wanted | None:
     """The limits for *item*; None if it is not to be checked."""
     marker = item.get_closest_marker("vram")
     if marker is None:
@@ -260,7 +260,7 @@ def _never_freed(item: pytest.Item, view: TraceView, allowed: int, opened: Scope
 def _places(item: pytest.Item, view: TraceView, sites: Iterable[Site]) -> Iterator[str]:
     """The largest, each with its stack up to the test function."""
     from vram.report.escape import inert
-    from vram.report.trace_places import function_name
+    from vram.trace_report.places import function_name
     from vram.units import counted, size
 
     chosen = sorted(sites, key=lambda site: -site.nbytes)
@@ -315,16 +315,13 @@ def pytest_runtest_makereport(
     report = yield
     opened = item.stash.get(OPENED, None)
     if call.when == "call" and opened is not None:
-        result = {"leaked": opened.leak is not None, "unchecked": _unchecked(opened)}
+        from vram.model.leak import ScopeNote
+
+        # Code and text of each note that says why the gain could not be checked.
+        unchecked = [(note.code, str(note)) for note in opened.notes if isinstance(note, ScopeNote)]
+        result = {"leaked": opened.leak is not None, "unchecked": unchecked}
         report.vram = result  # type: ignore[attr-defined]
     return report
-
-
-def _unchecked(opened: Scope) -> list[tuple[str, str]]:
-    """Code and text of each note that says why the gain could not be checked."""
-    from vram.model.leak import ScopeNote
-
-    return [(note.code, str(note)) for note in opened.notes if isinstance(note, ScopeNote)]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

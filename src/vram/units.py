@@ -32,7 +32,7 @@ def size(nbytes: int) -> str:
 def parse_size(text: str) -> int:
     """Read "20GiB", "20G", "1.5 GB" or "4096B" as bytes; G and GiB are 1024³, GB is 1000³.
 
-    Raises UsageError. Only 0 needs no unit: of another number nobody can tell whether bytes or GiB are meant.
+    Raises UsageError. Only 0 needs no unit: another number could mean bytes or GiB.
     """
     word = text.strip().lower().replace(" ", "")
     digits = word.rstrip("bikmgt")

@@ -1,6 +1,6 @@
 """Reads what others wrote: answers of processes, agents, journals, plans, snapshots, connection files.
 
-Whoever wrote it may want to harm its reader. So every read here has a limit in bytes and, where it
+Its author may want to harm its reader. So every read here has a limit in bytes and, where it
 waits, an absolute deadline; every decoding has limits on items, depth and integers. Whatever is
 wrong becomes one exception, ``Rejected``, with a code; nothing else is raised.
 """
@@ -64,7 +64,7 @@ def decode(data: bytes, kind: type[Shape], *, most_items: int = MAX_ITEMS) -> Sh
 
     *most_items* bounds the objects, lists and members together, and so the memory that a small text
     can be made to take. Integers are those of 64 bits, signed or not. No message quotes anything of *data*:
-    whoever reads it may not be permitted to read the file that it comes from.
+    the user who reads it may not be permitted to read the file that it comes from.
     """
     if data.count(b",") + data.count(b"{") + data.count(b"[") > most_items:
         raise Rejected("too-many", f"it has more than {most_items} items")
@@ -93,9 +93,9 @@ def read_file(
 ) -> bytes:
     """The whole of a plain file of at most *nbytes*.
 
-    With *owner* it must be that user's, and nobody else may change it. A link is followed only where
+    With *owner* it must be that user's, and no other may change it. A link is followed only where
     *follow* says so. *pipes* also takes pipes, if they are ours, and devices; otherwise opening and
-    reading never wait for anybody.
+    reading never wait for another process.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -113,7 +113,7 @@ def read_file(
 
 
 def read_stream(descriptor: int, *, nbytes: int) -> bytes:
-    """Everything up to the end of an open file or pipe, of at most *nbytes*; waits for whoever writes it."""
+    """Everything up to the end of an open file or pipe, of at most *nbytes*; waits for its writer."""
     try:
         return _read_all(descriptor, nbytes)
     except OSError as error:

@@ -10,7 +10,7 @@ import pytest
 from tests.browser.chromium import Browser, Page, find, started
 from tests.needs import skip_without
 from vram.model.trace import TraceView
-from vram.report.trace_page import page
+from vram.trace_report.pages import page
 
 Opened = Callable[..., Page]
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from tests.browser.chromium import Page
 from tests.browser.conftest import Opened
-from tests.report.extreme_traces import empty, hostile, large
-from tests.report.page_traces import training
-from tests.report.training_traces import SECOND
+from tests.trace_report.extreme_traces import empty, hostile, large
+from tests.trace_report.page_traces import training
+from tests.trace_report.training_traces import SECOND
 from vram.model.trace import CallStack, Frame, Site
 from vram.units import GIB
 

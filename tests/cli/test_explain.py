@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from vram.cli import manual
-from vram.model.kinds import Kind
+from vram.model.ledger import Kind
 
 
 def test_whatever_has_a_page_is_listed(vram: Run) -> None:

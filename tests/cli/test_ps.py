@@ -105,7 +105,7 @@ def test_json_has_the_same_rows(vram: Run, shared: str) -> None:
         (300, "ok"),
     ]
     stopped, ghost, server = report["processes"]
-    assert stopped["nbytes_by_gpu"] == {"0": 2 * GIB + CONTEXT, "1": 4 * GIB + CONTEXT}
+    assert stopped["nbytes_by_place"] == {"0": 2 * GIB + CONTEXT, "1": 4 * GIB + CONTEXT}
     assert stopped["nbytes"] == 6 * GIB + 2 * CONTEXT
     assert ghost["dead_pids"] == [200]
     assert server["workers"] == [301]
@@ -114,7 +114,7 @@ def test_json_has_the_same_rows(vram: Run, shared: str) -> None:
 
 def test_one_gpu_can_be_chosen(vram: Run, shared: str) -> None:
     report = json.loads(vram("ps", "--json", "--gpu", "1", "--from", shared).out)
-    assert [(row["pid"], row["gpus"]) for row in report["processes"]] == [(100, ["1"])]
+    assert [(row["pid"], row["gpus"]) for row in report["processes"]] == [(100, [1])]
 
 
 def test_an_idle_host_has_a_heading_and_no_lines(vram: Run, idle: str) -> None:

@@ -22,7 +22,7 @@ from tests.needs import needs, skip_without
 from tests.patience import has_ended
 from tests.serve.running import RunningService
 from tests.serve.users import UsersMachine
-from vram.serve.kubernetes.kubernetes_api import ACCOUNT
+from vram.serve.kubernetes_api import ACCOUNT
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram

@@ -16,11 +16,11 @@ from tests.patience import PATIENCE_S, until_async
 from tests.serve.running import RunningService
 from vram.errors import ConfigError
 from vram.model.change import Change
+from vram.model.moment import Moment
 from vram.model.process import Workload
-from vram.serve.clock import Moment
+from vram.serve import kubernetes_part
 from vram.serve.config import KubernetesConfig, ServeConfig, places
-from vram.serve.kubernetes import kubernetes_part
-from vram.serve.kubernetes.kubernetes_part import (
+from vram.serve.kubernetes_part import (
     BURST,
     FORGET_S,
     MAX_KNOWN,
@@ -383,7 +383,7 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(
         await reader.read()
         writer.close()
 
-    monkeypatch.setattr("vram.serve.kubernetes.kubernetes_api.REQUEST_S", 1e6)
+    monkeypatch.setattr("vram.serve.kubernetes_api.REQUEST_S", 1e6)
 
     async def story(driver: Driver) -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)

@@ -126,7 +126,7 @@ def _balanced(gpu: GpuLedger) -> GpuLedger:
     return replace(gpu, total_bytes=known_bytes(gpu.entries))
 
 
-HELD = ("context", "live", "cached", "process", "overhead", "orphaned", "exported")
+HELD = ("context", "live", "cached", "process", "orphaned", "exported")
 
 
 @given(ledgers)

@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 from vram.cli import manual
 from vram.cli.app import COMMANDS
 from vram.model.hold import STATES
-from vram.model.kinds import Kind
+from vram.model.ledger import Kind
 from vram.virtualgpu.demos import DEMOS
 
 BROWSER = chromium.find()

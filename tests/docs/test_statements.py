@@ -43,7 +43,7 @@ from tests.examples.expected import EXPECTED
 from tests.lab.conftest import Lab, results_of
 from tests.lab.conftest import lab as lab  # a fixture
 from tests.lab.test_verdicts import UNKNOWN, VERDICTS
-from vram.lab.catalogue import CLAIMS
+from vram.lab.topics import CLAIMS
 from vram.model.lab import Figure, LabReport, Result, StageReading
 from vram.virtualgpu import VirtualGpu
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from vram.doctor.facts import DoctorFacts, Program, Records
+from vram.doctor.check import DoctorFacts, Program, Records
 from vram.model.doctor import (
     AttachTest,
     Confinement,

@@ -27,9 +27,8 @@ from tests.doctor.hosts import (
     with_host_files,
 )
 from vram.cli.arguments import Parser
-from vram.doctor.check import CheckAnswer
+from vram.doctor.check import CheckAnswer, DoctorFacts, PythonTarget
 from vram.doctor.checks import CHECKS
-from vram.doctor.facts import DoctorFacts, PythonTarget
 from vram.model.doctor import (
     AttachTest,
     Container,

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from tests.doctor.hosts import SOUND, absent, confined, facts, with_gpu
 from vram.cli import manual
-from vram.doctor.checks import CHECKS
-from vram.doctor.engine import examine
-from vram.doctor.facts import DoctorFacts
+from vram.doctor.check import DoctorFacts
+from vram.doctor.checks import CHECKS, examine
 from vram.errors import UsageError
 from vram.model.doctor import DriverTest
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from tests.doctor.hosts import SOUND, USER, absent, confined, facts, survey, with_host_files
-from vram.doctor.engine import examine
-from vram.doctor.facts import DoctorFacts
+from vram.doctor.check import DoctorFacts
+from vram.doctor.checks import examine
 from vram.model.doctor import AttachTest, DriverTest, HostFiles, KernelTest
 from vram.report.doctor import text
 from vram.report.layout import RenderOptions

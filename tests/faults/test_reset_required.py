@@ -46,7 +46,7 @@ def test_it_is_shown_and_nothing_that_is_asked_for_resets_it(
     machine: Bench, tool: tuple[str, ...], tmp_path: Path, tally: Tally
 ) -> None:
     called = tmp_path / "tool" / "called"
-    code = "from vram.host.local.vendor import LocalVendor as V; v = V(); v.run(v.reset_command(0), 20)"
+    code = "from vram.host.local.system_info import LocalVendor as V; v = V(); v.run(v.reset_command(0), 20)"
     subprocess.run([*tool, sys.executable, "-c", code], env=machine.environment(), check=True)
     assert called.read_text() == "--gpu-reset -i 0\n", "the control: the tool would be called"
     called.unlink()

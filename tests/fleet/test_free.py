@@ -16,9 +16,8 @@ from tests.fleet.conftest import node_environment, vram_fleet
 from tests.needs import require
 from tests.serve.running import RunningService
 from vram.errors import ExitCode
-from vram.fleet.collect import CollectOptions, read_nodes
+from vram.fleet.collect import CollectOptions, fleet_report, read_nodes
 from vram.fleet.free import FleetPlanner, exit_code
-from vram.fleet.summary import fleet_report
 from vram.fleet.transports.ssh import SshNodes
 from vram.model.fleet import FleetReport
 from vram.report.schema import shipped

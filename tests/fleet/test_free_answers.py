@@ -9,9 +9,8 @@ import pytest
 
 from tests.fleet.snapshots import haunted, healthy, judged
 from vram.errors import ExitCode
-from vram.fleet.collect import CollectOptions
+from vram.fleet.collect import CollectOptions, fleet_report
 from vram.fleet.free import FleetPlanner, exit_code
-from vram.fleet.summary import fleet_report
 from vram.fleet.transport import CommandResult, NodeAddress, NodeFailed
 from vram.model.fleet import FleetFreeReport, FleetNode
 from vram.model.plan import Outcome, Plan, Receipt, Step, Target

@@ -193,7 +193,7 @@ def test_names_of_a_node_cannot_steer_a_terminal() -> None:
 
     from rich.console import Console
 
-    from vram.fleet.summary import fleet_report
+    from vram.fleet.collect import fleet_report
 
     node = judged(msgspec.json.encode(survey), "e\x1b[31mvil", by="user")
     assert node.state == "leftovers"

@@ -12,8 +12,8 @@ from tests.fleet.conftest import ROOT, vram_fleet
 from tests.fleet.snapshots import haunted, healthy, judged, write
 from tests.needs import needs, require
 from vram.errors import UsageError
+from vram.fleet.collect import fleet_report
 from vram.fleet.parquet import append, escaped
-from vram.fleet.summary import fleet_report
 from vram.model.fleet import FleetReport
 
 pytestmark = needs("pyarrow")

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from tests.fleet.snapshots import haunted, healthy, judged, unexplained, without_driver
 from vram.errors import ExitCode
-from vram.fleet.summary import completeness, fleet_report, natural, without_contradictions
+from vram.fleet.collect import completeness, fleet_report, natural, without_contradictions
 from vram.model.fleet import FleetNode, FleetReport
 
 

@@ -29,19 +29,20 @@ from tests.fleet import snapshots as fleet_snapshots
 from tests.history import written
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from tests.patience import PATIENCE_S
-from tests.report import training_traces
+from tests.trace_report import training_traces
 from vram.cli.app import main
-from vram.doctor.engine import examine
+from vram.doctor.checks import examine
 from vram.model.change import Change
 from vram.model.fleet import FleetFree, FleetFreeReport
 from vram.model.history import HistoryReport
 from vram.model.observation import ProbeRun
 from vram.model.slurm import EndedProcess, HookResult, JobHolder, SlurmJob
-from vram.report import changes, doctor, fleet, slurm, trace_chart, trace_fit, trace_summary, trace_views
+from vram.report import changes, doctor, fleet, slurm
 from vram.report.history import Page, history_text
 from vram.report.layout import RenderOptions
-from vram.report.trace_views import ViewOptions
 from vram.trace.fit import fit
+from vram.trace_report import charts, summary, views
+from vram.trace_report.lines import ReportOptions
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS as DEMO_PROGRAMS
@@ -317,7 +318,7 @@ def _doctor() -> str:
 
 def _slurm(vram: Callable[..., str]) -> str:
     """Hooks that freed all, that could not, and that do not know; a cluster is in tests/slurm."""
-    job = SlurmJob(job="42", uid=1000, user="user", gpus=("0",))
+    job = SlurmJob(job="42", uid=1000, user="user", gpu_words=("0",))
     train = {"user": "user", "command": "python train.py --epochs 90"}
     term = EndedProcess(pid=4101, left_by="42", by="cgroup", status="done", message=TERMINATED, **train)
     kill = EndedProcess(pid=4102, left_by="42", by="environment", status="done", message=KILLED, **train)
@@ -354,22 +355,24 @@ def _report(vram: Callable[..., str]) -> str:
     options = RenderOptions(width=WIDTH)
     view, shorter = training_traces.training(), training_traces.training(paths=("before.vram",))
     shorter = replace(shorter, peak=shorter.peak[:2], leaks=shorter.leaks[2:])
-    few = ViewOptions()
+    few = ReportOptions(screen=options)
     blocks = training_traces.with_blocks()
-    views = {
-        "train.vram": trace_summary.summary(view, options),
-        "peak train.vram": trace_views.peak(view, few, options),
-        "peak blocks.vram": trace_views.peak(blocks, few, options),
-        "peak --tree train.vram": trace_views.tree(view, few, options),
-        "peak --by library train.vram": trace_views.peak(view, ViewOptions(by="library"), options),
-        "leaks train.vram": trace_views.leaks(view, few, options),
-        "timeline train.vram": trace_chart.timeline(view, options),
-        "timeline --ascii train.vram": trace_chart.timeline(view, options._replace(ascii=True)),
-        "churn train.vram": trace_views.churn(view, few, options),
-        "frag train.vram": trace_chart.holes(view, options, few.limit),
-        "diff before.vram train.vram": trace_views.diff(shorter, view, ViewOptions(by="stack"), options),
+    shown_by_words = {
+        "train.vram": summary.summary(view, few),
+        "peak train.vram": views.peak(view, few),
+        "peak blocks.vram": views.peak(blocks, few),
+        "peak --tree train.vram": views.tree(view, few),
+        "peak --by library train.vram": views.peak(view, replace(few, by="library")),
+        "leaks train.vram": views.leaks(view, few),
+        "timeline train.vram": charts.timeline(view, few),
+        "timeline --ascii train.vram": charts.timeline(
+            view, replace(few, screen=options._replace(ascii=True))
+        ),
+        "churn train.vram": views.churn(view, few),
+        "frag train.vram": charts.holes(view, few),
+        "diff before.vram train.vram": views.diff(shorter, view, replace(few, by="stack")),
     }
-    page = "".join(f"$ vram report {words}\n{_printed(shown)}" for words, shown in views.items())
+    page = "".join(f"$ vram report {words}\n{_printed(shown)}" for words, shown in shown_by_words.items())
     for wrong in ((), ("train.vram", "leaks"), ("leak", "train.vram"), ("diff", "a.vram"), ("no-such.vram",)):
         page += vram("report", *wrong)
     return page
@@ -378,7 +381,7 @@ def _report(vram: Callable[..., str]) -> str:
 def _fit() -> str:
     blocks = training_traces.with_blocks()
     short, whole = (
-        trace_fit.text(blocks, fit(blocks), RenderOptions(width=WIDTH), every_card=every)
+        summary.cards(blocks, fit(blocks), ReportOptions(screen=RenderOptions(width=WIDTH), verbose=every))
         for every in (False, True)
     )
     return (

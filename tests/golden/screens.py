@@ -38,7 +38,7 @@ class Machine(World):
     ) -> Machine:
         """A process that holds *gib* of a GPU, and forked workers that hold nothing of their own."""
         self.started(pid, command, state=state)
-        self.charge(pid, self._hold(gpu, gib), gpu=gpu).files(pid, minors=(gpu,), family=pid)
+        self.charge(pid, self.hold(gpu, gib), gpu=gpu).files(pid, minors=(gpu,), family=pid)
         for worker in range(pid + 1, pid + 1 + workers):
             self.started(worker, command, parent=pid, forked=True)
             self.files(worker, minors=(gpu,), family=pid)
@@ -46,7 +46,7 @@ class Machine(World):
 
     def ghost(self, dead: int, child: int, command: str, gib: float, *, gpu: int = 0) -> Machine:
         """A dead process whose memory a forked child of its still holds."""
-        self.charge(dead, self._hold(gpu, gib), gpu=gpu)
+        self.charge(dead, self.hold(gpu, gib), gpu=gpu)
         self.started(child, command, forked=True)
         self.files(child, minors=(gpu,), family=dead)
         return self
@@ -68,7 +68,8 @@ class Machine(World):
         self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
         return self
 
-    def _hold(self, gpu: int, gib: float) -> int:
+    def hold(self, gpu: int, gib: float) -> int:
+        """Count what a process holds of a GPU; returns the bytes that it is charged with."""
         nbytes = int(gib * GIB) + CONTEXT
         self._used[gpu] = self._used.get(gpu, 0) + nbytes + OVERHEAD
         return nbytes

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,8 +17,12 @@ from rich.cells import cell_len
 from tests.golden.screens import FOLDER, HEIGHT, SITUATIONS, WIDTHS, Machine, made, printed
 from tests.golden.test_pages import difference
 from tests.ledger.world import World
+from tests.patience import until
 from vram.cli.app import main
 from vram.model.observation import ProbeRun
+from vram.units import GIB
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.demos import DemoProgram
 
 WRITES = bool(os.environ.get("VRAM_WRITE_GOLDEN"))
 
@@ -99,11 +106,53 @@ def test_problems_beyond_the_screen_are_counted() -> None:
     machine = Machine()
     for pid in range(1000, 1040, 2):
         machine.ghost(pid, pid + 1, "python train.py", 1)
+    for pid in range(2000, 2020):
+        machine.job(pid, "python train.py", 1, state="T")
     shown = printed(machine.with_gpus(1).ledger(), 80).splitlines()
     assert len(shown) <= HEIGHT
-    told = len([line for line in shown if line.startswith("●")])
+    told = len([line for line in shown if line.startswith("  GPU 0: 1.5 GiB of dead")])
     assert told >= 2
-    assert shown[-1] == f"+{20 - told} more findings: vram why -v"
+    assert f"  +{20 - told} more: vram why -v" in shown
+    assert shown[-1] == "+20 more findings: vram why -v"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_findings_of_one_kind_have_one_heading_and_one_command(width: int) -> None:
+    machine = Machine()
+    for gpu in range(4):
+        machine.ghost(2990 + 10 * gpu, 2995 + 10 * gpu, f"python train.py --rank {gpu}", 30, gpu=gpu)
+    shown = printed(machine.with_gpus(8).ledger(), width).splitlines()
+    at = next(at for at, line in enumerate(shown) if line.startswith("●"))
+    assert shown[at].startswith("● GPUs 0–3: 4 ghosts, 122.0 GiB ")
+    assert shown[at + 1 : at + 5] == [
+        f"  GPU {gpu}: 30.5 GiB of dead pid {2990 + 10 * gpu}, held by its forked child {2995 + 10 * gpu}"
+        for gpu in range(4)
+    ]
+    assert shown[at + 5 :] == ["  Get it back: vram free   Why: vram why 2995"]
+
+
+def test_the_one_command_names_every_process_and_works(virtual_gpu: VirtualGpu) -> None:
+    """Pasted into a shell, the command under the heading continues both stopped processes."""
+    with (
+        DemoProgram(virtual_gpu, "memory.plain", GIB) as one,
+        DemoProgram(virtual_gpu, "memory.plain", GIB) as other,
+    ):
+        pids = [one.pids["self"], other.pids["self"]]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            until(lambda pid=pid: _state(pid) == "T")
+        argv = [sys.executable, "-m", "vram"]
+        shown = virtual_gpu.run(argv, capture_output=True, text=True).stdout
+        (heading,) = [line for line in shown.splitlines() if "VR201" in line]
+        assert "2 times Stopped process, 3.0 GiB" in heading
+        (command,) = re.findall(r"Continue it: (.+?)(?:   Why|$)", shown, re.MULTILINE)
+        subprocess.run(["bash", "-c", command], check=True)
+        for pid in pids:
+            until(lambda pid=pid: _state(pid) != "T")
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_every_golden_screen_is_made() -> None:

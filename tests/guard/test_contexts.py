@@ -16,7 +16,7 @@ from vram.guard.cuda_errors import (
 from vram.guard.flush import FlushReport
 from vram.guard.memory import DeviceMemory
 from vram.oom.dialects.sticky import STICKY_WORDS, sticky_code_in
-from vram.payloads.trim.sticky_errors import STICKY
+from vram.payloads.trim.driver import STICKY
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vram.guard.live import equal_arrays, multiplied
 from vram.guard.scope import describe
-from vram.guard.tables import equal_arrays, multiplied
 from vram.model.leak import Gain, Leak, LeakedArray
 from vram.units import GIB, MIB
 

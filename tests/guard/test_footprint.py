@@ -17,7 +17,7 @@ def test_asking_while_another_thread_loads_libraries_never_hangs(
     program = f"""
         import ctypes, shutil
         from vram.guard.memory import driver_is_loaded
-        from vram.guard.native import LIBRARY
+        from vram.guard.memory import LIBRARY
         names = [shutil.copy(LIBRARY, f"{tmp_path}/{{number}}.so") for number in range({LIBRARIES})]
         sys.setswitchinterval(1e-6)
         loader = threading.Thread(target=lambda: [ctypes.CDLL(name) for name in names])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.guard.scoping import RAW, result
-from vram.guard.native import LIBRARY
+from vram.guard.memory import LIBRARY
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = pytest.mark.native
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.native
 PROGRAM = """
 import ctypes
 from ctypes import byref, c_size_t, c_uint64
-from vram.guard.native import LOST, AllocationId, allocation_calls
+from vram.guard.driver import LOST, AllocationId, allocation_calls
 
 cuda = ctypes.CDLL("libcuda.so.1")
 allocate, free = allocation_calls(cuda, {path!r})

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from vram.payloads.arrays.frameworks import GRAPH
 from vram.payloads.arrays.heap.search import NATIVE, ObjectHolder, shortest_paths
 from vram.payloads.arrays.inventory import FoundArray, with_gradients
 from vram.payloads.arrays.native_references import name_native_holders, possible_holders
 from vram.payloads.arrays.provider import Description
-from vram.payloads.arrays.pytorch import GRAPH
 
 
 class Tensor:

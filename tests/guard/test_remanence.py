@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.guard.owner import told
-from vram.model.remanence import Remanence, Trial
+from vram.model.leak import Remanence, Trial
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from vram.guard.flush import FlushReport
-from vram.guard.live import Live, LiveArray
+from vram.guard.live import Live, LiveArray, format_rows, wrap
 from vram.guard.memory import DeviceMemory
-from vram.guard.tables import format_rows, wrap
 from vram.notebook import Table, about
 from vram.payloads.arrays.heap.search import ObjectHolder, ReferencePaths
 from vram.payloads.arrays.provider import Description
@@ -55,7 +54,7 @@ def test_continuations_stand_below_their_own_column(monkeypatch: pytest.MonkeyPa
 
 def test_without_a_terminal_every_row_is_one_line() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    program = "from vram.guard.tables import terminal_width; print(terminal_width())"
+    program = "from vram.guard.live import terminal_width; print(terminal_width())"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout == "None\n", done.stderr
     assert [len(row) for row in format_rows([("1 B", LONG), ("10 MiB", LONG)], None)] == [1, 1]

@@ -126,6 +126,7 @@ def names(told: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {each["held_by"]: (each["count"], each["nbytes"]) for each in told["answer"]["groups"]}
 
 
+@pytest.mark.shares_gpu
 @pytest.mark.parametrize("agent", [False, True], ids=["unprepared", "agent"])
 def test_a_resting_pytorch(start: Start, record: Record, agent: bool) -> None:
     program = start(RESTING, module="torch", agent=agent)
@@ -163,6 +164,7 @@ def weights(told: dict[str, Any]) -> tuple[int, int]:
     return sum(each["count"] for each in found), sum(each["nbytes"] for each in found)
 
 
+@pytest.mark.shares_gpu
 def test_a_pytorch_that_trains(start: Start, record: Record) -> None:
     """Looks while it trains: it goes on, its names are told, its peak stays."""
     program = start(TRAINING, module="torch")
@@ -189,6 +191,7 @@ def test_a_pytorch_that_trains(start: Start, record: Record) -> None:
     )
 
 
+@pytest.mark.shares_gpu
 def test_cupy(start: Start, record: Record) -> None:
     program = start(CUPY, module="cupy")
     told, took_s = inside(program)
@@ -199,6 +202,7 @@ def test_cupy(start: Start, record: Record) -> None:
     record(via=told["via"], took_s=took_s, **figures(told))
 
 
+@pytest.mark.shares_gpu
 def test_jax(start: Start, record: Record) -> None:
     program = start(JAX, module="jax")
     told, took_s = inside(program)

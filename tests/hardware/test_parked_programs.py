@@ -145,6 +145,7 @@ def subjects() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.shares_gpu
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_python_program_works_on(
     name: str, subjects: ExitStack, record: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -157,6 +158,7 @@ def test_a_python_program_works_on(
     record(program=name, **cycled(subject, monkeypatch, tmp_path))
 
 
+@pytest.mark.shares_gpu
 def test_a_cpp_program_works_on(
     subjects: ExitStack, record: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -237,6 +239,7 @@ else:
 """
 
 
+@pytest.mark.shares_gpu
 def test_whoever_moves_a_program_is_killed_and_it_works_on(
     subjects: ExitStack, record: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -293,6 +296,7 @@ def entry_of(parking: Parking, pid: int) -> Parked:
     return entry
 
 
+@pytest.mark.shares_gpu
 def test_a_program_in_which_a_profiler_was_is_refused_with_the_reason(
     subjects: ExitStack, record: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

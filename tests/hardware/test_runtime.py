@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.needs import skip_without
-from vram.virtualgpu.programs import runtime
+from vram.virtualgpu.programs import driver
 
 HERE = Path(__file__).parents[1] / "virtualgpu" / "runtime"
 
@@ -20,7 +20,7 @@ NEEDS_TWO = "two-runtimes"
 
 
 def test_the_vendors_runtime_answers_as_recorded() -> None:
-    library = runtime.library()
+    library = driver.runtime_library()
     if library is None:
         skip_without("cuda-toolkit", "there is no CUDA runtime library here")
     version = ctypes.c_int()

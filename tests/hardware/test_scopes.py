@@ -91,6 +91,7 @@ def result(program: str, name: str = "torch", **variables: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.shares_gpu
 @every_framework
 def test_ways_to_leak_are_found_and_named(name: str, record: Record) -> None:
     """Globals, cycles, tracebacks, closures, threads, generators and raw memory, each in its own scope."""
@@ -165,6 +166,7 @@ def test_ways_to_leak_are_found_and_named(name: str, record: Record) -> None:
         assert word in found[way][1], (way, found[way])
 
 
+@pytest.mark.shares_gpu
 @every_framework
 def test_work_and_threads_that_free_are_no_leaks(name: str, record: Record) -> None:
     """The first time a framework computes, it loads code into the context: that is no leak."""
@@ -285,6 +287,7 @@ def test_an_out_of_memory_is_explained(name: str, tmp_path: Path, record: Record
     assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
 
 
+@pytest.mark.shares_gpu
 @needs("torch")
 def test_pytorchs_cache_is_erased_at_the_end(record: Record) -> None:
     program = """
@@ -323,6 +326,7 @@ def test_the_drivers_pool_is_erased_at_the_end(record: Record) -> None:
     assert erased == 0
 
 
+@pytest.mark.shares_gpu
 @needs("torch")
 def test_the_inside_of_a_willing_process_is_told(tmp_path: Path, record: Record) -> None:
     program = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from vram.history.questions import Questions
 from vram.history.store import HistoryStore
 from vram.model.gpu import GpuFacts
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.moment import Moment
 from vram.model.observation import HostFacts, Status
 from vram.units import GIB
 
@@ -20,17 +21,9 @@ TOTAL = 80 * GIB
 HOST = HostFacts(name="host", kernel="6.18", user="root", uid=0, initial_pid_namespace=True)
 
 
-class At(NamedTuple):
-    """When a reading was taken."""
-
-    wall: float
-    boot: float
-    boot_id: str = "one"
-
-
-def at(seconds: float, *, clock: float = 0.0, boot_id: str = "one") -> At:
+def at(seconds: float, *, clock: float = 0.0, boot_id: str = "one") -> Moment:
     """So many seconds after the start; the wall clock is wrong by *clock*."""
-    return At(START + seconds + clock, 1000.0 + seconds, boot_id)
+    return Moment(START + seconds + clock, 1000.0 + seconds, boot_id)
 
 
 def process(pid: int, nbytes: int | None = GIB, *, state: str = "R", **more: Any) -> Entry:
@@ -82,7 +75,7 @@ class Written:
         self.options = {"interval_s": 10.0, **options}
         self.store = HistoryStore(str(self.path), **self.options)
 
-    def reads(self, what: Ledger, when: At) -> Written:
+    def reads(self, what: Ledger, when: Moment) -> Written:
         self.store.record(what, when)
         self.store.tend(when)
         return self

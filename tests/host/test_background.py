@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vram.host.local.background import Background
+from vram.host.local.open_files import Background
 
 
 def test_the_result_is_waited_for() -> None:

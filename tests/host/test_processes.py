@@ -155,3 +155,40 @@ def test_command_line_of_a_process_stuck_in_the_kernel_is_left_alone(tmp_path: P
 @pytest.mark.parametrize("stat", [b"", b"123", b"123 (x", b"123 (x) S 1", b"123 (x) S a b c"])
 def test_broken_stat_is_nobody(tmp_path: Path, stat: bytes) -> None:
     assert tree(tmp_path, stat=stat).facts(123) is None
+
+
+FORKED = 0x40  # the kernel's PF_FORKNOEXEC
+
+
+def threads(folder: Path, names: list[bytes]) -> None:
+    """Folders of the threads of process 123."""
+    for number, name in enumerate(names, 123):
+        (folder / "123" / "task" / str(number)).mkdir(parents=True)
+        (folder / "123" / "task" / str(number) / "stat").write_bytes(stat_line(name))
+
+
+@pytest.mark.parametrize(
+    ("names", "flags", "initialised"),
+    [
+        ([b"python"], FORKED, False),
+        ([b"python", b"worker"], FORKED, False),
+        ([b"python", b"cuda00001400006"], FORKED, True),
+        ([b"python", b"cuda-EvtHandlr"], FORKED, True),
+        ([b"python"] * 300, FORKED, True),  # too many to ask
+        ([b"python", b"cuda00001400006"], 0, None),  # executed: its files are its own anyway
+    ],
+)
+def test_whether_a_forked_process_has_initialised_cuda(
+    tmp_path: Path, names: list[bytes], flags: int, initialised: bool | None
+) -> None:
+    line = stat_line(b"python", flags=flags).split()
+    line[19] = str(len(names)).encode()  # the number of threads
+    proc = tree(tmp_path, stat=b" ".join(line))
+    threads(tmp_path, names)
+    assert proc.facts(123)[1].initialised_cuda is initialised
+
+
+def test_threads_that_cannot_be_listed_may_be_the_drivers(tmp_path: Path) -> None:
+    line = stat_line(b"python", flags=FORKED).split()
+    line[19] = b"2"
+    assert tree(tmp_path, stat=b" ".join(line)).facts(123)[1].initialised_cuda is True

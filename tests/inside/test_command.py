@@ -167,7 +167,7 @@ class TestOneProcess:
 
     @needs("numba.cuda")
     def test_its_largest_arrays(self, place: Place) -> None:
-        text = place.vram("why", place.start(ARRAYS), COLUMNS="100").stdout
+        text = place.vram("why", place.start(ARRAYS), "-v", COLUMNS="100").stdout
         (row,) = [line for line in text.splitlines() if "12 ×" in line]
         assert row.split()[:2] == ["96.0", "MiB"]
         assert "history" in row

@@ -13,8 +13,8 @@ import pytest
 
 from vram.errors import UsageError
 from vram.lab import topics
-from vram.lab.catalogue import CLAIMS, TOPICS, chosen, to_run
 from vram.lab.claim import DEFINED
+from vram.lab.topics import CLAIMS, TOPICS, chosen, to_run
 from vram.units import GIB
 from vram.virtualgpu.demos import PROGRAMS
 
@@ -71,7 +71,8 @@ def test_every_operation_that_is_called_exists() -> None:
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("call", "end_by")
+        and node.func.attr in ("call", "end_by", "allocator")
+        and node.args
         and isinstance(node.args[0], ast.Constant)
     }
     assert called <= {*known["operations"], *known["child"]}

@@ -13,7 +13,7 @@ import pytest
 from tests.lab.conftest import PROGRAM, Lab, only_result
 from tests.needs import skip_without
 from vram.cli.app import main
-from vram.lab.catalogue import CLAIMS
+from vram.lab.topics import CLAIMS
 from vram.model.lab import LabCatalogue, LabReport
 from vram.virtualgpu import VirtualGpu
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vram.errors import DriverMissing, UsageError, VramError
-from vram.lab.device import find_device
+from vram.lab.experiment import find_device
 from vram.model.gpu import DriverFacts, GpuFacts
 from vram.model.observation import Observation
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from vram.lab.catalogue import CLAIMS
-from vram.lab.claim import CannotTell, Takes, judged, mostly
-from vram.lab.device import LabDevice
-from vram.lab.experiment import Experiment
-from vram.lab.session import LabSession
+from vram.lab.claim import CannotTell, Takes, judge, mostly
+from vram.lab.experiment import Experiment, LabDevice, LabSession
+from vram.lab.topics import CLAIMS
 from vram.lab.worker import MemoryBudget, WorkerPool
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.lab import Result
@@ -122,7 +120,7 @@ def test_nothing_begins_without_room() -> None:
 def test_what_the_device_did_not_show_decides_nothing() -> None:
     experiment = experiment_on((0, {}), (100 * MIB, {}))
     with pytest.raises(CannotTell, match=r"showed 100\.0 MiB of the 256\.0 MiB"):
-        experiment.must_show(experiment.read_device("allocated"), 256 * MIB)
+        experiment.must_show("allocated", 256 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +132,12 @@ def test_a_share_is_most_or_hardly_any_or_neither(nbytes: int, share: bool | Non
 
 
 def test_a_claim_of_hardly_any_is_judged_the_other_way() -> None:
-    assert judged(0, GIB, "left").holds is False
-    assert judged(0, GIB, "left", claimed=False).holds is True
-    assert judged(GIB // 2, GIB, "left", claimed=False).holds is None
+    assert judge(0, GIB, "left").holds is False
+    assert judge(0, GIB, "left", claimed=False).holds is True
+    assert judge(GIB // 2, GIB, "left", claimed=False).holds is None
 
 
 @pytest.mark.parametrize(("nbytes", "words"), [(0, "0 B"), (3407872, "3.2 MiB"), (-MIB, "0 B")])
 def test_a_sentence_says_what_was_read(nbytes: int, words: str) -> None:
     """CUDA's 3 MiB, which a reset leaves, are too few to decide, and not nothing."""
-    assert judged(nbytes, 256 * MIB, "left").because == f"{words} of 256.0 MiB left"
+    assert judge(nbytes, 256 * MIB, "left").because == f"{words} of 256.0 MiB left"

@@ -20,7 +20,7 @@ from tests.lab.conftest import (
     wait_until,
 )
 from vram.host.local.processes import LocalProc
-from vram.lab.catalogue import TOPICS
+from vram.lab.topics import TOPICS
 from vram.model.lab import LabReport
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu

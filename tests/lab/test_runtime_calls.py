@@ -77,9 +77,9 @@ def test_the_first_call_fails_where_no_further_process_is_admitted(
 SEARCH = f"""
 import sys
 sys.path.insert(0, {str(PROGRAMS)!r})
-import runtime
-runtime.NAMES = ("libcudart-of-a-test.so.13",)
-print(runtime.library()._name)
+import driver
+driver.RUNTIMES = ("libcudart-of-a-test.so.13",)
+print(driver.runtime_library()._name)
 """
 
 

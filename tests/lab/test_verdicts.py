@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.lab.conftest import Lab, assert_clean, results_of
-from vram.lab.catalogue import CLAIMS, TOPICS
+from vram.lab.topics import CLAIMS, TOPICS
 from vram.virtualgpu import VirtualGpu
 
 TRUE, FALSE, UNKNOWN = "true here", "false here", "cannot tell"

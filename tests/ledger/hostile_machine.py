@@ -70,6 +70,8 @@ class HostileMachine:
         self._pid, self._number = 100, 0
         self.processes: dict[int, Process] = {1: Process(1, 0, 0, 1, 1)}
         self.in_flight: list[Handle] = []
+        # Whether the driver starts a thread in whoever initialises it: all that we know do.
+        self.has_driver_threads = chance.random() < 0.7
         # Whether the kernel compares descriptions, and how much a flood leaves no time for.
         self._numbers = chance.random() < 0.7
         self._flooded = chance.choice((0.0, 0.0, 0.3, 1.0))
@@ -253,15 +255,19 @@ class HostileMachine:
 
     def _is_leftover(self, one: Process) -> bool:
         # What others handed it makes it neither healthy nor left behind.
-        if not one.forked or any(self._owns(each) and each.charged for each in (*one.own, *one.inherited)):
+        living = [each for each in (*one.own, *one.inherited) if self._owns(each)]
+        if not one.forked or any(each.charged or self.has_driver_threads for each in living):
             return False
-        # A worker of a dead program, of its session or group: also while it, or its parent, makes a context.
+        # A worker of a dead program, of its session or group: without the driver's threads nobody can tell
+        # whether it, or its parent, is making a context.
         if {one.group, one.session, one.parent} & self.dead_owners():
             return True
         return bool(one.inherited and not one.own and not any(map(self._owns, one.inherited)))
 
     def finish_all(self) -> None:
-        """Seconds later: whoever was making a context has it."""
+        """Seconds later: whoever was making a context has it. The driver's threads need no time to tell."""
+        if self.has_driver_threads:
+            return
         for one in self._living():
             for context in one.own:
                 context.charged = True
@@ -291,6 +297,7 @@ class HostileMachine:
                     session=one.session,
                     uid=one.uid,
                     forked=one.forked,
+                    initialised_cuda=(self.has_driver_threads and bool(one.own)) if one.forked else None,
                     state="Z" if one.zombie else "S",
                 )
             if one.alive and self._chance.random() >= self._unread:

@@ -6,7 +6,9 @@ import pytest
 
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
 from vram.ledger.build import build_ledger
+from vram.model.files import DeviceFile, FilesFacts
 from vram.model.ledger import Entry, GpuLedger, known_bytes
+from vram.model.process import ProcessRef
 from vram.units import GIB, KIB, MIB
 
 
@@ -483,3 +485,14 @@ def test_a_charged_process_that_was_read_in_part_may_be_the_source_of_a_family()
     world.read_in_part(30)
     doubted = only_gpu(world)
     assert [entry.confidence for entry in entries(doubted, "orphaned")] == ["likely"]
+
+
+def test_who_has_any_file_of_the_driver_is_told_where_no_holder_is_known():
+    """One descriptor keeps all memory: here one of nvidiactl, which who only watches has too."""
+    world = World().gpu(used=4 * GIB).charge(40, GIB).cuda(42, GIB)
+    for pid in (41, 43):
+        facts = FilesFacts((DeviceFile(3, "control", "/dev/nvidiactl"),), 0, 0)
+        world.process(pid)._see("proc.files", process=ProcessRef(pid), facts=facts)
+    (entry,) = entries(only_gpu(world), "orphaned")
+    assert (entry.charged_pid, entry.holder.pid) == (40, 40)
+    assert entry.evidence[-1].startswith("driver files are open, and nothing is charged, in pid 41, 43:")

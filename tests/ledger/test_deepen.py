@@ -48,11 +48,18 @@ def test_live_cached_and_fragmented_are_told_apart_and_the_rest_is_the_context()
 
 
 def test_lines_about_other_gpus_do_not_count() -> None:
-    assert split(line(4 * GIB, 4 * GIB, 0, device=0)) == {"context": 10 * GIB + CONTEXT}
+    assert split(line(4 * GIB, 4 * GIB, 0, device=0)) == {"outside": 10 * GIB + CONTEXT}
 
 
 def test_what_is_not_told_stays_with_the_rest() -> None:
-    assert split(line(4 * GIB, None, None)) == {"context": 10 * GIB + CONTEXT}
+    assert split(line(4 * GIB, None, None)) == {"outside": 10 * GIB + CONTEXT}
+
+
+def test_what_no_framework_accounts_for_is_a_context_only_up_to_what_one_costs() -> None:
+    """41 GiB of raw cuMemAlloc are no context; 518 MiB, and a library's code, may be."""
+    assert split(line(10 * GIB, 0, 10 * GIB)) == {"live": 10 * GIB, "context": CONTEXT}
+    assert split(line(8 * GIB, 0, 8 * GIB)) == {"live": 8 * GIB, "outside": 2 * GIB + CONTEXT}
+    assert split() == {"outside": 10 * GIB + CONTEXT}
 
 
 def test_other_processes_stay_as_they_are() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
-from vram.cli.arguments import select
+from vram.cli.arguments import select_gpus
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.ledger.mig import alone
@@ -81,7 +81,7 @@ def test_an_instance_alone_is_a_ledger_of_its_own() -> None:
 )
 def test_whoever_names_a_device_is_answered_in_its_name(words: list[str], mig: str, uuid: str) -> None:
     """Those that share an instance have one ledger; it is not another device's."""
-    (one,) = select(build_ledger(two_instances().survey()), words).gpus
+    (one,) = select_gpus(build_ledger(two_instances().survey()), words).gpus
     assert (one.mig, one.uuid, one.total_bytes) == (mig, uuid, 24 * GIB)
 
 

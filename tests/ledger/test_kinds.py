@@ -8,8 +8,8 @@ import pytest
 
 from tests.diagnosis.ledgers import entry, gpu, holder, ledger
 from vram.diagnosis.verdict import judge
-from vram.model.kinds import KINDS, Kind
-from vram.model.oom import Amount, Case, Judgement, OomReading
+from vram.model.ledger import KINDS, Kind
+from vram.model.oom import Amount, Case, Judgement, OomMessage
 from vram.oom.live import join
 from vram.reclaim.actions.reset import blockers
 from vram.report.layout import KIND_STYLES
@@ -43,7 +43,7 @@ def test_what_nobody_holds_has_no_holder_anywhere(kind: str):
     (verdict,) = judge(world)
     assert verdict.entries == ()
     assert [each for each in blockers(world, world.gpus[0]) if each.nbytes] == []
-    reading = OomReading(dialect="x", wording="x", gpu=0, asked=Amount(GIB))
+    reading = OomMessage(dialect="x", wording="x", gpu=0, asked=Amount(GIB))
     unknown = Judgement(kind="unknown", certainty="unknown", title="", cause="")
     assert join(Case(reading=reading, judgement=unknown), world, ()).live.holdings == ()
 

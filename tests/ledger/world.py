@@ -87,6 +87,7 @@ class World:
         executable: str | None = None,
         exiting: bool = False,
         forked: bool | None = None,
+        initialised_cuda: bool | None = None,
     ) -> World:
         facts = ProcessFacts(
             command="python",
@@ -95,6 +96,7 @@ class World:
             state=state,
             exiting=exiting,
             forked=forked,
+            initialised_cuda=initialised_cuda,
             parent=parent,
             group=session if group is None else group,
             session=session,

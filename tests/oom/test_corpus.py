@@ -10,14 +10,19 @@ import pytest
 from jsonschema.validators import validator_for
 
 from tests.oom.corpus import MESSAGES, Message, hold_for_all
-from vram.model.oom import Amount
+from vram.model.oom import Amount, OomMessage, OomReading
+from vram.oom.cases import cases
 from vram.oom.judge import KINDS
-from vram.oom.reader import ANCHORS, NEEDLES, find_messages
-from vram.oom.recognise import DIALECTS
+from vram.oom.reader import ANCHORS, DIALECTS, NEEDLES, find_messages
+from vram.oom.sums import work_out
 from vram.report import json_reports, schema
-from vram.units import parse_size
+from vram.units import GIB, parse_size
 
 SIZES = ("asked", "total", "free", "live", "idle", "pooled", "process", "limit", "largest_free")
+FACTS = (
+    *("gpu", "where", "program", "code", "reporter", "library", "assertion"),
+    *("utilization", "tokens_wanted", "tokens_fitting"),
+)
 HARMS = ("none", "interrupts", "loses-work", "affects-others")
 
 
@@ -28,9 +33,12 @@ def test_a_message_is_judged_as_what_it_is() -> None:
         assert case.count == wanted.get("count", 1)
         if "certainty" in wanted:
             assert case.judgement.certainty == wanted["certainty"]
-        for field in ("gpu", "where", "program"):
+        for field in FACTS:
             if field in wanted:
-                assert getattr(case.reading, field) == wanted[field], field
+                assert getattr(case.message, field) == wanted[field], field
+        for field in ("pids", "signs"):
+            if field in wanted:
+                assert list(getattr(case.message, field)) == wanted[field], field
         if "others" in wanted:
             assert [str(listed.pid) for listed in case.reading.others or ()] == wanted["others"].split()
 
@@ -51,7 +59,7 @@ def test_its_figures_are_read_as_they_stand() -> None:
 
 def test_nothing_else_is_expected_of_a_message() -> None:
     """A misspelt name in the corpus would expect nothing."""
-    known = {"dialect", "kind", "count", "certainty", "gpu", "where", "others", "program", "source", *SIZES}
+    known = {"dialect", "kind", "count", "certainty", "others", "pids", "signs", "source", *FACTS, *SIZES}
 
     def check(message: Message) -> None:
         assert message.expected.keys() <= known
@@ -139,10 +147,49 @@ def test_the_corpus_is_large_and_has_every_kind_and_dialect() -> None:
     assert {dialect.name for dialect in DIALECTS} - spoken <= {"bfc"}
 
 
-@pytest.mark.parametrize("name", ["kernel-cgroup", "kubernetes", "slurm-new", "slurm-srun"])
-def test_the_bound_of_a_job_or_a_container_is_not_taken_for_the_whole_machine(name: str) -> None:
-    case = MESSAGES[name].case()
-    assert "its job or container" in case.judgement.cause
+def test_the_bound_of_a_job_or_a_container_is_not_taken_for_the_whole_machine() -> None:
+    bounded = {message.case() for message in MESSAGES.values() if "bounded" in message.case().reading.signs}
+    assert {"kernel", "kubernetes", "slurm", "srun"} == {case.reading.wording for case in bounded}
+    assert all("its job or container" in case.judgement.cause for case in bounded)
+
+
+@pytest.mark.parametrize(
+    ("message", "signs"),
+    [
+        (
+            OomMessage(
+                dialect="cuda-error", wording="", signs=("sticky",), reporter="pytorch", assertion="i < n"
+            ),
+            ("sticky", "in=pytorch", "assert=i < n"),
+        ),
+        (
+            OomMessage(dialect="xid", wording="31", signs=("sticky",), pids=(7, 9)),
+            ("sticky", "pid=7", "pid=9"),
+        ),
+        (
+            OomMessage(
+                dialect="cuda-library", wording="", signs=("workspace", "pool-took-all"), library="cuBLAS"
+            ),
+            ("workspace", "cublas", "pool-took-all"),
+        ),
+        (
+            OomMessage(dialect="xla", wording="", signs=("xla",), settings=(("mem_fraction", ".9"),)),
+            ("mem_fraction=.9", "xla"),
+        ),
+    ],
+)
+def test_json_has_facts_as_words_among_the_signs(message: OomMessage, signs: tuple[str, ...]) -> None:
+    assert message.as_reading() == OomReading(dialect=message.dialect, wording=message.wording, signs=signs)
+
+
+def test_settings_of_jax_and_pids_of_one_fault_are_kept() -> None:
+    log = b"XLA_PYTHON_CLIENT_MEM_FRACTION=.80 XLA_PYTHON_CLIENT_PREALLOCATE=true\n"
+    log += b"RESOURCE_EXHAUSTED: Out of memory while trying to allocate 21474836480 bytes.\n"
+    (found,) = find_messages(io.BytesIO(log))
+    assert found.reading.settings == (("mem_fraction", ".80"), ("preallocate", "true"))
+    fault = b"NVRM: Xid (PCI:0000:65:00): 31, pid=%d, name=python, Ch 00000008\n"
+    (case,) = cases(find_messages(io.BytesIO(fault % 7 + fault % 9))).cases
+    assert (case.message.code, case.message.pids) == (31, (7, 9))
 
 
 def test_host_memory_that_is_missing_is_worked_out() -> None:
@@ -161,6 +208,7 @@ def test_llama_cpp_is_not_told_of_a_data_loader() -> None:
 def test_what_pytorch_prints_as_0_bytes_is_no_figure() -> None:
     case = MESSAGES["pytorch-no-figure-of-its-own"].case()
     assert case.reading.process is None
+    assert work_out(case.message).unnamed == pytest.approx(24.2 * GIB, rel=0.005)
     assert "About 24.2 GiB is in use beyond this program" in case.judgement.cause
 
 

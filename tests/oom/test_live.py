@@ -139,6 +139,7 @@ def test_a_bare_message_gets_its_figures_from_the_machine(vram: Run, snapshot: W
     judgement, live = joined(answer)
     assert answer.code == 0
     assert judgement["kind"] == "other-process"
+    assert [holding["pid"] for holding in live["holdings"]] == [300]
     assert "pid 300" in judgement["cause"]
     assert live["free"] < GIB
 
@@ -186,6 +187,7 @@ def test_a_real_ghost_is_told_apart_from_another_process(
     done = virtual_gpu.run([*PROGRAM, "oom", "--live", "--json", log], capture_output=True, text=True)
     (case,) = json.loads(done.stdout)["cases"]
     assert case["judgement"]["kind"] == "ghost"
+    assert [each["pid"] for each in case["live"]["holdings"] if each["finding"]] == [ghost.living_pid]
     assert str(ghost.living_pid) in case["judgement"]["cause"]
     assert "vram free" in [remedy["command"] for remedy in case["judgement"]["remedies"]]
 

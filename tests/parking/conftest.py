@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fcntl import F_OFD_GETLK, F_OFD_SETLKW, F_UNLCK, F_WRLCK, fcntl
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, until, until_ended
 from tests.virtualgpu.conftest import ask
-from tests.virtualgpu.programs import PREAMBLE, Program, environment
+from tests.virtualgpu.programs import Program, environment, source
 from vram.virtualgpu import VirtualGpu
 
 WORKER = """
@@ -192,10 +192,9 @@ class _Variant(Program):
     """A program with more in its environment."""
 
     def __init__(self, gpu: VirtualGpu, text: str, more: dict[str, str]) -> None:
-        from textwrap import dedent
 
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + dedent(text)],
+            [sys.executable, "-c", source(text)],
             env=environment(gpu) | more,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -267,6 +266,17 @@ def kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     until_ended(pidfd)
     os.close(pidfd)
+
+
+@contextmanager
+def stopped(pidfd: int) -> Iterator[None]:
+    """Keep a process stopped meanwhile; one that traces others must go on before they can end."""
+    signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        os.close(pidfd)
 
 
 def kill_both(vram: subprocess.Popen[str]) -> None:

@@ -44,7 +44,7 @@ UNPARK_AS_NOBODY = """
 import json, os
 from vram.reclaim.audit import refusals_logged
 from vram.errors import NotPermitted
-from vram.host.local import LocalHost, process_limits, signals
+from vram.host.local import LocalHost, process_limits, processes
 from vram.reclaim import audit, parking
 os.environ["XDG_STATE_HOME"] = {home!r}
 host = LocalHost()

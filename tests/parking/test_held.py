@@ -26,6 +26,7 @@ from vram.model.parking import RECORDER, CheckpointAnswer, Parked
 from vram.model.plan import Target
 from vram.model.process import ProcessRef
 from vram.payloads import driver_threads
+from vram.payloads.procfs import is_driver_thread
 from vram.reclaim.checkpoint_errors import explain
 
 CYCLES = 10
@@ -210,7 +211,7 @@ def test_names_of_threads() -> None:
     """Ours has none of the driver's; a program's own "cudafeed" is not one of them either."""
     assert driver_threads.driver_threads(os.getpid()) == []
     for name, drivers in {"cuda00001400006": True, "cuda-EvtHandlr": True, "cudafeed": False}.items():
-        assert bool(driver_threads._NAMES.fullmatch(name)) is drivers
+        assert is_driver_thread(name) is drivers
 
 
 # ---- several as one ----
@@ -244,12 +245,11 @@ def test_where_the_last_fails_those_before_come_back(machine: Machine) -> None:
 
 
 def test_a_launcher_stands_for_its_workers(machine: Machine) -> None:
-    from textwrap import dedent
 
     from tests.parking.conftest import WORKER
-    from tests.virtualgpu.programs import PREAMBLE
+    from tests.virtualgpu.programs import source
 
-    launcher = machine.program(LAUNCHER, WORKER=PREAMBLE + dedent(WORKER))
+    launcher = machine.program(LAUNCHER, WORKER=source(WORKER))
     done = machine.vram("park", "--tree", "--json", launcher.pid)
     assert done.returncode == 0, done.stderr
     launcher.go()

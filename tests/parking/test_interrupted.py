@@ -28,6 +28,7 @@ from tests.parking.conftest import (
     kill,
     kill_both,
     runs_on,
+    stopped,
     until_delivered,
     until_it_has_a_claim,
 )
@@ -165,18 +166,15 @@ def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=PATIENCE_S)
     first = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
-    checkpoint_worker = checkpoint_worker_of(first)
-    signal.pidfd_send_signal(checkpoint_worker, signal.SIGSTOP)
-    (line,) = machine.parked()
-    assert line["state"] == "busy"
-    for words in (("park", worker.pid), ("unpark", worker.pid)):
-        second = machine.vram(*words)
-        assert second.returncode == 21, second.stderr
-        assert f"is being moved by pid {first.pid} (" in second.stderr
-        assert "(vram-checkpoint-worker), which is stopped" in second.stderr
-    machine.gpu.clear_faults()
-    signal.pidfd_send_signal(checkpoint_worker, signal.SIGCONT)
-    os.close(checkpoint_worker)
+    with stopped(checkpoint_worker_of(first)):
+        (line,) = machine.parked()
+        assert line["state"] == "busy"
+        for words in (("park", worker.pid), ("unpark", worker.pid)):
+            second = machine.vram(*words)
+            assert second.returncode == 21, second.stderr
+            assert f"is being moved by pid {first.pid} (" in second.stderr
+            assert "(vram-checkpoint-worker), which is stopped" in second.stderr
+        machine.gpu.clear_faults()
     assert first.wait(PATIENCE_S) == 0
     assert machine.state(worker.pid) == CHECKPOINTED
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.moment import Moment
 from vram.model.observation import HostFacts
 from vram.model.process import Workload
-from vram.policy.config import Policy, read_policies
+from vram.policy.config import read_policies
 from vram.policy.engine import PolicyReading
+from vram.policy.policy import Policy
 from vram.units import GIB
 
 TOTAL = 80 * GIB
 
 
-class At(NamedTuple):
-    wall: float
-    boot: float
+class At(Moment, frozen=True):
     boot_id: str = "boot"
 
 

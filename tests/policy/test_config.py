@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.patience import must_end
 from vram.errors import ConfigError
-from vram.policy.config import NotifyConfig, PolicyMatch, matches_any, read_policies
+from vram.policy.config import read_policies
+from vram.policy.policy import NotifyConfig, PolicyMatch, matches_any
 from vram.units import GIB
 
 GOOD = """

@@ -22,9 +22,8 @@ from tests.policy.conftest import (
     unexplained,
 )
 from vram.model.ledger import Ledger
-from vram.policy.config import Policy
-from vram.policy.decision import Decision, PolicyMemory, Waiter
 from vram.policy.engine import PolicyEngine
+from vram.policy.policy import Decision, Policy, PolicyMemory, Waiter
 from vram.units import GIB
 
 GHOST = ledger(gpu(orphan(20, dead=10), process(30, user="bob")))

@@ -13,7 +13,7 @@ import pytest
 from tests.needs import skip_without
 from tests.patience import PATIENCE_S
 from tests.probes.conftest import PROGRAM, facts, said, statuses, take
-from vram.host.local.child import Inbox
+from vram.children import Inbox
 from vram.host.local.nvml import LocalNvml, observation
 from vram.host.local.nvml_child import Reader
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts

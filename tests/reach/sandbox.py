@@ -25,6 +25,7 @@ _MACHINES = {
         "restart_syscall": 219,
         "io_uring_setup": 425,
         "kexec_load": 246,
+        "kcmp": 312,
     },
     "aarch64": {
         "seccomp": 277,
@@ -35,6 +36,7 @@ _MACHINES = {
         "restart_syscall": 128,
         "io_uring_setup": 425,
         "kexec_load": 104,
+        "kcmp": 272,
     },
 }
 NUMBERS = _MACHINES.get(platform.machine(), {})
@@ -48,6 +50,7 @@ FILTERS = {
     "kill-restart": (_KILL, "restart_syscall"),
     "trap-connect": (_TRAP, "connect"),
     "errno-connect": (_ERRNO | _EPERM, "connect"),
+    "errno-kcmp": (_ERRNO | _EPERM, "kcmp"),
     "container": (_ERRNO | _EPERM, "io_uring_setup", "kexec_load"),
 }
 _PROT_EXEC = 4

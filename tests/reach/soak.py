@@ -24,6 +24,7 @@ from typing import Any
 
 from tests.interpreters import interpreter
 from tests.patience import PATIENCE_S, until, until_readable
+from vram.cpython_layouts import MINORS
 from vram.errors import Refused
 from vram.host.local import LocalHost
 from vram.reach import injection, remote_exec
@@ -34,7 +35,7 @@ from vram.reclaim.identity import identify
 
 PROGRAM = Path(__file__).with_name("target_program.py")
 SYSTEM_PYTHON = "/usr/bin/python3"  # one whose library every user may read
-VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+VERSIONS = tuple(f"3.{minor}" for minor in MINORS)
 WORKING = ("busy", "importing", "collecting", "in-c", "deep", "forking", "ringing")
 RESTING = ("read", "select", "poll", "asyncio", "sleep", "child")
 LOCKED = ("event", "timed", "short", "queue", "join")

@@ -34,7 +34,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from vram.errors import VramError
 from vram.host.local import LocalHost
-from vram.host.local.child import may_fork
+from vram.children import may_fork
 from vram.reach import agent, injection, injectors, jupyter, remote_exec
 from vram.reach.injectors import ask_trim
 from vram.reclaim.identity import identify

@@ -14,8 +14,9 @@ import pytest
 from tests.patience import PATIENCE_S, must_end
 from tests.reach.conftest import target_of
 from tests.reach.soak import MEASURE
+from vram.cpython_layouts import PUBLISHED, select
 from vram.errors import Refused
-from vram.reach import debug_offsets, elf, injection, remote_exec
+from vram.reach import cpython, elf, injection, remote_exec
 from vram.reach.elf import ElfImage
 from vram.reach.ptrace import TargetMemory, UnsafeToAttach, while_stopped
 from vram.reach.python_process import PythonProcess, examine
@@ -114,11 +115,13 @@ def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied
     runtime = elf.find_python(copied, lines, python.executable).symbol("_PyRuntime")
     assert runtime is not None
     writable = elf.writable(lines)
-    offsets = debug_offsets.read(copied, runtime)
-    thread = debug_offsets.find_main_thread(copied, runtime, offsets, writable, python.pid)
+    offsets = cpython.read_debug_offsets(copied, runtime)
+    thread = cpython.find_main_thread(copied, runtime, offsets, writable, python.pid)
     assert thread.remote_debugging
+    published = select(PUBLISHED, 14)
+    read = [published[name] for name in cpython.DebugOffsets.__struct_fields__]
     places = [
-        *((runtime + at, 8) for at in (0, 8, 16, *debug_offsets._PLACES.values())),
+        *((runtime + at, 8) for at in (0, 8, 16, *read)),
         (runtime + offsets.head, 8),
         (runtime + offsets.finalizing, 8),
         (thread.interpreter + offsets.interpreter_id, 8),
@@ -135,13 +138,13 @@ def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied
         for address, nbytes in chance.sample(places, chance.randint(1, 3)):
             copied.forge(address, forged(chance, nbytes))
         try:
-            believed = debug_offsets.read(copied, runtime)
-            found = debug_offsets.find_main_thread(copied, runtime, believed, writable, python.pid)
+            believed = cpython.read_debug_offsets(copied, runtime)
+            found = cpython.find_main_thread(copied, runtime, believed, writable, python.pid)
         except UnsafeToAttach:
             refused += 1
             continue
-        ends = found.state + believed.support + believed.script_path + believed.script_path_nbytes
-        assert any(found.state in line and ends <= line.end for line in writable)
+        ends = found.state + believed.support + believed.script_path + believed.script_path_size
+        assert any(found.state in area and ends <= area.stop for area in writable)
     assert refused > TRIES * 0.9
 
 
@@ -163,7 +166,7 @@ def test_other_versions_are_refused_by_name(
     assert runtime is not None
     copied.forge(runtime + 8, struct.pack("<QQ", version, free_threaded))
     with pytest.raises(UnsafeToAttach, match=reason):
-        debug_offsets.read(copied, runtime)
+        cpython.read_debug_offsets(copied, runtime)
 
 
 def test_call_frame_tables(python: PythonProcess, copied: Copied) -> None:

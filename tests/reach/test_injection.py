@@ -1,4 +1,4 @@
-"""Straight into CPython 3.9 to 3.14: every state in which it can be found, and everybody who is left alone.
+"""Straight into every supported CPython: each state in which it can be found, and who is left alone.
 
 A few hundred runs. VRAM_SOAK says how many more `python -m tests.reach.soak` makes.
 """
@@ -187,7 +187,7 @@ def test_nothing_is_left_behind(start: Callable[..., TargetProgram], private_fol
 
 
 def _tails(process: PythonProcess) -> list[bytes]:
-    with injection.prepared(process) as injected:
+    with injection.open_target(process, injection.Injection) as injected:
         return [injected._memory.read(begins, ends - begins) for begins, ends in injected._tails]
 
 
@@ -323,7 +323,7 @@ class TestCalledOff:
 
 def _pending(process: PythonProcess) -> list[int]:
     """Where the calls in its ring find their lines."""
-    with injection.prepared(process) as injected:
+    with injection.open_target(process, injection.Injection) as injected:
         python, ring = injected.python, injected.python._ring
         python.require_usable()
         python.find_main_thread()
@@ -504,7 +504,7 @@ class TestLeftAlone:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdout.readline()
-            with injection.prepared(examine(target_of(process.pid))) as injected:
+            with injection.open_target(examine(target_of(process.pid)), injection.Injection) as injected:
                 process.stdin.write(b"\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == b"2\n"
@@ -594,7 +594,7 @@ def test_states_are_told_apart(start: Callable[..., TargetProgram], state: str, 
     process = start(state).python()
 
     def chosen() -> str:
-        with injection.prepared(process) as injected:
+        with injection.open_target(process, injection.Injection) as injected:
             injected._prepare()
 
             def choose(threads: ptrace.StoppedThreads) -> str:

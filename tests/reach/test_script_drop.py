@@ -138,12 +138,12 @@ import os, sys
 sys.path.insert(0, {str(SOURCES)!r})
 from vram.payloads import delivery
 request = {{"pid": os.getpid(), "until": 1e6, "folder": sys.argv[1]}}
-connect = delivery.connected
+connect = delivery.connect
 def connected(*arguments):
     connection = connect(*arguments)
     print("connected", flush=True)
     return connection
-delivery.connected = connected
+delivery.connect = connected
 try:
     delivery.deliver(lambda request, _: open({str(ran)!r}, "w").close() or {{}}, request)
 except OSError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -16,37 +17,45 @@ from collections.abc import Callable
 import driver
 
 SIZE = 2 << 30
-NOBODY = 65534
+SOMEBODY, NOBODY = 65533, 65534
+FLOODING, FLOOD = 6, 4096  # more than 16,384 descriptors together
+STARTING = 24
 
 
 class Scene:
     """Processes that all wait for the end of this one."""
 
     def __init__(self) -> None:
-        self._end, self._held = os.pipe()
+        self.end, self._held = os.pipe()
         self.driver = driver.library()  # another user may not read it
 
-    def start(self, part: Callable[[], None], *, uid: int = 0, waits: bool = True) -> int:
-        """A process of *uid*, in a session of its own, that plays its *part*; waits until it has."""
+    def start(self, part: Callable[[], int | None], *, uid: int = 0, waits: bool = True) -> int:
+        """A process of *uid*, in a session of its own, that plays its *part*; waits until it has.
+
+        The pid of the one that matters: what *part* returns, or its own.
+        """
         ready, said = os.pipe()
         pid = os.fork()
         if pid:
             os.close(said)
-            if os.read(ready, 1) != b"+":
+            answer = os.read(ready, 16)
+            if not answer:
                 raise SystemExit("a part could not be played")
             os.close(ready)
-            return pid
+            return int(answer) or pid
         os.close(self._held)
         os.setsid()
         if uid:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-        part()
-        os.write(said, b"+")
+        os.write(said, b"%d" % (part() or 0))
         if waits:
-            os.read(self._end, 1)
+            self.wait()
         os._exit(0)
+
+    def wait(self) -> None:
+        os.read(self.end, 1)
 
 
 def _send(end: socket.socket) -> None:
@@ -81,31 +90,90 @@ def _keep(end: socket.socket) -> None:
 
 def executed(scene: Scene) -> list[int]:
     """The holder of a dead owner's memory executed another program: it has descriptors and no mapping."""
-
-    def die() -> None:
-        driver.context()
-        driver.alloc(SIZE)
-        for name in os.listdir("/proc/self/fd"):
-            descriptor = int(name)
-            try:
-                if "/nvidia" in os.readlink(f"/proc/self/fd/{name}"):
-                    os.set_inheritable(descriptor, True)
-            except OSError:
-                continue
-        os.set_inheritable(scene._end, True)
-        pid = os.fork()
-        if not pid:
-            os.execv("/bin/sh", ["sh", "-c", f"read line <&{scene._end}"])
-        with open(holder_file, "w") as file:
-            file.write(str(pid))
-
-    holder_file = sys.argv[2]
-    scene.start(die, waits=False)
-    with open(holder_file) as file:
-        return [int(file.read())]
+    return [scene.start(lambda: _leave_executed(scene), waits=False)]
 
 
-SCENES = {each.__name__: each for each in (in_flight, handed_over, executed)}
+def _leave_executed(scene: Scene) -> int:
+    driver.context()
+    driver.alloc(SIZE)
+    for descriptor in _device_files():
+        os.set_inheritable(descriptor, True)
+    os.set_inheritable(scene.end, True)
+    pid = os.fork()
+    if not pid:
+        os.execv("/bin/sh", ["sh", "-c", f"read line <&{scene.end}"])
+    return pid
+
+
+def _device_files() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "/nvidia" in os.readlink(f"/proc/self/fd/{name}"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def daemon(scene: Scene) -> list[int]:
+    """The helper of a living CUDA process was forked twice, as daemons are; somebody else left a dead owner
+    of whom nothing is proven."""
+    helper = scene.start(lambda: _fork_a_daemon(scene), uid=SOMEBODY)
+    scene.start(lambda: _leave_executed(scene), uid=NOBODY, waits=False)
+    return [helper]
+
+
+def flooded_daemon(scene: Scene) -> list[int]:
+    """And somebody else has more descriptors of the GPU open than are compared of one user's."""
+    for _ in range(FLOODING):
+        scene.start(_flood, uid=NOBODY)
+    return daemon(scene)
+
+
+def starting_daemons(scene: Scene) -> list[int]:
+    """Many daemons begin to make contexts: each has files and no charge for a while."""
+    scene.start(lambda: _leave_executed(scene), uid=NOBODY, waits=False)
+    return [scene.start(lambda: _fork_twice(driver.context, scene), uid=SOMEBODY) for _ in range(STARTING)]
+
+
+def _fork_a_daemon(scene: Scene) -> int:
+    driver.context()
+    driver.alloc(SIZE)
+    return _fork_twice(lambda: None, scene)
+
+
+def _fork_twice(part: Callable[[], object], scene: Scene) -> int:
+    """As daemons are made; the pid is told before it plays its *part*."""
+    ready, said = os.pipe()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return int(os.read(ready, 16))
+    os.setsid()
+    grandchild = os.fork()
+    if grandchild:
+        os._exit(0)
+    os.write(said, b"%d" % os.getpid())
+    part()
+    scene.wait()
+    os._exit(0)
+
+
+def _flood() -> None:
+    driver.init()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FLOOD, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    on_gpu = next(
+        each for each in _device_files() if os.readlink(f"/proc/self/fd/{each}").endswith("nvidia0")
+    )
+    for _ in range(FLOOD - 64):
+        os.dup(on_gpu)
+
+
+SCENES = {
+    each.__name__: each
+    for each in (in_flight, handed_over, executed, daemon, flooded_daemon, starting_daemons)
+}
 
 
 def main() -> None:

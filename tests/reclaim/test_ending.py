@@ -12,7 +12,7 @@ CODE = """
 import json, sys
 from vram.errors import VramError
 from vram.host.local import LocalHost
-from vram.reclaim.ending import plan_ending
+from vram.reclaim.planner import plan_ending
 for line in sys.stdin:
     holders = [tuple(each) for each in json.loads(line)]
     try:

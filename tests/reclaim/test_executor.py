@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 from tests.reclaim.town import PidHandle, Town
 from vram.diagnosis.engine import diagnose
 from vram.errors import AuditUnavailable, NotPermitted, NotReachable, UsageError, WorldChanged
-from vram.host.local.vendor import LocalVendor
+from vram.host.local.system_info import LocalVendor
 from vram.model.ledger import Ledger
 from vram.model.plan import Plan, PlanRequest, Receipt, Step
 from vram.reclaim import audit

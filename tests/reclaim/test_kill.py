@@ -318,7 +318,8 @@ def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench
         "host = LocalHost(); host.facts(); host.signals.self_and_ancestors()\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "args = Namespace(yes=True, dry_run=False, json=False, digest=None, pid=[int(sys.argv[1])])\n"
-        "try: reclaiming.reclaim(args, host, lambda: identity.identify(host, args.pid[0]))\n"
+        "def make(): return identity.identify(host, args.pid[0])\n"
+        "try: reclaiming.reclaim(args, reclaiming.LocalReclaimer(args, host, make))\n"
         "except Exception as error: print(int(error.exit_code), error)"
     )
     done = subprocess.run(

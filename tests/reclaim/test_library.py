@@ -41,19 +41,6 @@ def test_a_program_plans_and_executes(machine: Bench):
     assert [each["event"] for each in machine.audit()] == ["intend", "outcome"]
 
 
-def test_old_spellings_still_work_and_say_so(machine: Bench):
-    """``Draft.spared``, the old name of ``skipped``, and ``execute(told=...)``."""
-    demo = machine.demo("forks.orphan", 2 * GIB)
-    demo.kill("parent")
-    old = "told = list(draft.spared)"  # old name
-    program = PROGRAM.replace("on_outcome=", "told=").replace("told = []", old)
-    done = machine.run([sys.executable, "-W", "always::DeprecationWarning", "-c", program])
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["told"] == ["done"]
-    assert "Draft.skipped" in done.stderr
-    assert "on_outcome=" in done.stderr
-
-
 def test_importing_vram_does_no_work():
     code = "import sys; before = set(sys.modules); import vram; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ from tests.diagnosis.ledgers import TOTAL, entry, forked_child, gpu, holder, hos
 from tests.diagnosis.test_any_ledger import ledgers
 from tests.reclaim.town import Town, as_root
 from vram.diagnosis.engine import diagnose
-from vram.diagnosis.held import is_healthy
 from vram.errors import DeviceError, GoalImpossible, NotOnGpu, NotPermitted, Protected, Refused, UsageError
+from vram.ledger.processes import is_healthy
 from vram.model.ledger import Ledger, OpenOnly
 from vram.model.plan import Draft, PlanRequest
 from vram.protected import role

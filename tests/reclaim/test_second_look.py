@@ -9,7 +9,7 @@ from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
 from vram.model.plan import Plan, Step, Target
 from vram.model.process import ProcessRef
-from vram.reclaim.second_look import SECOND_LOOK_S, second_look_s
+from vram.reclaim.executor import SECOND_LOOK_S, second_look_s
 from vram.units import GIB
 
 NOW = "2030-01-01T00:00:10Z"

@@ -16,6 +16,7 @@ from tests.faults.record import Tally
 from tests.needs import needs, require_python
 from tests.patience import PATIENCE_S, until, until_readable
 from tests.recording.conftest import PROGRAMS, Workplace
+from vram.cpython_layouts import MINORS
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
 from vram.trace.attach import attach, detach
@@ -331,7 +332,7 @@ def test_every_step_is_in_the_audit_log(work: Workplace) -> None:
 
 
 @pytest.mark.fault(20)
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", [f"3.{minor}" for minor in MINORS])
 def test_every_python_is_reached_and_goes_on(work: Workplace, here: LocalHost, version: str) -> None:
     worker = Worker(work, "threads", require_python(version))
     _, threads = worker.ask()

@@ -18,9 +18,9 @@ from vram.cli.tracing import trace_line
 from vram.errors import UsageError
 from vram.top.run_live import last_lines
 from vram.trace import cupti, output
-from vram.trace.follow import Follower
 from vram.trace.launch import read_messages
 from vram.trace.output import default_name, require_writable
+from vram.trace.reader import Follower
 
 USE = "context(); alloc(1 << 20)"
 FOREVER = f"import time\n{USE}\nopen('ready', 'w').close()\ntime.sleep(600)"
@@ -172,7 +172,7 @@ class TestPlanted:
         log.write_text("theirs\n")
         with open(log) as held:
             screen = work.terminal()
-            screen.type("vram run --live --force -o t.vram -- echo secret\n")
+            screen.type("TERM=xterm vram run --live --force -o t.vram -- echo secret\n")
             screen.read_page("q leaves")
             screen.type("q")
             screen.read_until("what the command printed")

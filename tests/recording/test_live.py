@@ -280,7 +280,9 @@ class TestRunLive:
     def test_the_log_must_not_be_there_already(self, work: Workplace) -> None:
         (work.folder / "t.vram.log").write_text("mine")
         screen = work.terminal()
-        assert "t.vram.log exists already" in screen.run("vram run --live -o t.vram -- touch launched")
+        assert "t.vram.log exists already" in screen.run(
+            "TERM=xterm vram run --live -o t.vram -- touch launched"
+        )
         assert work.files() == ["t.vram.log"]
 
 

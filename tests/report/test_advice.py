@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.report.test_text import printed
 from vram.model.finding import Finding, Remedy
-from vram.report.advice import advice, ordered, pasteable
 from vram.report.layout import RenderOptions
+from vram.report.text import advice, ordered, pasteable
 
 
 def finding(code: str, *remedies: Remedy) -> Finding:

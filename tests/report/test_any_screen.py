@@ -64,6 +64,6 @@ def test_any_columns_in_any_order_are_one_line_a_row(ledger: Ledger, columns: li
     found = rows(ledger)
     for by in ("trouble", "size", "gpu", "pid", "user", "age", "state", "command"):
         assert sorted(map(id, in_order(found, by))) == sorted(map(id, found))
-    options = RenderOptions(80)
-    shown = lines(Group(*process_lines(found, options, columns=columns, cut=cut)), 10_000)
+    options = RenderOptions(80, cut=cut)
+    shown = lines(Group(*process_lines(found, options, columns=columns)), 10_000)
     assert len(shown) == len(found) + 1

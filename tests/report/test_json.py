@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.report.samples import FINDINGS, make_gpu, make_holder, make_ledger
+from vram.diagnosis.engine import diagnose
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Ledger
 from vram.report import json, schema
@@ -49,6 +50,14 @@ def test_the_contract(answer: Any) -> None:
         assert set(finding) >= {"code", "title", "nbytes", "cause", "gpus", "evidence", "remedies"}
     for probe in answer["probes"]:
         assert set(probe) >= {"name", "status", "duration_s"}
+
+
+def test_the_holds_of_a_finding_are_in_no_report_and_reach_the_live_views() -> None:
+    ledger = make_ledger(make_gpu(Entry(kind="process", nbytes=MIB, holder=make_holder(7))))
+    (found,) = (each for each in diagnose(ledger) if each.code == "VR206")
+    assert [(share.what, share.bytes_by_gpu) for share in found.holds] == [("process", ((0, MIB),))]
+    assert "holds" not in stdlib_json.loads(json.why(ledger, (found,)))["findings"][0]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Finding) == found
 
 
 def test_entries_sum_to_the_total(answer: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -16,10 +18,18 @@ def test_cells_sum_to_the_width(shares: list[int], width: int) -> None:
     assert sum(apportion(shares, width)) == width
 
 
-@given(SHARES, st.integers(11, 300))
-def test_what_is_not_zero_is_seen_and_what_is_zero_is_not(shares: list[int], width: int) -> None:
-    cells = apportion(shares, width)
-    assert [cell > 0 for cell in cells] == [share > 0 for share in shares]
+@given(SHARES.filter(any), st.integers(1, 300))
+def test_what_is_under_half_a_cell_has_none(shares: list[int], width: int) -> None:
+    """One of thirteen cells for 5 MiB of 140 GiB would say 11 GiB."""
+    for share, cells in zip(shares, apportion(shares, width), strict=True):
+        under_half = 2 * share * width < sum(shares)
+        assert cells == 0 or not under_half or share == max(shares)
+
+
+@given(SHARES.filter(any), st.integers(22, 300))
+def test_half_a_cell_is_seen(shares: list[int], width: int) -> None:
+    for share, cells in zip(shares, apportion(shares, width), strict=True):
+        assert cells > 0 or 2 * share * width < sum(shares)
 
 
 def test_an_empty_gpu_has_no_bar() -> None:
@@ -29,6 +39,11 @@ def test_an_empty_gpu_has_no_bar() -> None:
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.integers(0, 60))
 def test_the_result_fits(text: str, width: int) -> None:
     assert cell_len(shorten(text, width)) <= width
+
+
+@given(st.from_regex(r"(pid [0-9]{1,7}[ ,a-z]{0,9}){1,6}", fullmatch=True), st.integers(0, 60))
+def test_a_number_is_there_as_a_whole_or_not_at_all(text: str, width: int) -> None:
+    assert set(re.findall(r"\d+", shorten(text, width))) <= set(re.findall(r"\d+", text))
 
 
 def test_both_ends_stay() -> None:

@@ -155,7 +155,7 @@ def test_handles_on_several_gpus_are_summed() -> None:
 def test_files_of_the_dead_live_on_below_only_where_somebody_is_below() -> None:
     gone = make_holder(50, alive=False)
     unkept = Entry(kind="orphaned", nbytes=GIB, holder=gone, charged_pid=50, confidence="unknown")
-    assert "no visible process holds its files" in tree_of(make_gpu(unkept))
+    assert "its holder is not known" in tree_of(make_gpu(unkept))
     kept = Entry(kind="orphaned", nbytes=GIB, holder=make_holder(51), charged_pid=50)
     assert "the processes below hold its files" in tree_of(make_gpu(kept))
 

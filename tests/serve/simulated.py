@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from vram.live_reader import LiveReading
-from vram.serve.clock import Moment
+from vram.model.moment import Moment
 
 
 class SimulatedClock:

@@ -28,7 +28,7 @@ from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.live_reader import LiveReading
 from vram.model.ledger import Ledger
-from vram.serve.clock import rfc3339
+from vram.model.moment import rfc3339
 from vram.serve.config import HttpConfig, Places, ServeConfig
 from vram.serve.service import Service
 from vram.serve.web.http import HttpRequest, HttpResponse

@@ -18,7 +18,7 @@ from tests.needs import skip_without
 from tests.patience import must_end
 from tests.serve.running import RunningService
 from tests.serve.users import needs_root
-from vram.serve import accounts
+from vram.serve.socket import peers
 from vram.serve.socket.server import MAX_CONNECTIONS, RUNS_PER_MINUTE
 
 pytestmark = needs_root
@@ -192,8 +192,8 @@ def test_a_user_with_many_uids_cannot_fill_the_audit_log(service: RunningService
 def test_subordinate_uids_share_one_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     listed = tmp_path / "subuid"
     listed.write_text("alice:200000:65536\nbob:300000:10\n\n# a remark\nwrong:x:y\n")
-    monkeypatch.setattr(accounts, "_SUBORDINATE", str(listed))
-    found = [accounts.account_of(uid) for uid in (0, 1000, 199_999, 200_000, 265_535, 265_536, 300_009)]
-    assert found == [0, 1000, 199_999, accounts.OTHERS, accounts.OTHERS, 265_536, accounts.OTHERS]
-    monkeypatch.setattr(accounts, "_SUBORDINATE", str(tmp_path / "none"))
-    assert accounts.account_of(200_000) == 200_000
+    monkeypatch.setattr(peers, "_SUBORDINATE", str(listed))
+    found = [peers.account_of(uid) for uid in (0, 1000, 199_999, 200_000, 265_535, 265_536, 300_009)]
+    assert found == [0, 1000, 199_999, peers.OTHERS, peers.OTHERS, 265_536, peers.OTHERS]
+    monkeypatch.setattr(peers, "_SUBORDINATE", str(tmp_path / "none"))
+    assert peers.account_of(200_000) == 200_000

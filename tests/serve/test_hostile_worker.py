@@ -28,7 +28,10 @@ from vram.virtualgpu import VirtualGpu
 pytestmark = needs_root
 ALICE = USERS["alice"]
 PTRACE_ATTACH = 16
-_HIERARCHIES = [Path("/sys/fs/cgroup/devices"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
+_HIERARCHIES = {
+    "version 1": [Path("/sys/fs/cgroup/devices")],
+    "version 2": [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")],
+}
 
 
 @pytest.fixture
@@ -37,10 +40,10 @@ def machine(virtual_gpu: VirtualGpu) -> Iterator[UsersMachine]:
         yield UsersMachine(virtual_gpu, stack)
 
 
-@pytest.fixture
-def job() -> Iterator[Path]:
+@pytest.fixture(params=_HIERARCHIES)
+def job(request: pytest.FixtureRequest) -> Iterator[Path]:
     """The control group of a job; in version 1 it may not open /dev/full, which stands for a GPU."""
-    for root in _HIERARCHIES:
+    for root in _HIERARCHIES[request.param]:
         group = root / f"vram-test-{os.getpid()}-{os.urandom(4).hex()}"
         if not (root / "cgroup.procs").exists():
             continue
@@ -48,7 +51,7 @@ def job() -> Iterator[Path]:
             group.mkdir()
             break
     else:
-        skip_without("cgroups", "no control group can be made here")
+        skip_without("cgroups", f"no control group of {request.param} can be made here")
     if root.name == "devices":
         (group / "devices.deny").write_text("c 1:7 rwm")
     try:

@@ -129,7 +129,7 @@ def test_the_reference_page_has_every_metric_and_no_other() -> None:
     text = "".join(
         file.read_text() for folder in ("serve", "policy") for file in (SOURCES / folder).rglob("*.py")
     )
-    made = set(re.findall(r'(?:MetricFamily|_gauge)\(\s*"(vram_[a-z0-9_]+)"', text))
+    made = set(re.findall(r'(?:MetricFamily|gauge|counter)\(\s*"(vram_[a-z0-9_]+)"', text))
     listed = re.findall(r"^\| `(vram_[a-z0-9_]+)` \|", PAGE.read_text(), re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert {name.removesuffix("_total").removesuffix("_info") for name in listed} == made

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from tests.needs import needs
-from vram.policy.config import NotifyConfig
-from vram.policy.decision import Decision, PolicyTarget
-from vram.serve.policies.notices import notice
+from vram.policy.policy import Decision, NotifyConfig, PolicyTarget
 from vram.serve.policies.notify import notify, write_to_terminals
+from vram.serve.policies.reports import notice
 from vram.units import GIB
 
 needs_root = needs("root", detail="only root can hand a terminal to another user")

@@ -11,11 +11,12 @@ from tests.serve.conftest import StartDemo, StartService
 from tests.serve.running import RunningService
 from vram.diagnosis.engine import diagnose
 from vram.model.hold import STATES
-from vram.model.kinds import KINDS
+from vram.model.ledger import KINDS
 from vram.report.process_rows import rows
-from vram.serve.page.answers import FOLDER, TYPES
-from vram.serve.page.view import MAX_FINDINGS, page_reading, without_times, words
+from vram.serve.page.answers import FOLDER, KIT, MAX_FINDINGS, TYPES, page_reading, without_times, words
 from vram.units import GIB
+
+FILES = [*FOLDER.iterdir(), *KIT.iterdir()]
 
 
 def test_every_file_of_the_page_is_answered_with_its_type(service: RunningService) -> None:
@@ -25,7 +26,7 @@ def test_every_file_of_the_page_is_answered_with_its_type(service: RunningServic
     assert headers["Content-Security-Policy"].startswith("default-src 'self';")
     assert "unsafe" not in headers["Content-Security-Policy"]
     needed = set(re.findall(r'(?:src|href)="(/page/[^"]+)"', body.decode()))
-    modules = [path for path in FOLDER.iterdir() if path.suffix == ".js"]
+    modules = [path for path in FILES if path.suffix == ".js"]
     for module in modules:
         needed |= {f"/page/{name}" for name in re.findall(r'from "\./([^"]+)"', module.read_text())}
     assert {f"/page/{module.name}" for module in modules} <= needed, "a module that nobody imports"
@@ -51,7 +52,7 @@ def test_nothing_else_is_answered(service: RunningService) -> None:
 
 def test_the_page_names_nothing_outside_itself() -> None:
     """No other host, no inline script or style, no way from text to HTML."""
-    for path in FOLDER.iterdir():
+    for path in FILES:
         if path.suffix in TYPES:
             source = path.read_text()
             hosts = set(re.findall(r"https?://[^\s\"'`)]+", source)) - {"http://www.w3.org/2000/svg"}
@@ -107,9 +108,9 @@ def _pids(service: RunningService) -> set[int]:
 
 def test_words_name_every_kind_and_state() -> None:
     said = words("1.0")
-    assert {each.kind for each in said.kinds} == set(KINDS)
-    assert {each.state for each in said.states} == set(STATES)
-    assert all(each.meaning for each in (*said.kinds, *said.states))
+    assert {each["kind"] for each in said.kinds} == set(KINDS)
+    assert {each["state"] for each in said.states} == set(STATES)
+    assert all(each["meaning"] for each in (*said.kinds, *said.states))
 
 
 def test_bars_sum_to_the_whole_gpu() -> None:

@@ -21,7 +21,6 @@ from tests.serve.conftest import StartService
 from tests.serve.running import RunningService
 from vram.errors import AlreadyRunning, CannotListen, NoService, NotPermitted
 from vram.serve.socket.client import ServeClient, ServiceRefusal
-from vram.serve.socket.listening import ListeningSocket
 from vram.serve.socket.protocol import MAX_REQUEST, RequestedThing, SocketRequest
 from vram.serve.socket.server import (
     MAX_OF_ONE_USER,
@@ -30,6 +29,7 @@ from vram.serve.socket.server import (
     RequestBudget,
     SocketServer,
 )
+from vram.serve.socket.socket_part import ListeningSocket
 
 needs_root = needs("root", detail="only root can make files of other users")
 

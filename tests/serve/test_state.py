@@ -12,7 +12,7 @@ from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.live_reader import LiveReading
 from vram.model.ledger import Ledger
-from vram.serve.clock import Moment, rfc3339
+from vram.model.moment import Moment, rfc3339
 from vram.serve.state import MAX_CHANGES, ServiceState
 from vram.units import GIB
 

@@ -11,23 +11,21 @@ import pytest
 from tests.diagnosis.ledgers import holder
 from tests.slurm import fake_proc
 from vram.errors import UsageError
-from vram.host.local.slurm_steps import RunningSteps, running_steps
+from vram.host.local.workload import RunningSteps, running_steps
 from vram.ledger.processes import ProcessMemory
 from vram.model.ledger import Entry
 from vram.model.process import ProcessFacts, ProcessRef, Workload
 from vram.model.slurm import HookResult, JobClaim, JobHolder, SlurmJob, Whose
 from vram.report.slurm import drain_reason, text
-from vram.slurm import ended_jobs
-from vram.slurm.ended_jobs import EndedJob
-from vram.slurm.environment import job_of
-from vram.slurm.inventory import Inventory, Judged
+from vram.slurm import jobs
+from vram.slurm.jobs import EndedJob, job_of
 from vram.slurm.log import HookLog
-from vram.slurm.ownership import Node, claim, is_of_earlier_job, is_of_job
+from vram.slurm.ownership import Inventory, Judged, Node, claim, is_of_earlier_job, is_of_job
 
 SLURMD = "/system.slice/slurmd.service"
 V1 = "/slurm/uid_1000/job_42/step_0/task_0"
 V2 = "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0"
-JOB = SlurmJob(job="42", uid=1000, gpus=("0",))
+JOB = SlurmJob(job="42", uid=1000, gpu_words=("0",))
 NONE_RUN = RunningSteps(frozenset(), {})
 
 
@@ -137,7 +135,7 @@ def test_an_mps_client_is_not_ended_beside_somebody_elses(other: Judged, beside:
 )
 def test_the_jobs_gpus(variables: dict[str, str], gpus: tuple[str, ...] | None, by_uuid: bool) -> None:
     job = job_of({"SLURM_JOB_ID": "42", "SLURM_JOB_UID": "1000", **variables})
-    assert (job.gpus, job.by_uuid) == (gpus, by_uuid)
+    assert (job.gpu_words, job.by_uuid) == (gpus, by_uuid)
 
 
 @pytest.mark.parametrize("word", ["", "x", "-1", "42; rm", "4" * 11, "４２"])
@@ -173,14 +171,14 @@ def test_records_of_ended_jobs_survive_damage_and_other_boots(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for at in range(3):
-        ended_jobs.record(EndedJob(job=str(at), uid=1000, ended_s=float(at), boot_id="b" if at else "a"))
-    file = tmp_path / "state" / "vram" / ended_jobs.FILE
+        jobs.record(EndedJob(job=str(at), uid=1000, ended_s=float(at), boot_id="b" if at else "a"))
+    file = tmp_path / "state" / "vram" / jobs.FILE
     file.write_bytes(file.read_bytes() + b'{"job": 7\n\xff\n')
-    assert set(ended_jobs.ended_jobs("b")) == {"1", "2"}
-    file.write_bytes(b"{}\n" * (ended_jobs.MAX_BYTES // 2))
-    ended_jobs.record(EndedJob(job="9", uid=1000, ended_s=1.0, boot_id="b"))
-    assert set(ended_jobs.ended_jobs("b")) == {"9"}
-    assert file.stat().st_size < ended_jobs.MAX_BYTES
+    assert set(jobs.ended_jobs("b")) == {"1", "2"}
+    file.write_bytes(b"{}\n" * (jobs.MAX_BYTES // 2))
+    jobs.record(EndedJob(job="9", uid=1000, ended_s=1.0, boot_id="b"))
+    assert set(jobs.ended_jobs("b")) == {"9"}
+    assert file.stat().st_size < jobs.MAX_BYTES
 
 
 # ---- what is shown and logged ----

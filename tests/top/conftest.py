@@ -131,7 +131,7 @@ def _plain(shown: Any) -> str:
 async def viewing(size: tuple[int, int] = (100, 30), **options: Any) -> AsyncIterator[View]:
     """The view, with at least one reading in it."""
     deadline_s = options.pop("deadline_s", 30.0)
-    source = ReaderClient(ReaderOptions(deadline_s=deadline_s))
+    source = ReaderClient(ReaderOptions(deadline_s=deadline_s, measure_cpu=True))
     source.launch()
     app = TopApp(source, LocalHost, every_s=EVERY_S, deadline_s=deadline_s, **options)
     async with app.run_test(size=size) as pilot:

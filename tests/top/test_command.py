@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -145,15 +146,36 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def test_no_color_is_respected(virtual_gpu: VirtualGpu) -> None:
+def test_with_no_color_everything_is_in_the_colours_of_the_terminal(virtual_gpu: VirtualGpu) -> None:
+    """Also behind the text: black on black is no colour, and nothing can be read."""
     family = DemoProgram(virtual_gpu, "forks.orphan", 1 * GIB)
     with family, terminal(TOP, {**virtual_gpu.environment(), "NO_COLOR": "1"}) as screen:
         family.kill("parent")
         screen.until(b"GHOST")
         screen.type(b"q")
         assert screen.end() == 0
-        assert b"\x1b[31m" not in screen.output
-        assert b"\x1b[1;31m" not in screen.output
+        assert _colours(screen.output) <= {b"39", b"49"}  # the foreground and the background that it has
+
+
+def test_with_colours_a_ghost_is_red(virtual_gpu: VirtualGpu) -> None:
+    family = DemoProgram(virtual_gpu, "forks.orphan", 1 * GIB)
+    with family, terminal(TOP, virtual_gpu.environment()) as screen:
+        family.kill("parent")
+        screen.until(b"VR101")
+        assert b"31" in _colours(screen.output)
+
+
+def _colours(output: bytes) -> set[bytes]:
+    """Every parameter of "select graphic rendition" that is about a colour."""
+    codes = {code for words in re.findall(rb"\x1b\[([\d;]*)m", output) for code in words.split(b";")}
+    return {code for code in codes if code.isdigit() and int(code) >= 30}
+
+
+def test_on_a_dumb_terminal_it_names_the_command_for_that(virtual_gpu: VirtualGpu) -> None:
+    with terminal(["env", "TERM=dumb", *TOP], virtual_gpu.environment()) as screen:
+        assert screen.end() == 2
+        assert b"vram watch" in screen.output
+        assert b"\x1b" not in screen.output
 
 
 def test_a_gpu_that_does_not_exist_is_a_usage_error(virtual_gpu: VirtualGpu) -> None:

@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from tests.needs import skip_without
-from tests.top.conftest import Company, run, viewing
+from tests.top.conftest import Company, View, run, viewing
 from vram.cli.arguments import narrowed
 from vram.report.process_table import COLUMNS
 from vram.top.panels import DetailsPanel
@@ -39,8 +40,8 @@ def two_gpus(
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_ghost_that_appears_is_the_first_line(company: Company, size: tuple[int, int]) -> None:
-    worker = company.demo("memory.plain", 8 * GIB).pids["self"]
-    family = company.demo("forks.orphan", 2 * GIB)
+    worker = company.demo("memory.plain", 40 * GIB).pids["self"]
+    family = company.demo("forks.orphan", 20 * GIB)
 
     async def play() -> None:
         async with viewing(size) as view:
@@ -49,12 +50,12 @@ def test_a_ghost_that_appears_is_the_first_line(company: Company, size: tuple[in
             await view.until(lambda: view.pids == [family.pids["child"], worker])
             first = view.lines[0]
             assert "GHOST" in first
-            assert "2.5 GiB" in first
+            assert "20.5 GiB" in first
             assert f"memory of dead pid {family.pids['parent']}" in first
             # Nobody has moved the cursor, so it is on the trouble.
             assert view.app.selected is not None
             assert view.app.selected.pid == family.pids["child"]
-            assert "11.6/140.4 GiB" in view.gpus
+            assert "61.6/140.4 GiB" in view.gpus
             assert "▚" in view.gpus
 
     run(play)
@@ -134,7 +135,7 @@ def test_details_say_what_why_says(company: Company) -> None:
             await view.until(lambda: view.pids == [family.pids["child"]])
             await view.press("d")
             await view.until(lambda: "VR101" in view.details)
-            for words in ("orphaned", "Its family", "Why", "vram free", str(family.pids["parent"])):
+            for words in ("ghost", "Its family", "Why", "vram free", str(family.pids["parent"])):
                 assert words in view.details
             await view.press("d")
             await view.until(lambda: view.table.has_focus)
@@ -404,3 +405,57 @@ def test_a_quiet_machine_redraws_nothing_but_ages(company: Company) -> None:
             pytest.fail("too slow to tell: every reading may have redrawn everything")
 
     run(play)
+
+
+# ---- whether somebody works with it ----
+
+BUSY = "import driver; driver.context(); driver.alloc(1 << 30); print(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1, 8])
+def test_utilization_stands_beside_the_bar_of_each_gpu(
+    count: int, size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with VirtualGpu.create(gpus=count, utilization=37) as gpus:
+        for name, value in {**gpus.environment(), "XDG_STATE_HOME": str(tmp_path)}.items():
+            monkeypatch.setenv(name, value)
+
+        async def play() -> None:
+            async with viewing(size) as view:
+                await view.until(lambda: view.gpus.count("UTIL  37%") == count)
+                assert max(map(cell_len, view.gpus.splitlines())) <= size[0]
+                for number in range(count):
+                    assert f"GPU {number} " in view.gpus
+
+        run(play)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_process_that_computes_is_told_from_one_that_sleeps(
+    company: Company, size: tuple[int, int]
+) -> None:
+    sleeping = company.demo("memory.plain", 8 * GIB).pids["self"]
+    environment = {**company.gpu.environment(), "PYTHONPATH": str(PROGRAMS)}
+    with subprocess.Popen([sys.executable, "-c", BUSY], env=environment, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+
+        def percent(view: View, pid: int) -> int | None:
+            """What stands under the heading %CPU; None where nothing is known yet."""
+            heading = view.app.query_one(TableHeader).text
+            line = view.line_of(pid) or ""
+            end = heading.index("%CPU") + len("%CPU")
+            word = line[:end].split()[-1] if line else "-"
+            return int(word) if word.isdigit() else None
+
+        async def play() -> None:
+            async with viewing(size) as view:
+                # However many others want the cores: it gets more than nothing, and not more than one.
+                await view.until(lambda: 5 < (percent(view, busy.pid) or 0) <= 110)
+                await view.until(lambda: percent(view, sleeping) == 0)
+
+        try:
+            run(play)
+        finally:
+            busy.kill()

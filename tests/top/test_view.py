@@ -10,7 +10,7 @@ from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow, rows
-from vram.top.history import MAX_POINTS, History, sparkline
+from vram.top.panels import MAX_POINTS, History, sparkline
 from vram.top.table import column_at, formatted
 from vram.top.view import SORTS, ViewLine, ViewState, key_of, lines
 from vram.units import GIB
@@ -54,7 +54,7 @@ def test_filters_narrow_and_combine(ledger: Ledger) -> None:
 
 
 def test_a_filter_by_gpu_means_its_mig_devices_too() -> None:
-    row = ProcessRow(gpus=("1:0",), nbytes=1, nbytes_by_gpu={}, pid=7, state="ok")
+    row = ProcessRow(gpus=(1,), places=("1:0",), nbytes=1, nbytes_by_place={}, pid=7, state="ok")
     assert ViewState(gpu="1").matches(row)
     assert not ViewState(gpu="0").matches(row)
 
@@ -74,8 +74,12 @@ def test_nobody_is_in_the_tree_twice(ledger: Ledger) -> None:
 
 
 def test_keys_tell_processes_with_one_pid_apart() -> None:
-    row = ProcessRow(gpus=("0",), nbytes=1, nbytes_by_gpu={}, pid=7, started_at=1, state="ok")
-    other = ProcessRow(gpus=("0",), nbytes=1, nbytes_by_gpu={}, pid=7, started_at=2, state="ok")
+    row, other = (
+        ProcessRow(
+            gpus=(0,), places=("0",), nbytes=1, nbytes_by_place={}, pid=7, started_at=start, state="ok"
+        )
+        for start in (1, 2)
+    )
     assert key_of(row) != key_of(other)
 
 
@@ -92,16 +96,22 @@ def test_a_heading_is_found_where_it_stands(x: int, column: str) -> None:
 
 
 def test_ages_go_on_between_readings() -> None:
-    row = ProcessRow(gpus=("0",), nbytes=1, nbytes_by_gpu={}, pid=7, state="ok", age_s=58.0)
-    _, (text,) = formatted([ViewLine(key_of(row), row)], 3.0, RenderOptions(80))
+    row = ProcessRow(gpus=(0,), places=("0",), nbytes=1, nbytes_by_place={}, pid=7, state="ok", age_s=58.0)
+    _, (text,) = formatted([ViewLine(key_of(row), row)], 3.0, {}, RenderOptions(80))
     assert " 1m " in text.plain
 
 
 def test_lines_are_text_and_never_markup() -> None:
     row = ProcessRow(
-        gpus=("0",), nbytes=1, nbytes_by_gpu={}, pid=7, state="ok", command="python [red]x[/] \x1b[0m"
+        gpus=(0,),
+        places=("0",),
+        nbytes=1,
+        nbytes_by_place={},
+        pid=7,
+        state="ok",
+        command="python [red]x[/] \x1b[0m",
     )
-    _, (text,) = formatted([ViewLine(key_of(row), row)], 0.0, RenderOptions(120))
+    _, (text,) = formatted([ViewLine(key_of(row), row)], 0.0, {}, RenderOptions(120))
     assert isinstance(text, Text)
     assert "[red]x[/] \\x1b[0m" in text.plain
 

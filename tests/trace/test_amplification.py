@@ -16,19 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.training_traces import training
 from tests.trace.writer import TraceFile, number, text
+from tests.trace_report.training_traces import training
 from vram import untrusted
 from vram.errors import BadTrace
 from vram.files import open_plain
 from vram.model.trace import CallStack, Frame
-from vram.report import trace_json
-from vram.trace import analysis, naming
+from vram.trace import analysis, symbols
 from vram.trace.exports import perfetto, torch_viewer
-from vram.trace.follow import Follower
 from vram.trace.frameworks import jax_profile, torch_history
-from vram.trace.reader import Trace, open_file, open_trace
+from vram.trace.reader import Follower, Trace, open_file, open_trace
 from vram.trace.symbols import SymbolBudget, function_names
+from vram.trace_report import json as trace_json
 
 pytestmark = pytest.mark.native
 
@@ -135,10 +134,10 @@ class TestLibraries:
     def test_one_under_many_names_is_read_once(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         at, left = self.offset(library), SymbolBudget(1000)
         function_names(str(library), [at], left=left)
-        monkeypatch.setattr(naming, "_MAX_SYMBOLS", 1000 - left.symbols)  # enough for one reading
+        monkeypatch.setattr(symbols, "_MAX_SYMBOLS", 1000 - left.symbols)  # enough for one reading
         detours = [f"{library.parent}/{'./' * times}{library.name}" for times in range(100)]
         frames = tuple(Frame("native", "", path, at) for path in detours)
-        view = naming.with_names(training(stacks=(CallStack(frames),)), {})
+        view = symbols.with_names(training(stacks=(CallStack(frames),)), {})
         assert {frame.function for frame in view.stacks[0].frames} == {"shown"}
 
     def test_symbols_of_all_are_limited(self, library: Path) -> None:

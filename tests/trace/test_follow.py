@@ -9,8 +9,7 @@ import pytest
 
 from tests.trace.test_damage import example
 from tests.trace.writer import CHUNK, PAGE, TraceFile
-from vram.trace.follow import Follower
-from vram.trace.reader import open_trace
+from vram.trace.reader import Follower, open_trace
 
 pytestmark = pytest.mark.native
 

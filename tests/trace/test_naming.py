@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.training_traces import training
+from tests.trace_report.training_traces import training
 from vram.model.trace import CallStack, Frame
-from vram.trace.naming import naming, with_names
+from vram.trace.symbols import naming, with_names
 
 SOURCE = """\
 static __attribute__((noinline)) int hidden(int x) { return x * 3; }

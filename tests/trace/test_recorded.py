@@ -11,8 +11,7 @@ import pytest
 from tests.patience import until
 from tests.tracer.conftest import Traced
 from vram.model.trace import TraceView
-from vram.trace.follow import Follower
-from vram.trace.reader import open_trace
+from vram.trace.reader import Follower, open_trace
 from vram.virtualgpu import VirtualGpu
 
 MIB = 1 << 20

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from tests.needs import require_python
+from vram.cpython_layouts import MINORS
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
 sys.path.insert(0, str(NATIVE))
 
 import build  # noqa: E402
-
-MINORS = range(9, 15)
 
 
 def sanitized() -> bool:

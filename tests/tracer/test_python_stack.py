@@ -13,6 +13,7 @@ from tests.needs import needs, require_python, skip_without
 from tests.tracer.stack_harness import (
     HERE,
     NATIVE,
+    build,
     compile_c,
     config,
     harness,
@@ -55,6 +56,11 @@ def test_lines_of_every_instruction(python: str, harness: Path) -> None:
     answer = run_program(python, "stack_checks.py", harness, "line_tables", *map(str, files))
     assert answer["number"] == 0, answer["differences"]
     assert answer["compared"] > 2000
+
+
+def test_the_header_is_written_from_the_table() -> None:
+    """`make native` writes it anew after src/vram/cpython_layouts.py has changed."""
+    assert build.PYTHON_LAYOUTS.read_text() == build.format_python_layouts()
 
 
 def test_offsets_are_those_of_the_headers(python: str, tmp_path: Path) -> None:

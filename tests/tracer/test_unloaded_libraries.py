@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.tracer.conftest import Traced
-from vram.trace.naming import with_names
 from vram.trace.reader import open_trace
-from vram.trace.symbols import function_names
+from vram.trace.symbols import function_names, with_names
 
 pytestmark = pytest.mark.native
 

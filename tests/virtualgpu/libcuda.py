@@ -1,17 +1,20 @@
 """The driver API by plain ctypes, for programs that the driver's tests run under a virtual GPU.
 
 Those programs are processes of their own and know nothing of vram: they import this file,
-act, and print one JSON value.
+act, and print one JSON value. Hundreds of them start in a run of the tests, so what only some
+need (json, socket) is imported where it is used: together as long as Python's own start.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import socket
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import Any
 
 MIB = 1024**2
 GIB = 1024**3
@@ -133,7 +136,15 @@ def pool_number(pool: int, attribute: int) -> int:
 
 
 def tell(value: Any) -> None:
-    print(json.dumps(value), flush=True)
+    """Print *value* as JSON, for the test to read."""
+    if type(value) is int:
+        print(value, flush=True)
+    elif type(value) is str and value.isidentifier():
+        print(f'"{value}"', flush=True)
+    else:
+        import json
+
+        print(json.dumps(value), flush=True)
 
 
 def heard() -> str:
@@ -141,12 +152,16 @@ def heard() -> str:
     return sys.stdin.readline().strip()
 
 
-def pass_descriptor(channel: socket.socket, descriptor: int) -> None:
-    socket.send_fds(channel, [b"."], [descriptor])
+def pass_descriptor(channel: socket, descriptor: int) -> None:
+    from socket import send_fds
+
+    send_fds(channel, [b"."], [descriptor])
 
 
-def received_descriptor(channel: socket.socket) -> int:
-    return socket.recv_fds(channel, 1, 1)[1][0]
+def received_descriptor(channel: socket) -> int:
+    from socket import recv_fds
+
+    return recv_fds(channel, 1, 1)[1][0]
 
 
 def forked(function: Any) -> int:

@@ -16,7 +16,13 @@ from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 HERE = Path(__file__).parent
-PREAMBLE = "import ctypes, os, socket, sys, threading\nimport libcuda as cuda\nfrom libcuda import GIB, MIB\n"
+PREAMBLE = "import ctypes, os, sys\nimport libcuda as cuda\nfrom libcuda import GIB, MIB\n"
+
+
+def source(program: str) -> str:
+    """*program* with its imports; those that take longer than Python's own start only where it uses them."""
+    used = [name for name in ("socket", "threading") if f"{name}." in program]
+    return PREAMBLE + "".join(f"import {name}\n" for name in used) + dedent(program)
 
 
 def environment(gpu: VirtualGpu) -> dict[str, str]:
@@ -26,7 +32,7 @@ def environment(gpu: VirtualGpu) -> dict[str, str]:
 def result(gpu: VirtualGpu, program: str, **variables: str) -> Any:
     """Run *program* to its end, with *variables* in its environment; the last JSON value it told."""
     done = gpu.run(
-        [sys.executable, "-c", PREAMBLE + dedent(program)],
+        [sys.executable, "-c", source(program)],
         env=environment(gpu) | variables,
         capture_output=True,
         text=True,
@@ -41,7 +47,7 @@ class Program:
 
     def __init__(self, gpu: VirtualGpu, program: str, **options: Any) -> None:
         self.process = gpu.popen(
-            [sys.executable, "-c", PREAMBLE + dedent(program)],
+            [sys.executable, "-c", source(program)],
             env=environment(gpu),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

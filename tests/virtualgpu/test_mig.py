@@ -15,7 +15,8 @@ import pytest
 from tests.virtualgpu.conftest import HOLDER, Hold, Holder, ask
 from vram.errors import UsageError
 from vram.units import GIB, MIB
-from vram.virtualgpu import VirtualGpu, mig
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.config import mig_devices, profiles
 
 pytestmark = pytest.mark.native
 
@@ -70,8 +71,15 @@ def answer(gpu: VirtualGpu, uuid: str | None, program: str) -> Any:
 
 
 def test_profiles_are_named_as_the_chip_s_are() -> None:
-    assert list(mig.profiles(TOTAL)) == ["1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"]
-    assert list(mig.profiles(40 * GIB)) == ["1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"]
+    assert list(profiles(TOTAL)) == ["1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"]
+    assert list(profiles(40 * GIB)) == [
+        "1g.5gb",
+        "1g.10gb",
+        "2g.10gb",
+        "3g.20gb",
+        "4g.20gb",
+        "7g.40gb",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +88,11 @@ def test_profiles_are_named_as_the_chip_s_are() -> None:
 )
 def test_what_no_gpu_can_be_divided_into_is_refused(spec: str) -> None:
     with pytest.raises(UsageError):
-        mig.devices(spec, TOTAL, RESERVED)
+        mig_devices(spec, TOTAL, RESERVED)
 
 
 def test_instances_never_have_more_than_the_gpu() -> None:
-    made = mig.devices(",".join(["1g.18gb"] * 7), TOTAL, RESERVED)
+    made = mig_devices(",".join(["1g.18gb"] * 7), TOTAL, RESERVED)
     assert sorted(each.gpu_instance for each in made) == list(range(7, 14))
     assert sum(each.nbytes for each in made) <= TOTAL - RESERVED
 
@@ -158,7 +166,7 @@ print(json.dumps([codes, total.value]))
     second = uuids(divided)[1]
     codes, total = answer(divided, second, program)
     assert codes == [0, 0, 0, 0, OUT_OF_MEMORY]
-    assert total == mig.devices("2g.35gb", TOTAL, RESERVED)[0].nbytes
+    assert total == mig_devices("2g.35gb", TOTAL, RESERVED)[0].nbytes
 
 
 NAMES = """

@@ -10,7 +10,8 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.virtualgpu.conftest import PREAMBLE, ask
 from vram.errors import UsageError
-from vram.virtualgpu import VirtualGpu, faults
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.config import read_fault
 
 pytestmark = pytest.mark.native
 
@@ -110,7 +111,7 @@ def test_a_slow_call_goes_on_when_the_faults_are_cleared(virtual_gpu: VirtualGpu
     ],
 )
 def test_a_fault_line_is_written_in_numbers(said: str, written: str) -> None:
-    assert faults.read_line(said) == written
+    assert read_fault(said) == written
 
 
 @pytest.mark.parametrize(
@@ -134,5 +135,5 @@ def test_a_fault_line_is_written_in_numbers(said: str, written: str) -> None:
 )
 def test_a_wrong_fault_line_is_refused_with_a_hint(line: str) -> None:
     with pytest.raises(UsageError) as refused:
-        faults.read_line(line)
+        read_fault(line)
     assert refused.value.hint

@@ -118,9 +118,13 @@ SETUP = """
         with open("/proc/self/maps") as maps:
             return [cuda.used(), len(os.listdir("/proc/self/fd")), sum(1 for _ in maps)]
 
+    def all_codes():
+        return [cuda.code(*arguments()) for arguments in ROWS]
+
     cuda.code("cuMemAllocAsync", out, 4096, 0)  # the pool's own chunk comes first, and stays
+    all_codes()  # what Python's allocator, or a sanitizer's, maps for so many calls is mapped then
     before = state()
-    codes = [cuda.code(*arguments()) for arguments in ROWS]
+    codes = all_codes()
     after = state()
     cuda.write(plain, b"still here")
     cuda.tell([codes, before, after, cuda.read(plain, 10).decode()])

@@ -23,7 +23,7 @@ from tests.wsl.windows import (
     speaking,
 )
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts
-from vram.probes.windows_counters import Damaged, read
+from vram.probes.sources.windows import Damaged, read
 from vram.units import GIB, MIB
 
 

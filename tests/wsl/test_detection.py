@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import skip_without
-from vram.host.local.wsl import virtual_wsl_facts, wsl_facts
+from vram.host.local.identity import virtual_wsl_facts, wsl_facts
 from vram.model.windows import WslFacts
 from vram.payloads import libcuda
 

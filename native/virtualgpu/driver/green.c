@@ -6,7 +6,7 @@
  */
 #include "driver.h"
 
-enum { RESOURCE_SM = 1, DEFAULT_STREAM = 1, SMALLEST_SHARE = 8 /* compute capability 9.0 */ };
+enum { RESOURCE_SM = 1, DEFAULT_STREAM = 1, MIN_SHARE = 8 /* compute capability 9.0 */ };
 
 struct dev_resource {
     int type;
@@ -30,7 +30,7 @@ result cuDeviceGetDevResource(int device, struct dev_resource *resource, int typ
     if (type != RESOURCE_SM) return NOT_SUPPORTED;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
     unsigned all = (unsigned)device_multiprocessors(device);
-    *resource = (struct dev_resource){RESOURCE_SM, {0}, all, SMALLEST_SHARE, SMALLEST_SHARE, {0}};
+    *resource = (struct dev_resource){RESOURCE_SM, {0}, all, MIN_SHARE, MIN_SHARE, {0}};
     return OK;
 }
 
@@ -39,7 +39,7 @@ result cuDevSmResourceSplitByCount(struct dev_resource *groups, unsigned *group_
     GATE();
     (void)flags;
     if (!group_count || !from || from->type != RESOURCE_SM) return INVALID_VALUE;
-    uint64_t each = round_up(least ? least : 1, SMALLEST_SHARE);
+    uint64_t each = round_up(least ? least : 1, MIN_SHARE);
     uint64_t fit = from->count / each;
     if (!groups) { /* a question: how many would there be? */
         *group_count = (unsigned)fit;

@@ -22,7 +22,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a futex has 32 bits: 
 
 enum { STEP_MS = 100, TURN_STEP_MS = 5 }; /* so soon a caller sees that the target has died */
 enum { VERB_SHIFT = 32, BREAKS_SHIFT = 36, DELAY_SHIFT = 40, STATE_SHIFT = 16 };
-#define LONGEST_DELAY_MS ((1u << 24) - 1)
+#define MAX_DELAY_MS ((1u << 24) - 1)
 
 /* ---- in the process that asks ---- */
 
@@ -50,7 +50,7 @@ static bool wait_for_answer(const struct order_target *target, uint32_t number) 
 
 static uint64_t packed_delay(double delay_s) {
     if (delay_s <= 0) return 0;
-    return delay_s < LONGEST_DELAY_MS / 1e3 ? (uint64_t)(delay_s * 1e3) : LONGEST_DELAY_MS;
+    return delay_s < MAX_DELAY_MS / 1e3 ? (uint64_t)(delay_s * 1e3) : MAX_DELAY_MS;
 }
 
 static uint64_t packed(struct order order, uint32_t number) {

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define UNIT 512                 /* alignment of device allocations */
-#define LARGEST_SMALL (PAGE / 2) /* above this an allocation has pages of its own */
+#define UNIT 512                  /* alignment of device allocations */
+#define MAX_SMALL_SIZE (PAGE / 2) /* above this an allocation has pages of its own */
 
-/* LARGEST_SMALL is a multiple of the unit: rounding up does not change the answer. */
+/* MAX_SMALL_SIZE is a multiple of the unit: rounding up does not change the answer. */
 static bool is_small(uint64_t nbytes) {
-    return nbytes <= LARGEST_SMALL;
+    return nbytes <= MAX_SMALL_SIZE;
 }
 
 static result slab_create(struct context *context, uint64_t nbytes, struct slab **created) {

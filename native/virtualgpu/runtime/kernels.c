@@ -311,7 +311,7 @@ struct function_attributes {
 };
 _Static_assert(sizeof(struct function_attributes) == 144, "as the header has it");
 
-enum { MOST_SHARED = 232448, DYNAMIC_SHARED = 8, LAST_ATTRIBUTE = 14 };
+enum { MAX_SHARED = 232448, DYNAMIC_SHARED = 8, LAST_ATTRIBUTE = 14 };
 
 API error cudaFuncGetAttributes(struct function_attributes *attributes, const void *key) {
     struct symbol *kernel;
@@ -336,7 +336,7 @@ API error cudaFuncSetAttribute(const void *key, int attribute, int value) {
     NEED_CONTEXT();
     if (attribute < DYNAMIC_SHARED || attribute > LAST_ATTRIBUTE) return fail(INVALID_VALUE);
     if (attribute != DYNAMIC_SHARED) return OK;
-    if (value < 0 || value > MOST_SHARED) return fail(INVALID_VALUE);
+    if (value < 0 || value > MAX_SHARED) return fail(INVALID_VALUE);
     kernel->dynamic_shared = value;
     return OK;
 }

@@ -28,7 +28,7 @@
 #define MIB (1024ull * 1024)
 #define KIB 1024ull
 /* 1 EiB: a thousand such sizes can be added up without an overflow. */
-#define LARGEST_SIZE (1ull << 60)
+#define MAX_SIZE (1ull << 60)
 
 static struct store_config config;
 static char folder[PATH_MAX - 64];
@@ -98,7 +98,7 @@ static void add_mig(struct store_gpu *gpu, const char *value) {
     mig->compute_instance = (uint32_t)next_number(&value, UINT8_MAX);
     mig->slices = (uint32_t)next_number(&value, STORE_MAX_MIG_DEVICES);
     mig->compute_slices = (uint32_t)next_number(&value, STORE_MAX_MIG_DEVICES);
-    mig->total_bytes = next_number(&value, LARGEST_SIZE);
+    mig->total_bytes = next_number(&value, MAX_SIZE);
     copy_text(mig->profile, sizeof mig->profile, value);
     gpu->mig_devices++;
 }
@@ -107,7 +107,7 @@ static void add_mig(struct store_gpu *gpu, const char *value) {
     if (strcmp(key, #field) == 0) copy_text(gpu->field, sizeof gpu->field, value)
 #define NUMBER(field, type, most) \
     if (strcmp(key, #field) == 0) gpu->field = (type)only_number(value, most)
-#define SIZE(field) NUMBER(field, uint64_t, LARGEST_SIZE)
+#define SIZE(field) NUMBER(field, uint64_t, MAX_SIZE)
 #define COUNT(field) NUMBER(field, unsigned, UINT32_MAX)
 #define SWITCH(field) NUMBER(field, int, 1)
 

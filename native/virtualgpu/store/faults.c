@@ -36,8 +36,8 @@
 #include <unistd.h>
 
 #define MAX_RULES 128
-#define LONGEST_S 1e9       /* whatever the file says */
-#define LONGEST_STEP_S 0.01 /* so soon it is seen that the file was emptied */
+#define MAX_WAIT_S 1e9  /* whatever the file says */
+#define MAX_STEP_S 0.01 /* so soon it is seen that the file was emptied */
 
 struct rule {
     char function[96];
@@ -189,9 +189,9 @@ static double now_s(void) {
 
 void store_delay(double seconds) {
     bool can_be_cleared = file_has_lines();
-    double end_s = now_s() + (seconds < LONGEST_S ? seconds : LONGEST_S);
+    double end_s = now_s() + (seconds < MAX_WAIT_S ? seconds : MAX_WAIT_S);
     for (double left_s; (left_s = end_s - now_s()) > 0;) {
-        struct timespec step = {0, (long)((left_s < LONGEST_STEP_S ? left_s : LONGEST_STEP_S) * 1e9)};
+        struct timespec step = {0, (long)((left_s < MAX_STEP_S ? left_s : MAX_STEP_S) * 1e9)};
         nanosleep(&step, NULL);
         if (can_be_cleared && !file_has_lines()) return;
     }

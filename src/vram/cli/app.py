@@ -13,7 +13,9 @@ from vram.errors import ExitCode, UsageError, VramError, WrongSystem, require_li
 from vram.interrupts import raise_if_interrupted, was_interrupted
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
+
+    from vram.cli.arguments import Parser
 
 # Every command, in the order and under the headings of the help.
 GROUPS = {
@@ -54,10 +56,9 @@ No GPU here? `vram demo` needs none."""
 class CommandModule(Protocol):
     """What every module in ``commands/`` offers."""
 
-    NAME: str
     HELP: str
 
-    def add_arguments(self, parser: ArgumentParser) -> None: ...
+    def add_arguments(self, parser: Parser) -> None: ...
     def run(self, args: Namespace) -> int: ...
 
 
@@ -70,8 +71,11 @@ RUNNERS = frozenset(("borrow", "run", "serve", "wait"))
 def entry() -> NoReturn:
     """Run as a program: as :func:`main`, and gone as soon as the answer is out."""
     # Before anything else: prestart begins processes, and imports what Windows' Python does not have.
-    if code := _wrong_system(sys.platform):
-        sys.exit(code)
+    try:
+        require_linux(sys.platform)
+    except WrongSystem as error:
+        _complain(str(error), error.hint)
+        sys.exit(error.exit_code)
     is_short = prestart.begin(without_alias(with_command(sys.argv[1:])))
     try:
         code = main()
@@ -81,15 +85,6 @@ def entry() -> NoReturn:
         # A full shutdown of the interpreter takes longer, and waits for a driver call that hangs in a thread.
         os._exit(code)
     sys.exit(code)
-
-
-def _wrong_system(platform: str) -> int:
-    try:
-        require_linux(platform)
-    except WrongSystem as error:
-        _complain(str(error), error.hint)
-        return error.exit_code
-    return ExitCode.OK
 
 
 @contextmanager
@@ -112,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises for what a user can cause."""
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        _flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except VramError as error:
         _complain(str(error), error.hint)
@@ -150,7 +146,11 @@ def _dispatch(argv: list[str]) -> int:
     if name in _ABOUT_THE_PROGRAM:
         return _about_the_program(argv)
     if name not in COMMANDS:
-        raise UsageError(f"no such command: {name!r}", hint=_suggestion(name))
+        from difflib import get_close_matches
+
+        close = get_close_matches(name.lower(), COMMANDS, n=1)
+        hint = f"did you mean `vram {close[0]}`?" if close else "see `vram --help`"
+        raise UsageError(f"no such command: {name!r}", hint=hint)
     from argparse import Namespace
 
     from vram.cli.arguments import Parser
@@ -162,7 +162,11 @@ def _dispatch(argv: list[str]) -> int:
         description = f"`vram {said[0]}` is the old name of `{today}`.\n\n{description}"
     parser = Parser(prog=f"vram {name}", description=description)
     command.add_arguments(parser)
-    words, rest = _split(argv[1:]) if name in RUNNERS else (argv[1:], [])
+    # Parted at the first --, since argparse takes options of both sides for ours.
+    words, rest = argv[1:], []
+    if name in RUNNERS and "--" in words:
+        at = words.index("--")
+        words, rest = words[:at], words[at + 1 :]
     try:
         parse = parser.parse_intermixed_args if name in MIXED else parser.parse_args
         args = parse(words, Namespace(command=rest, said=said[0]))
@@ -170,12 +174,6 @@ def _dispatch(argv: list[str]) -> int:
         return ExitCode.OK
     raise_if_interrupted()
     return command.run(args)
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Part *words* at the first --. argparse cannot: it takes options of both sides for ours."""
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
 
 
 def _about_the_program(argv: list[str]) -> int:
@@ -241,30 +239,10 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
-def _suggestion(name: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name.lower(), COMMANDS, n=1)
-    return f"did you mean `vram {close[0]}`?" if close else "see `vram --help`"
-
-
 def _complain(message: str, hint: str) -> None:
-    from vram.report.escape import inert
+    from vram.cli.terminal import say
 
-    if sys.stderr is None:
-        return
-    lines = [f"vram: {inert(message)}"] + ([f"  hint: {inert(hint)}"] if hint else [])
-    encoding = sys.stderr.encoding or "ascii"
-    text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:  # nobody reads it; the exit code still says it
-        _silence(sys.stderr)
-
-
-def _flush() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    say(message, [f"  hint: {hint}"] if hint else [])
 
 
 def _flush_or_silence() -> None:
@@ -279,7 +257,6 @@ def _flush_or_silence() -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Point *stream* at nothing, or the interpreter complains when it flushes at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
+    from vram.cli.terminal import silence
+
+    silence(stream)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from vram.cli.terminal import columns
 from vram.errors import UsageError
-from vram.units import parse_duration, spell_duration
+from vram.units import parse_duration, parse_size, spell_duration
 
 if TYPE_CHECKING:
     from vram.model.inside import Via
@@ -34,6 +34,33 @@ class Parser(ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
+    def add_flag(self, *names: str, help: str) -> None:
+        """Add an option without a value."""
+        self.add_argument(*names, action="store_true", help=help)
+
+    def add_duration(
+        self,
+        *names: str,
+        help: str,
+        default: float | None = None,
+        zero: bool = False,
+        dest: str | None = None,
+    ) -> None:
+        """Add an option that takes a DURATION; *help* need not say its default. *zero* allows 0s."""
+        if default is not None:
+            help += f" (default: {spell_duration(default) if default else 'do not wait'})"
+        read = read_duration_or_zero if zero else read_duration
+        dest = dest or names[-1].lstrip("-").replace("-", "_")
+        self.add_argument(*names, type=read, default=default, dest=dest, metavar="DURATION", help=help)
+
+    def add_size(self, name: str, **options: Any) -> None:
+        """Add a SIZE, like 20GiB."""
+        self.add_argument(name, type=parse_size, metavar="SIZE", **options)
+
+    def add_pid(self, name: str, **options: Any) -> argparse.Action:
+        """Add the PID of a process."""
+        return self.add_argument(name, type=pid_number, metavar="PID", **options)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
@@ -46,33 +73,47 @@ class Parser(ArgumentParser):
             raise UsageError(f"{name}: {error}", hint=error.hint) from error
 
 
-def accept_old_option(parser: ArgumentParser, action: argparse.Action, *flags: str) -> None:
+def accept_old_option(parser: Parser, action: argparse.Action, *flags: str) -> None:
     """Read *flags*, the old names of an option, as before; neither help nor completion lists them."""
     parser._option_string_actions.update(dict.fromkeys(flags, action))
 
 
-def add_yes_argument(parser: ArgumentParser) -> None:
+def add_yes_argument(parser: Parser) -> None:
     """Add --yes to a command that acts without a question: scripts may say it wherever something is done."""
-    parser.add_argument("--yes", "-y", action="store_true", help="accepted, as by every command that acts")
+    parser.add_flag("--yes", "-y", help="accepted, as by every command that acts")
 
 
-def add_windows_argument(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--no-windows", action="store_true", help="in WSL2, do not query Windows (starts no PowerShell)"
+def add_deadline_argument(parser: Parser) -> None:
+    parser.add_duration(
+        "--deadline", default=DEADLINE_S, help="give up on a driver that does not answer in time"
     )
 
 
-def add_deadline_argument(parser: ArgumentParser) -> None:
+def add_reading_arguments(parser: Parser) -> None:
+    """Add --deadline and --no-windows, for commands that read the driver and in WSL2 ask Windows."""
+    add_deadline_argument(parser)
+    parser.add_flag("--no-windows", help="in WSL2, do not query Windows (starts no PowerShell)")
+
+
+def add_gpus_argument(parser: Parser) -> None:
     parser.add_argument(
-        "--deadline",
-        type=read_duration,
-        default=DEADLINE_S,
-        metavar="DURATION",
-        help=f"give up on a driver that does not answer in time (default: {spell_duration(DEADLINE_S)})",
+        "--gpu",
+        action="append",
+        metavar="GPU[,GPU...]",
+        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
     )
 
 
-def add_attach_arguments(parser: ArgumentParser, deadline_s: float) -> None:
+def add_socket_argument(parser: Parser) -> None:
+    parser.add_argument(
+        "--socket",
+        default=argparse.SUPPRESS,  # so that it may also stand before a word of `vram serve`
+        metavar="PATH",
+        help="the socket of the service (default: /run/vram/vram.sock, then your own)",
+    )
+
+
+def add_attach_arguments(parser: Parser, deadline_s: float) -> None:
     """Add --via and --deadline, for commands that enter a process."""
     from vram.model.inside import Via
 
@@ -82,13 +123,7 @@ def add_attach_arguments(parser: ArgumentParser, deadline_s: float) -> None:
         default="auto",
         help="how to attach (default: the safest that works)",
     )
-    parser.add_argument(
-        "--deadline",
-        type=read_duration,
-        default=deadline_s,
-        metavar="DURATION",
-        help=f"give up after this time (default: {spell_duration(deadline_s)})",
-    )
+    parser.add_duration("--deadline", default=deadline_s, help="give up after this time")
 
 
 def wanted_via(args: Namespace) -> Via | None:
@@ -100,10 +135,20 @@ def wanted_via(args: Namespace) -> Via | None:
 
 
 def pid_number(text: str) -> int:
-    """Read a pid; kill(2) gives zero and negative numbers a meaning that nobody wants here."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a pid")
-    return int(text)
+    """Read a pid; kill(2) gives zero and negative numbers a meaning that is not wanted here."""
+    return whole_number((1 << 31) - 1, "a pid")(text)
+
+
+def whole_number(most: int, what: str = "", least: int = 1) -> Callable[[str], int]:
+    """Return how a whole number from *least* to *most* is read; *what* names it where another word stands."""
+    named = what or f"a number from {least} to {most}"
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {named}")
+        return int(text)
+
+    return read
 
 
 def read_duration(text: str) -> float:
@@ -128,7 +173,6 @@ _HINT = "write --gpu 0 or --gpu 0,1; a UUID or PCI address; or 0:1 for MIG devic
 _NUMBER = r"[0-9]{1,4}"
 _DEVICE = r"([0-9]{1,4}):([0-9]{1,4})"
 _UUID = r"(?ai:(?:GPU|MIG)-[0-9a-f-]{1,40})"
-
 _ADDRESS = r"(?ai:(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7]))"
 
 # A GPU; and its GPU instance and MIG device, where only those are meant.
@@ -139,18 +183,18 @@ def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
     """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
     if not words or not ledger.gpus:
         return ledger
-    return select(ledger, [part.strip() for word in words for part in word.split(",")])
+    return select_gpus(ledger, [part.strip() for word in words for part in word.split(",")])
 
 
-def select(ledger: Ledger, words: Sequence[str]) -> Ledger:
+def select_gpus(ledger: Ledger, words: Sequence[str]) -> Ledger:
     """Return *ledger* with only the GPUs and instances that *words* name, in its own order."""
     from msgspec.structs import replace
 
-    chosen = {found for word in words for found in [_find(ledger, word)]}
-    return replace(ledger, gpus=tuple(_narrowed(ledger, chosen)))
+    chosen = {_find(ledger, word) for word in words}
+    return replace(ledger, gpus=tuple(_choose(ledger, chosen)))
 
 
-def _narrowed(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
+def _choose(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
     from vram.ledger.mig import alone
 
     for gpu in ledger.gpus:
@@ -175,7 +219,10 @@ def _find(ledger: Ledger, word: str) -> Chosen:
         return named[0]
     if named:
         raise UsageError(f"{word} is the beginning of several UUIDs", hint="write more of it")
-    raise _unknown(ledger, word)
+    if not any(re.fullmatch(form, word) for form in (_NUMBER, _DEVICE, _UUID, _ADDRESS)):
+        raise UsageError(f"{word!r} is not a GPU", hint=_HINT)
+    known = [f"{names[0]} ({_label(ledger, place)})" for place, names in _names(ledger)]
+    raise UsageError(f"there is no GPU {word}", hint="these exist: " + ", ".join(known))
 
 
 def _names(ledger: Ledger) -> Iterator[tuple[Chosen, tuple[str, ...]]]:
@@ -192,13 +239,6 @@ def _address(word: str) -> str:
     """A PCI address in one spelling: NVML writes eight digits of domain, the kernel four."""
     found = re.fullmatch(_ADDRESS, word)
     return f"{(found[1] or '').lstrip('0') or '0'}:{found[2]}".lower() if found else word
-
-
-def _unknown(ledger: Ledger, word: str) -> UsageError:
-    if not any(re.fullmatch(form, word) for form in (_NUMBER, _DEVICE, _UUID, _ADDRESS)):
-        return UsageError(f"{word!r} is not a GPU", hint=_HINT)
-    known = [f"{names[0]} ({_label(ledger, place)})" for place, names in _names(ledger)]
-    return UsageError(f"there is no GPU {word}", hint="these exist: " + ", ".join(known))
 
 
 def _label(ledger: Ledger, place: Chosen) -> str:

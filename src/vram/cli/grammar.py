@@ -31,7 +31,7 @@ _NAMED = ("NAME", "COMMAND", "CODE", "VIEW")
 _NAMED_OR_FILE = ("VIEW",)
 # Processes that are parked hold nothing on a GPU, so no list of holders has them.
 _OF_THE_PARKED = frozenset(("unpark",))
-# A trace's processes have mostly ended: nobody can list them.
+# A trace's processes have mostly ended: none can be listed.
 _OF_TRACES = frozenset(("report",))
 
 
@@ -79,6 +79,11 @@ class CommandSpec(Struct, frozen=True):
     @property
     def title(self) -> str:
         return " ".join(("vram", *self.words))
+
+    @property
+    def valued_options(self) -> tuple[Argument, ...]:
+        """The options that the next word belongs to."""
+        return tuple(each for each in self.options if each.takes_value and not each.optional)
 
     def everything(self) -> Iterator[CommandSpec]:
         """This command and all below it."""

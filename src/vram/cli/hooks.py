@@ -1,7 +1,7 @@
 """The command of ``vram watch --exec``: one at a time, never through a shell, ended when it takes too long.
 
-Everything happens between readings, in this thread: a hook that hangs holds up nothing, and whoever forks
-this process finds one thread.
+Everything happens between readings, in this thread: a hook that hangs holds up nothing, and a reader
+that is forked from this process finds one thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from vram.cli.terminal import say
 from vram.errors import UsageError
 from vram.model.change import Change
 from vram.report.changes import environment, json_line
-from vram.report.escape import inert
 from vram.units import counted
 
 MAX_WAITING = 1000
@@ -49,7 +49,7 @@ def read_command(text: str) -> list[str]:
 
 
 class Hooks:
-    """Runs the command for each change, in order; at most MAX_WAITING wait for their turn."""
+    """Runs the command, if there is one, for each change, in order; at most MAX_WAITING changes wait."""
 
     def __init__(self, command: list[str], timeout_s: float) -> None:
         self._command = command
@@ -78,9 +78,11 @@ class Hooks:
 
     def add(self, change: Change) -> None:
         """Have the command run for *change* when those before it are done; ``step`` starts it."""
+        if not self._command:
+            return
         if len(self._waiting) >= MAX_WAITING:
             if not self._dropped:
-                _say(
+                say(
                     f"changes come faster than {self._name} handles them:"
                     f" {MAX_WAITING} wait, further ones are dropped"
                 )
@@ -90,6 +92,8 @@ class Hooks:
 
     def step(self) -> None:
         """Collect a hook that has ended, end one that takes too long, start the next."""
+        if self.is_idle:
+            return
         with _signals_deferred():
             while True:
                 if self._process is not None:
@@ -98,7 +102,7 @@ class Hooks:
                     break
                 self._start(self._waiting.popleft())
         if self._dropped and not self._waiting:
-            _say(f"not handed to {self._name}, which is too slow: {counted(self._dropped, 'change')}")
+            say(f"not handed to {self._name}, which is too slow: {counted(self._dropped, 'change')}")
             self._dropped = 0
 
     def close(self) -> None:
@@ -113,7 +117,7 @@ class Hooks:
                 self._process.wait()
                 self._forget()
         if left:
-            _say(f"not handed to {self._name}, since the watch ends: {counted(left, 'change')}")
+            say(f"not handed to {self._name}, since the watch ends: {counted(left, 'change')}")
 
     @property
     def _name(self) -> str:
@@ -135,7 +139,7 @@ class Hooks:
                 process_group=0,
             )
         except OSError as error:
-            _say(f"{self._name} cannot be started: {error.strerror or error}")
+            say(f"{self._name} cannot be started: {error.strerror or error}")
             return
         finally:
             os.close(text)
@@ -148,11 +152,11 @@ class Hooks:
         if code is not None:
             if code and not self._is_ending:
                 how = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
-                _say(f"{self._name} failed on {self._event!r}: {how}")
+                say(f"{self._name} failed on {self._event!r}: {how}")
             self._forget()
         elif time.monotonic() >= self._ends_at:
             if not self._is_ending:
-                _say(f"{self._name} took longer than {self._timeout_s:g} s on {self._event!r}: it is ended")
+                say(f"{self._name} took longer than {self._timeout_s:g} s on {self._event!r}: it is ended")
             self._end(signal.SIGKILL if self._is_ending else signal.SIGTERM)
             self._is_ending, self._ends_at = True, time.monotonic() + GRACE_S
 
@@ -193,8 +197,3 @@ def _standard_error() -> int:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):
         return subprocess.DEVNULL
-
-
-def _say(sentence: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):
-        print(f"vram: {inert(sentence)}", file=sys.stderr, flush=True)

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, cast
 
 from vram.errors import BadInput, UsageError
 
 PASTE = "Paste the message or the log, then press Enter and Ctrl-D:"
-# After so long, whoever waits for a pipe is told what it is waiting for.
+# After so long, a user who waits for a pipe is told what it is waiting for.
 PATIENCE_S = 5.0
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # What unpacking an xz file may take: xz -9 asks for 65 MiB.
@@ -38,7 +38,7 @@ class CountedLog(io.RawIOBase):
 
     def __init__(self, stream: io.BufferedReader, name: str, *, may_be_endless: bool = False) -> None:
         self._raw = stream
-        self._unpacked: _Unpacked | None = None
+        self._text: Any = None
         self._errors: tuple[type[Exception], ...] = (OSError, ValueError)
         self._is_reading = False
         self._may_be_endless = may_be_endless
@@ -65,13 +65,12 @@ class CountedLog(io.RawIOBase):
     def _portion(self, most: int) -> bytes:
         try:
             self._is_reading = True
-            if self._unpacked is None:
-                self._unpacked = _unpack(self._raw, self.name)
-                self._errors += self._unpacked.errors
-            stream = self._unpacked.stream
+            if self._text is None:
+                self._text, errors = _unpack(self._raw, self.name)
+                self._errors += errors
             # What a pipe has now: a read that waits for more would lose it when it is interrupted.
-            read = getattr(stream, "read1", None) if self._may_be_endless else None
-            portion = cast("bytes", read(most)) if read else stream.read(most)
+            read = getattr(self._text, "read1", None) if self._may_be_endless else None
+            portion: bytes = read(most) if read else self._text.read(most)
         except KeyboardInterrupt:
             if not self._may_be_endless:
                 raise
@@ -99,7 +98,7 @@ class _Utf16(io.RawIOBase):
         self._ready = b""
 
     def read(self, most: int = -1) -> bytes:
-        """Exactly *most* bytes, fewer at the end only: whoever reads takes fewer for the end."""
+        """Exactly *most* bytes, fewer at the end only: the reader takes fewer for the end."""
         raw = b"more"
         while raw and len(self._ready) < most:
             raw = self._stream.read(most)
@@ -121,7 +120,7 @@ class _Xz(io.RawIOBase):
         self._waiting = b""
 
     def read(self, most: int = -1) -> bytes:
-        """Exactly *most* bytes, fewer at the end only: whoever reads takes fewer for the end."""
+        """Exactly *most* bytes, fewer at the end only: the reader takes fewer for the end."""
         ready = bytearray()
         while len(ready) < most:
             if self._decoder.eof:
@@ -154,21 +153,21 @@ def open_log(path: str) -> Iterator[CountedLog]:
         stream = _standard_input()
         is_file = _is_regular(stream)
         with _patience("standard input", is_needed=not is_file and not stream.isatty()):
-            yield from _opened(stream, "standard input", is_file)
+            yield from _read_log(stream, "standard input", is_file)
         return
     if not path:
         raise UsageError("file name is empty", hint=_hint(path))
-    # Opening a pipe that nobody writes to waits, too.
+    # Opening a pipe without a writer waits, too.
     with _patience(path, is_needed=os.path.exists(path) and not os.path.isfile(path)):
         try:
             file = open(path, "rb")  # noqa: SIM115
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}", hint=_hint(path)) from error
         with file:
-            yield from _opened(file, path, _is_regular(file))
+            yield from _read_log(file, path, _is_regular(file))
 
 
-def _opened(stream: io.BufferedReader, name: str, is_file: bool) -> Iterator[CountedLog]:
+def _read_log(stream: io.BufferedReader, name: str, is_file: bool) -> Iterator[CountedLog]:
     log = CountedLog(stream, name, may_be_endless=not is_file)
     if is_file:
         yield log
@@ -213,38 +212,31 @@ def _standard_input() -> io.BufferedReader:
     return cast("io.BufferedReader", sys.stdin.buffer)
 
 
-class _Unpacked(NamedTuple):
-    """A stream of text, and what it raises where it is damaged, beside OSError and EOFError."""
-
-    stream: BinaryIO
-    errors: tuple[type[Exception], ...] = ()
-
-
-def _unpack(stream: io.BufferedReader, name: str) -> _Unpacked:
-    """*stream* as text, whatever it was compressed with or encoded in."""
+def _unpack(stream: io.BufferedReader, name: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """*stream* as text, however it is compressed or encoded, and what it raises where it is damaged."""
     try:
         first = b"" if stream.isatty() else stream.peek(6)[:6]
-    except OSError:  # met again, and reported, by whoever reads
+    except OSError:  # met again, and reported, when it is read
         first = b""
     for beginning, kind, command in _UNREAD:
         if first.startswith(beginning):
             raise BadInput(f"{name} is compressed with {kind}", hint=f"{command} FILE | vram oom")
     if first[:2] in _UTF16:
-        return _Unpacked(cast("BinaryIO", _Utf16(stream)))
+        return _Utf16(stream), ()
     if first.startswith(b"\x1f\x8b"):
         import gzip
         import zlib
 
-        return _Unpacked(cast("BinaryIO", gzip.GzipFile(fileobj=stream)), (zlib.error,))
+        return gzip.GzipFile(fileobj=stream), (zlib.error,)
     if first.startswith(b"\xfd7zXZ\x00"):
         import lzma
 
-        return _Unpacked(cast("BinaryIO", _Xz(stream)), (lzma.LZMAError,))
+        return _Xz(stream), (lzma.LZMAError,)
     if first.startswith(b"BZh"):
         import bz2
 
-        return _Unpacked(cast("BinaryIO", bz2.BZ2File(stream)))
-    return _Unpacked(cast("BinaryIO", stream))
+        return bz2.BZ2File(stream), ()
+    return stream, ()
 
 
 def _hint(path: str) -> str:

@@ -33,9 +33,13 @@ def kinds() -> Pages:
 
 def lines() -> Pages:
     """The page of each line of a ledger, by its kind."""
-    from vram.model.kinds import MEANINGS
+    from vram.model.ledger import MEANINGS
 
-    return {kind: _line(kind, *meaning) for kind, meaning in MEANINGS.items()}
+    both = (MEANINGS["orphaned"], MEANINGS["exported"])
+    codes = tuple(sorted(code for _, each in both for code in each))
+    meaning = "memory whose owner is dead; JSON has it as orphaned, or exported where a handle holds it"
+    ghost = {"ghost": _line("ghost", meaning, codes)}
+    return ghost | {kind: _line(kind, *meaning) for kind, meaning in MEANINGS.items()}
 
 
 def _line(kind: str, meaning: str, codes: tuple[str, ...]) -> str:
@@ -68,10 +72,6 @@ def page(name: str) -> str:
 
 
 def summaries(pages: Pages) -> tuple[tuple[str, str], ...]:
-    """Each name with what it means, in one line."""
-    return tuple((name, _summary(name, text)) for name, text in pages.items())
-
-
-def _summary(name: str, text: str) -> str:
-    """The first line behind the name, as in "VR101 Orphaned by fork" and "fragmented: enough is unused"."""
-    return text.partition("\n")[0].removeprefix(name).lstrip(" :").strip()
+    """Each name with what it means: the first line of its page, as in "VR101 Orphaned by fork"."""
+    first = ((name, text.partition("\n")[0]) for name, text in pages.items())
+    return tuple((name, line.removeprefix(name).lstrip(" :").strip()) for name, line in first)

@@ -13,9 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vram.children import Child
     from vram.host.local import LocalHost
-    from vram.host.local.checkpoint_start import Started
-    from vram.host.local.child import Child
 
 # These only read: nothing is left to tidy up, so their process may end without ceremony.
 READ_ONLY = frozenset(("why", "ps", "who", "check", "doctor", "explain", "oom"))
@@ -30,7 +29,7 @@ _PARK = frozenset(("park", "unpark", "borrow"))
 _NOT_NOW = ("--from", "--help", "-h")
 
 _reader: Child | None = None
-_worker: Started | None = None
+_worker: Child | None = None
 
 
 def begin(words: Sequence[str]) -> bool:
@@ -42,7 +41,9 @@ def begin(words: Sequence[str]) -> bool:
         gc.disable()  # for one answer there is nothing worth collecting
     else:
         gc.set_threshold(50_000)  # imports make no garbage: looking for it costs a tenth of `vram free`
-    if words and not any(word.startswith(_NOT_NOW) for word in words) and not _lists_parked(words):
+    # `vram park` without a pid only lists: it moves nothing and reads no GPU.
+    lists_parked = name == "park" and not any(word.isdigit() for word in words)
+    if words and not any(word.startswith(_NOT_NOW) for word in words) and not lists_parked:
         if name in _PARK:
             _worker = _checkpoint_worker()
         if name in _READ_THE_DRIVER:
@@ -50,11 +51,6 @@ def begin(words: Sequence[str]) -> bool:
     if is_short or name in _READ_THE_DRIVER:
         _import_msgspec()
     return is_short
-
-
-def _lists_parked(words: Sequence[str]) -> bool:
-    """Whether this is `vram park` without a pid, which moves nothing and reads no GPU."""
-    return words[0] == "park" and not any(word.isdigit() for word in words)
 
 
 def open_host(
@@ -92,28 +88,24 @@ def _driver_reader() -> Child | None:
     """The reader that was started, once, or one that starts now."""
     global _reader
     started, _reader = _reader, None
-    if started is not None:
-        return started
-    from vram.host.local import start_reader
+    if started is None:
+        from vram.host.local import start_reader
 
-    try:
-        return start_reader(set())
-    except OSError:  # the reading itself meets it again, and reports it
-        return None
+        with suppress(OSError):  # the reading itself meets it again, and reports it
+            started = start_reader(set())
+    return started
 
 
-def _checkpoint_worker() -> Started | None:
+def _checkpoint_worker() -> Child | None:
     """The checkpoint worker that was started, once, or one that starts now."""
     global _worker
     started, _worker = _worker, None
-    if started is not None:
-        return started
-    from vram.host.local.checkpoint_start import start_worker
+    if started is None:
+        from vram.host.local import start_checkpoint_worker
 
-    try:
-        return start_worker()
-    except OSError:  # met again when it is asked
-        return None
+        with suppress(OSError):  # met again when it is asked
+            started = start_checkpoint_worker()
+    return started
 
 
 def _import_msgspec() -> None:

@@ -1,22 +1,20 @@
-"""What ``free`` and ``kill`` share: plan, show, ask, run exactly that, and show what was freed."""
+"""What ``free``, ``kill`` and ``serve free`` share: plan, ask, run exactly that, show what was freed."""
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vram.cli.arguments import (
+    Parser,
     accept_old_option,
     add_deadline_argument,
     gpu_numbers,
-    pid_number,
-    read_duration,
 )
-from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, render_options, show
+from vram.cli.terminal import add_terminal_arguments, ask, emit, is_dialogue, show
 from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
-from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
@@ -25,20 +23,14 @@ if TYPE_CHECKING:
 MIN_DIGEST_LENGTH = 8
 
 
-def add_plan_arguments(parser: ArgumentParser) -> None:
+def add_plan_arguments(parser: Parser) -> None:
     """Add what says which memory is meant, and what may be done for it."""
     option = parser.add_argument
-    option(
-        "size",
-        nargs="?",
-        type=parse_size,
-        metavar="SIZE",
-        help="how much should be available on one GPU, e.g. 20GiB",
-    )
-    option("--more", type=parse_size, metavar="SIZE", help="free SIZE more than is available now")
+    parser.add_size("size", nargs="?", help="how much should be available on one GPU, e.g. 20GiB")
+    parser.add_size("--more", help="free SIZE more than is available now")
     option("--gpu", action="append", metavar="N[,N...]", help="only memory on these GPUs (repeatable)")
-    option("--caches", action="store_true", help="also release unused caches of running Python processes")
-    option("--park-idle", action="store_true", help="also park idle processes of yours")
+    parser.add_flag("--caches", help="also release unused caches of running Python processes")
+    parser.add_flag("--park-idle", help="also park idle processes of yours")
     option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
     option(
         "--finding",
@@ -47,23 +39,16 @@ def add_plan_arguments(parser: ArgumentParser) -> None:
         metavar="CODE",
         help="only what this finding of `vram why` names (repeatable)",
     )
-    pid = option(
-        "--pid",
-        action="append",
-        type=pid_number,
-        default=[],
-        metavar="PID",
-        help="only this process, even if it is in use (repeatable)",
+    pid = parser.add_pid(
+        "--pid", action="append", default=[], help="only this process, even if it is in use (repeatable)"
     )
     accept_old_option(parser, pid, "--from")
     add_alone_argument(parser)
 
 
-def add_alone_argument(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--only",
-        action="store_true",
-        help="this process alone, although others hold the same leftover and keep its memory",
+def add_alone_argument(parser: Parser) -> None:
+    parser.add_flag(
+        "--only", help="this process alone, although others hold the same ghost and keep its memory"
     )
 
 
@@ -84,12 +69,11 @@ def plan_words(args: Namespace) -> dict[str, Any]:
     return {name: value for name, value in words.items() if value or (value == 0 and value is not False)}
 
 
-def add_reclaim_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only show the plan and touch nothing")
-    parser.add_argument(
+def add_reclaim_arguments(parser: Parser) -> None:
+    parser.add_flag("--dry-run", help="only show the plan and touch nothing")
+    parser.add_flag(
         "--yes",
         "-y",
-        action="store_true",
         help="run the plan without asking; without it and without a terminal, the plan is only shown",
     )
     parser.add_argument(
@@ -98,151 +82,144 @@ def add_reclaim_arguments(parser: ArgumentParser) -> None:
         metavar="HEX",
         help="run the plan only if it has this digest (8 digits or more), as an earlier --dry-run showed",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text; never asks")
-    parser.add_argument("--verbose", "-v", action="store_true", help="every step and every process skipped")
-    parser.add_argument(
-        "--grace",
-        type=read_duration,
-        default=10.0,
-        metavar="DURATION",
-        help="wait this long after SIGTERM before SIGKILL (default: 10s)",
-    )
+    parser.add_flag("--json", help="one JSON object instead of text; never asks")
+    parser.add_flag("--verbose", "-v", help="every step and every process skipped")
+    parser.add_duration("--grace", default=10.0, help="wait this long after SIGTERM before SIGKILL")
     add_deadline_argument(parser)
     add_terminal_arguments(parser)
 
 
-def reclaim(args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> int:
+class Reclaimed(NamedTuple):
+    """A plan and what came of it; ``left`` is memory of dead owners that is still held."""
+
+    draft: Draft
+    receipt: Receipt | None = None
+    left: tuple[Skipped, ...] = ()
+
+
+class Reclaimer(Protocol):
+    """Where a plan is made and carried out: in this process, or by the service."""
+
+    def plan(self) -> Draft: ...
+    def run(self, draft: Draft, on_outcome: Callable[[Outcome], None]) -> Reclaimed: ...
+
+
+class LocalReclaimer:
+    """Makes a plan by *make*, and carries it out in this process."""
+
+    def __init__(self, args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> None:
+        self._args, self._host, self._make = args, host, make
+
+    def plan(self) -> Draft:
+        try:
+            return self._make()
+        except (NotPermitted, Protected) as error:
+            if not self._args.dry_run and (self._args.yes or _person(self._args)):
+                from vram.reclaim import audit
+
+                audit.log_refusal({"message": str(error), "pids": list(self._args.pid or ())})
+            raise
+
+    def run(self, draft: Draft, on_outcome: Callable[[Outcome], None]) -> Reclaimed:
+        from vram.reclaim import execute
+
+        receipt = execute(
+            draft.plan,
+            host=self._host,
+            deadline_s=self._args.deadline,
+            patience_s={"kill": self._args.grace},
+            on_outcome=on_outcome,
+        )
+        return Reclaimed(draft, receipt, self._left(draft, receipt))
+
+    def _left(self, draft: Draft, receipt: Receipt) -> tuple[Skipped, ...]:
+        """Who still holds memory whose owner is dead, where neither a size nor a process was named.
+
+        Read again only where less was freed than promised.
+        """
+        if draft.plan.goal_bytes is not None or self._args.pid:
+            return ()
+        known = any(each.leftover for each in draft.skipped)
+        returned, promised = receipt.returned_bytes, receipt.promised_bytes
+        if not known and returned is not None and promised is not None and returned >= promised:
+            return ()
+        from vram.reclaim import remaining
+
+        findings = tuple(getattr(self._args, "finding", ()))
+        return remaining(draft.plan, findings, host=self._host, deadline_s=self._args.deadline)
+
+
+def reclaim(args: Namespace, where: Reclaimer) -> int:
     """Make a plan, and run it where that is wanted. Returns the exit code."""
-    draft = _drafted(args, make)
-    require_digest(args, draft)
-    if not args.json:
-        from vram.report.plan import draft as shown
-
-        look = render_options(args)
-        show(shown(draft, look, verbose=args.verbose), args, look)
-    receipt = None
-    if draft.plan.steps and consent(args, "Proceed?"):
-        receipt = _executed(args, host, draft)
-    return _ended(args, host, draft, receipt)
-
-
-def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
-    try:
-        return make()
-    except (NotPermitted, Protected) as error:
-        if _may_act(args):
-            from vram.reclaim import audit
-
-            audit.log_refusal({"message": str(error), "pids": list(args.pid or ())})
-        raise
-
-
-def require_digest(args: Namespace, draft: Draft) -> None:
-    """Raise where --digest names another plan."""
+    draft = where.plan()
     if args.digest is not None and not draft.plan.digest.startswith(args.digest):
         raise WorldChanged(
             f"the plan is now {draft.plan.digest[:12]}, not {args.digest[:12]}: the machine has changed",
             hint="check the new plan first: --dry-run",
         )
-
-
-def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
-    from vram.reclaim import execute
-
     if not args.json:
-        emit("\n")
-    shown = ShownOutcomes(args, len(draft.plan.steps))
-    patience_s = {"kill": args.grace}
-    receipt = execute(
-        draft.plan,
-        host=host,
-        deadline_s=args.deadline,
-        patience_s=patience_s,  # type: ignore[arg-type]
-        on_outcome=shown.add,
-    )
-    shown.finish()
-    return receipt
+        from vram.report.plan import draft as plan_text
+
+        show(args, lambda options: plan_text(draft, options, verbose=args.verbose))
+    done = Reclaimed(draft)
+    if draft.plan.steps and not args.dry_run and (args.yes or (_person(args) and ask("Proceed?"))):
+        if not args.json:
+            emit("\n")
+        with _shown_outcomes(args, len(draft.plan.steps)) as on_outcome:
+            done = where.run(draft, on_outcome)
+    _show_end(args, done)
+    return _exit_code(args, done)
 
 
-class ShownOutcomes:
-    """A line for each step as soon as it is over; for many steps a line for each kind, at the end."""
+@contextmanager
+def _shown_outcomes(args: Namespace, steps: int) -> Iterator[Callable[[Outcome], None]]:
+    """Print a line for each step as soon as it is over; for many steps a line for each kind, at the end."""
+    from vram.report import plan
 
-    def __init__(self, args: Namespace, steps: int) -> None:
-        from vram.report.plan import FEW_STEPS
+    folded: list[Outcome] = []
 
-        self._args = args
-        self._one_by_one = args.verbose or steps <= FEW_STEPS
-        self._folded: list[Outcome] = []
-
-    def add(self, outcome: Outcome) -> None:
-        from vram.report.plan import outcome as shown
-
-        if self._args.json:
+    def add(outcome: Outcome) -> None:
+        if args.json:
             return
-        if self._one_by_one:
-            look = render_options(self._args)
-            show(shown(outcome, look), self._args, look)
+        if args.verbose or steps <= plan.FEW_STEPS:
+            show(args, lambda options: plan.outcome(outcome, options))
         else:
-            self._folded.append(outcome)
+            folded.append(outcome)
 
-    def finish(self) -> None:
-        from vram.report.plan import outcomes as shown
+    try:
+        yield add
+    finally:
+        if folded:
+            show(args, lambda options: plan.outcomes(folded, options))
 
-        if self._folded:
-            look = render_options(self._args)
-            show(shown(self._folded, look), self._args, look)
 
-
-def _ended(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
-    left = _left(args, host, draft, receipt) if receipt and _asks_for_everything(args, draft) else ()
+def _show_end(args: Namespace, done: Reclaimed) -> None:
+    receipt, left = done.receipt, done.left
     if args.json:
         from vram.report import json_reports
 
-        emit(json_reports.reclaim(draft, receipt, left))
+        emit(json_reports.reclaim(*done))
     elif receipt is not None:
-        from vram.report.plan import receipt as shown
-        from vram.report.plan import still_held
+        from vram.report import plan
 
-        look = render_options(args)
         emit("\n")
-        show(shown(receipt, look), args, look)
+        show(args, lambda options: plan.receipt(receipt, options))
         if left:
-            show(still_held(left, look), args, look)
-    elif draft.plan.steps:
-        emit(
-            "\nNothing was touched. --yes runs this plan.\n"
-            if not args.dry_run
-            else "\nNothing was touched.\n"
-        )
-    return exit_code(args, draft, receipt, left)
+            show(args, lambda options: plan.still_held(left, options))
+    elif done.draft.plan.steps:
+        emit("\nNothing was touched.\n" if args.dry_run else "\nNothing was touched. --yes runs this plan.\n")
 
 
-def _asks_for_everything(args: Namespace, draft: Draft) -> bool:
-    """Whether neither a size nor a process was named: then all leftovers are meant."""
-    return draft.plan.goal_bytes is None and not args.pid
-
-
-def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> tuple[Skipped, ...]:
-    """Who still holds memory whose owner is dead; read again where less was freed than promised."""
-    known = tuple(each for each in draft.skipped if each.leftover)
-    returned, promised = receipt.returned_bytes, receipt.promised_bytes
-    if not known and returned is not None and promised is not None and returned >= promised:
-        return ()
-    from vram.reclaim import remaining
-
-    findings = tuple(getattr(args, "finding", ()))
-    return remaining(draft.plan, findings, host=host, deadline_s=args.deadline)
-
-
-def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...]) -> int:
+def _exit_code(args: Namespace, done: Reclaimed) -> int:
     """OK only where the goal was measured to be met, or nothing was asked and no leftover is left.
 
     So that ``vram free 20GiB && train`` is safe: a plan that was only shown, or declined, has freed
     nothing.
     """
+    receipt = done.receipt
     if receipt is None:
-        waits = not args.pid and any(each.leftover for each in draft.skipped)
-        return ExitCode.HELD if draft.plan.steps or waits else ExitCode.OK
+        waits = not args.pid and any(each.leftover for each in done.draft.skipped)
+        return ExitCode.HELD if done.draft.plan.steps or waits else ExitCode.OK
     if any(each.step.kind == "trim" and each.status == "failed" for each in receipt.outcomes):
         return ExitCode.PARTIAL  # a program was harmed: no number of bytes makes up for that
     goal, returned = receipt.goal_bytes, receipt.returned_bytes
@@ -252,7 +229,7 @@ def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tupl
     required = [each for each in receipt.outcomes if each.step.kind != "trim" or args.pid]
     if any(each.status in ("refused", "failed", "unkillable") for each in required):
         return ExitCode.PARTIAL
-    return ExitCode.HELD if goal is not None or left else ExitCode.OK
+    return ExitCode.HELD if goal is not None or done.left else ExitCode.OK
 
 
 def _digits(text: str) -> str:
@@ -262,22 +239,5 @@ def _digits(text: str) -> str:
     return text.lower()
 
 
-def _may_act(args: Namespace) -> bool:
-    """Whether this call may run a plan at all."""
-    return not args.dry_run and (args.yes or _person(args))
-
-
-def consent(args: Namespace, question: str) -> bool:
-    """Whether to run the plan: ``--yes`` says so, and a person at a terminal is asked."""
-    if args.dry_run:
-        return False
-    return bool(args.yes) or (_person(args) and _ask(question))
-
-
 def _person(args: Namespace) -> bool:
-    return not args.json and is_terminal() and sys.stdin is not None and sys.stdin.isatty()
-
-
-def _ask(question: str) -> bool:
-    emit(f"\n{question} [y/N] ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return not args.json and is_dialogue()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
 
 from vram.cli import prestart
-from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed
+from vram.cli.arguments import Parser, add_gpus_argument, add_reading_arguments, narrowed
 from vram.errors import DriverMissing, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
+    from vram.live_reader import ReaderOptions
     from vram.model.ledger import Ledger
     from vram.model.observation import Survey
 
@@ -20,29 +21,22 @@ WINDOWS_EVERY_S = 15.0
 """How often commands that read again and again ask Windows: each question starts a PowerShell."""
 
 
-def add_source_arguments(parser: ArgumentParser) -> None:
+def add_source_arguments(parser: Parser) -> None:
     """Add the options that choose what is read."""
-    parser.add_argument(
-        "--gpu",
-        action="append",
-        metavar="GPU[,GPU...]",
-        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
-    )
+    add_gpus_argument(parser)
     parser.add_argument(
         "--from",
         dest="snapshot",
         metavar="FILE",
         help="read a snapshot instead of this host; - is standard input",
     )
-    add_deadline_argument(parser)
-    add_windows_argument(parser)
+    add_reading_arguments(parser)
 
 
 def open_host(args: Namespace, *, windows_every_s: float = 0.0) -> LocalHost | None:
     """Return this host, being read from now on at the latest; None where a snapshot is judged.
 
-    Whoever opens it first and imports the rest of what it needs after that saves the time
-    of those imports.
+    A command that opens it first and imports the rest after that saves the time of those imports.
     """
     if getattr(args, "snapshot", None):
         return None
@@ -53,6 +47,20 @@ def open_host(args: Namespace, *, windows_every_s: float = 0.0) -> LocalHost | N
         sys_root=sys,
         ask_windows=not getattr(args, "no_windows", False),
         windows_every_s=windows_every_s,
+    )
+
+
+def reader_options(args: Namespace, **options: Any) -> ReaderOptions:
+    """How a process that reads again and again reads this host; other *options* are those of the reader."""
+    from vram.live_reader import ReaderOptions
+
+    proc_root, sys_root = roots()
+    return ReaderOptions(
+        proc_root=proc_root,
+        sys_root=sys_root,
+        ask_windows=not args.no_windows,
+        deadline_s=args.deadline,
+        **options,
     )
 
 
@@ -67,7 +75,7 @@ def roots() -> tuple[str, str | None]:
 def _root(variable: str) -> str | None:
     path = os.environ.get(variable) or None
     if path and not os.path.isdir(path):
-        # Without this the answer would be that nobody is there.
+        # Without this the answer would be that no process is there.
         raise UsageError(f"{variable} is {path}, which is not a folder", hint="mount it there, or unset it")
     return path
 
@@ -90,16 +98,21 @@ def read_survey(args: Namespace, host: LocalHost | None) -> Survey:
 
 def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
     """Return the balanced ledger of what *args* point at, narrowed to the GPUs they name."""
+    return narrowed(take_whole_ledger(args, host), args.gpu)
+
+
+def take_whole_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
+    """The same with all GPUs."""
     from vram.ledger.build import build_ledger
 
-    return narrowed(build_ledger(read_survey(args, host)), args.gpu)
+    return build_ledger(read_survey(args, host))
 
 
 def completeness(ledger: Ledger) -> ExitCode:
     """Return OK, or PARTIAL where some GPU or probe did not answer.
 
     A denied probe is no gap of this kind: the bytes are all there, and the answer says what
-    another user could name. Process lists that are denied are one: nobody is named.
+    another user could name. Process lists that are denied are one: no process is named.
     """
     from vram.diagnosis.verdict import is_missing
 

@@ -1,31 +1,33 @@
-"""The terminal: how wide it is, whether it takes colour, which characters it can carry, and progress."""
+"""The terminal: its width, colour and characters; answers, questions, messages and progress."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from argparse import SUPPRESS, ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Literal
+from argparse import SUPPRESS, Namespace
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TextIO
 
 from vram.errors import UsageError, VramError
-from vram.report.escape import ascii_only
+from vram.report.escape import ascii_only, inert
 from vram.units import size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from vram.cli.arguments import Parser
     from vram.report.layout import RenderOptions
 
-# Nobody reads wider lines, and what pads them would fill the memory.
+# People read no wider lines, and what pads them would fill the memory.
 _WIDEST = 2000
 _NEEDED = "─█▓▒░▚▞·…●▲○├└│"
 _PROGRESS_CELLS = 24
 
 
-def add_terminal_arguments(parser: ArgumentParser) -> None:
+def add_terminal_arguments(parser: Parser) -> None:
     """Add the options that say how text may look."""
-    parser.add_argument("--ascii", action="store_true", help="draw bars and lines without Unicode")
+    parser.add_flag("--ascii", help="draw bars and lines without Unicode")
     parser.add_argument(
         "--color",
         choices=("auto", "always", "never"),
@@ -39,11 +41,16 @@ def render_options(args: Namespace) -> RenderOptions:
     """Return the surface that standard output is."""
     from vram.report.layout import RenderOptions
 
-    return RenderOptions(width=columns(), ascii=args.ascii or not carries_unicode())
+    return RenderOptions(
+        width=columns(),
+        ascii=args.ascii or not carries_unicode(),
+        cut=is_fitted(),
+        colored=colored(args),
+    )
 
 
 def columns() -> int:
-    """Return how wide a line may be; 80 where nobody says."""
+    """Return how wide a line may be; 80 where neither COLUMNS nor a terminal says."""
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said) > 0:
         return min(max(40, int(said)), _WIDEST)
@@ -96,25 +103,43 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def is_dialogue() -> bool:
+    """Say whether a person watches standard output and can answer."""
+    return is_terminal() and sys.stdin is not None and sys.stdin.isatty()
+
+
+def ask(question: str) -> bool:
+    """Ask the person at the terminal; anything but yes is no."""
+    emit(f"\n{question} [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def require_view(what: str, instead: str = "") -> None:
-    """Raise UsageError where a live view cannot be shown: no terminal, or no Textual."""
+    """Raise UsageError where a live view cannot be shown: no terminal, a dumb one, no Textual."""
     from importlib.util import find_spec
 
-    if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
+    if not is_dialogue():
         raise UsageError(f"{what} needs a terminal", hint=instead)
+    if os.environ.get("TERM") == "dumb":
+        raise UsageError(f"{what} cannot draw on this terminal: TERM is dumb", hint=instead)
     if find_spec("textual") is None:
         raise UsageError(f"{what} needs Textual, which is not installed", hint="pip install 'vram[top]'")
 
 
-def console_for(args: Namespace, options: RenderOptions) -> Console:
+# ---- standard output: the answer ----
+
+
+def _console(options: RenderOptions) -> Console:
     """Return a console on standard output that adds nothing of its own to the text."""
     from rich.console import Console
 
-    color = colored(args)
+    color = options.colored
+    true_color = os.environ.get("COLORTERM") in ("truecolor", "24bit")
     return Console(
-        width=options.width,
+        # Where nothing is cut, tables are as wide as what is in them: rich would narrow the column of pids.
+        width=options.width if options.cut else _WIDEST,
         force_terminal=color,
-        color_system=_color_system() if color else None,
+        color_system=("truecolor" if true_color else "256") if color else None,
         no_color=not color,
         markup=False,
         highlight=False,
@@ -123,18 +148,34 @@ def console_for(args: Namespace, options: RenderOptions) -> Console:
     )
 
 
-def show(renderable: RenderableType, args: Namespace, options: RenderOptions) -> None:
-    """Print *renderable* without the blanks that padding leaves at the ends of lines."""
+def show(args: Namespace, draw: Callable[[RenderOptions], RenderableType]) -> None:
+    """Print what *draw* makes for this terminal, without the blanks that padding leaves behind lines."""
     from io import StringIO
 
-    console = console_for(args, options)
+    options = render_options(args)
+    console = _console(options)
     # After a capture rich writes an empty string, which unbuffered streams hand on to the system.
     console.file = StringIO()
     with console.capture() as captured:
         # What must not be broken, as a command to paste, runs over the edge: cut off it is useless.
-        console.print(renderable, crop=False)
+        console.print(draw(options), crop=False)
     lines = (line.rstrip() for line in captured.get().splitlines())
     emit("".join(f"{line}\n" for line in lines))
+
+
+def emit_json(report: Any) -> None:
+    """Write *report* as one JSON object."""
+    from vram.report.json import encode
+
+    emit(encode(report))
+
+
+def show_report(args: Namespace, report: Any, draw: Callable[[RenderOptions], RenderableType]) -> None:
+    """Print *report*: one JSON object with --json, else what *draw* makes of it."""
+    if args.json:
+        emit_json(report)
+    else:
+        show(args, draw)
 
 
 def emit(answer: str | bytes) -> None:
@@ -155,18 +196,47 @@ def emit(answer: str | bytes) -> None:
         raise VramError(f"cannot write to standard output: {reason}") from error
 
 
-def _color_system() -> Literal["256", "truecolor"]:
-    return "truecolor" if os.environ.get("COLORTERM") in ("truecolor", "24bit") else "256"
+# ---- standard error: sentences, and a line that moves where a person watches ----
 
 
-# ---- standard error: a line that moves, only where a person watches ----
+def say(sentence: str, below: Iterable[str] = ()) -> None:
+    """Print a sentence and lines that belong to it on standard error; where that is closed, say nothing."""
+    if sys.stderr is None or sys.stderr.closed:
+        return
+    lines = [f"vram: {inert(sentence)}", *map(inert, below)]
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
 
 
-class Progress:
-    """Draws on standard error if that is a terminal; otherwise it is silent and asks for no figures."""
+def silence(stream: TextIO) -> None:
+    """Point *stream* at nothing, or the interpreter complains when it flushes at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+class _MovingLine:
+    """A line on standard error that is drawn over again, if that is a terminal; otherwise it is silent."""
 
     def __init__(self) -> None:
         self._live = sys.stderr is not None and sys.stderr.isatty()
+
+    def end(self) -> None:
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        if self._live:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+
+class Progress(_MovingLine):
+    """How much of some memory has moved; where nothing is drawn, it asks for no figures."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._words = ""
         self._whole = 0
         self._first: int | None = None
@@ -186,39 +256,26 @@ class Progress:
         self._first = now if self._first is None else self._first
         self._draw(abs(self._first - now))
 
-    def end(self) -> None:
-        self._write("\r\x1b[K")
-
     def _draw(self, moved: int) -> None:
         full = min(_PROGRESS_CELLS, moved * _PROGRESS_CELLS // max(1, self._whole))
         bar = "#" * full + "." * (_PROGRESS_CELLS - full)
         spent_s = time.monotonic() - self._began
-        self._write(f"\r\x1b[K{self._words} [{bar}] {size(moved)} of {size(self._whole)}, {spent_s:.0f} s")
-
-    def _write(self, text: str) -> None:
-        if self._live:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        self._write(f"{self._words} [{bar}] {size(moved)} of {size(self._whole)}, {spent_s:.0f} s")
 
 
-class Counter:
-    """Says which of several things is under way, on standard error if that is a terminal."""
+class Counter(_MovingLine):
+    """Says which of several things is under way."""
 
     def __init__(self, whole: int) -> None:
-        self._live = sys.stderr is not None and sys.stderr.isatty()
+        super().__init__()
         self._whole, self._at = whole, 0
 
     def __enter__(self) -> Counter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._write("\r\x1b[K")
+        self.end()
 
     def next(self, name: str) -> None:
         self._at += 1
-        self._write(f"\r\x1b[K[{self._at}/{self._whole}] {name}")
-
-    def _write(self, text: str) -> None:
-        if self._live:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        self._write(f"[{self._at}/{self._whole}] {name}")

@@ -1,15 +1,13 @@
-"""What the commands that record share: options, and what they say, on standard error."""
+"""What the commands that record and read traces share: options, traces as one view, and sentences."""
 
 from __future__ import annotations
 
 import os
-import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.traces import read_view
-from vram.report.escape import inert
+from vram.cli.arguments import Parser
 from vram.units import counted, size
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ SUMMARISED_NBYTES = 64 << 20
 _WIDEST_PLACE = 160
 
 
-def add_recording_arguments(parser: ArgumentParser) -> None:
+def add_recording_arguments(parser: Parser) -> None:
     """Add the options that say what is recorded."""
     parser.add_argument("-o", "--output", metavar="FILE", help="the trace (default: %(prog)s names one here)")
     stacks = parser.add_mutually_exclusive_group()
@@ -39,20 +37,20 @@ def stacks(args: Namespace) -> Stacks:
     return "native" if args.native else "none" if args.no_stacks else "python"
 
 
-def say(sentence: str, below: Iterable[str] = ()) -> None:
-    """Print a sentence for people, and lines that belong to it, on standard error.
+def read_view(files: Sequence[str], *, names: bool = True) -> TraceView:
+    """Everything that *files* say, read as one. Raises BadTrace where one of them is no trace.
 
-    Where nobody reads that any more, nothing is said: the exit code is the command's all the same.
+    Without *names*, native functions are those that the recorder knew: no library is opened for them.
     """
-    if sys.stderr is None:
-        return
-    lines = [f"vram: {inert(sentence)}", *map(inert, below)]
-    try:
-        print("\n".join(lines), file=sys.stderr, flush=True)
-    except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stderr.fileno())  # else the interpreter fails to flush it at exit
-        os.close(null)
+    from pathlib import Path
+
+    from vram.trace.frameworks import with_frameworks
+    from vram.trace.reader import open_trace
+    from vram.trace.symbols import with_names
+
+    with open_trace([Path(file) for file in files]) as trace:
+        view = with_frameworks(trace.view(), trace)
+        return with_names(view, trace.builds()) if names else view
 
 
 # ---- what the recorder said ----
@@ -205,12 +203,10 @@ def violation_lines(violation: Violation) -> Iterator[str]:
 
 def _place_line(place: CheckPlace) -> str:
     from vram.report.layout import RenderOptions
-    from vram.report.trace_lines import label_text
-    from vram.report.trace_places import NO_STACK, caller
-    from vram.report.trace_places import place as found_at
+    from vram.trace_report.lines import PlaceLabel
 
     options = RenderOptions(width=_WIDEST_PLACE)
-    where = label_text(found_at(place.stack), NO_STACK, _WIDEST_PLACE, options, caller(place.stack))
+    where = PlaceLabel.of_stack(place.stack).text(_WIDEST_PLACE, options)
     times = f" in {place.count:,} allocations" if place.count > 1 else ""
     verdict = f", {place.verdict}" if place.verdict else ""
     return f"  {size(place.nbytes)}{times}{verdict}: {where.plain}"

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.diagnosis.watched import Item, Key
+from vram.diagnosis.tracker import Item, Key
 from vram.ledger.processes import is_silent
 from vram.model.change import Change, Event
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
@@ -45,6 +45,7 @@ class Answering:
         self._failed: dict[str, ProbeRun] = {}
         self._normal_failures: set[str] = set()
         self._unproved: set[str] = set()
+        self._comparable: dict[tuple[tuple[Key, ...], bool], bool] = {}
         self._driver_answers = True
         self._is_first = True
         self._at = ""
@@ -52,19 +53,24 @@ class Answering:
     def compare(self, ledger: Ledger) -> tuple[list[Change], dict[int, Key]]:
         """What changed as a whole, and the name of each GPU of *ledger* by its place there."""
         self._at = ledger.taken_at
+        self._comparable = {}
         keys = self._keys(ledger)
         changes = [*self._driver(ledger), *self._probes(ledger), *self._gpu_changes(ledger, keys)]
         self._is_first = False
         return changes, keys
 
-    def is_comparable(self, item: Item) -> bool:
-        """Whether this reading can prove that *item* is there, is not, or has another size."""
-        if not self._driver_answers:
-            return False
-        if any(key not in self.gpus or not _answers(self.gpus[key]) for key in item.gpus):
-            return False
-        needed = self._unproved & _OF_PROCESSES if item.topic == "process" else self._unproved
-        return not needed
+    def is_comparable(self, gpus: tuple[Key, ...], topic: str) -> bool:
+        """Whether this reading can prove that something of *topic* on *gpus* is there, or is not."""
+        asked = (gpus, topic == "process")
+        if asked not in self._comparable:
+            needed = self._unproved & _OF_PROCESSES if topic == "process" else self._unproved
+            answers = all(key in self.gpus and _answers(self.gpus[key]) for key in gpus)
+            self._comparable[asked] = self._driver_answers and answers and not needed
+        return self._comparable[asked]
+
+    def is_removed(self, gpus: tuple[Key, ...]) -> bool:
+        """Whether one of *gpus* is not there any more."""
+        return not self.gpus.keys() >= set(gpus)
 
     def _driver(self, ledger: Ledger) -> Iterator[Change]:
         run = _probe(ledger, "nvml")
@@ -97,7 +103,11 @@ class Answering:
     def _keys(self, ledger: Ledger) -> dict[int, Key]:
         """A name for each GPU of *ledger*, by its place there, that stays when GPUs are numbered anew."""
         numbers = {(gpu.ledger.index, gpu.ledger.mig): key for key, gpu in self.gpus.items()}
-        return {at: _key(gpu, numbers) for at, gpu in enumerate(ledger.gpus)}
+        keys: dict[int, Key] = {}
+        for at, gpu in enumerate(ledger.gpus):
+            place = (gpu.index, gpu.mig)
+            keys[at] = (gpu.uuid, gpu.mig) if gpu.uuid is not None else numbers.get(place, place)
+        return keys
 
     def _gpu_changes(self, ledger: Ledger, keys: dict[int, Key]) -> Iterator[Change]:
         there = {keys[at]: gpu for at, gpu in enumerate(ledger.gpus)}
@@ -167,12 +177,6 @@ class Answering:
         return Change(at=self._at, event=event, **values)
 
 
-def _key(gpu: GpuLedger, numbers: dict[tuple[int, str | None], Key]) -> Key:
-    if gpu.uuid is not None:
-        return (gpu.uuid, gpu.mig)
-    return numbers.get((gpu.index, gpu.mig), (gpu.index, gpu.mig))
-
-
 def _probe(ledger: Ledger, name: str) -> ProbeRun | None:
     return next((run for run in ledger.probes if run.name == name), None)
 
@@ -180,7 +184,7 @@ def _probe(ledger: Ledger, name: str) -> ProbeRun | None:
 def free_bytes(gpu: GpuLedger) -> int | None:
     if gpu.total_bytes is None and not gpu.instances:
         return None
-    return known_bytes(entry for entry in gpu.entries if entry.kind == "free")
+    return known_bytes(gpu.of_kind("free"))
 
 
 def _condition(gpu: GpuLedger) -> str:

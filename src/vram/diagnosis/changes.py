@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.answering import Answering, KnownGpu, free_bytes
-from vram.diagnosis.watched import Item, Key, finding_items, holding, items_of, living
-from vram.ledger.processes import identity
+from vram.diagnosis.tracker import Item, Key, Tracker, finding_items, items_of
+from vram.ledger.processes import identity, processes
 from vram.model.change import Change, Event, WatchedGpu, WatchState
 from vram.model.finding import Finding
 from vram.model.hold import Identity
@@ -56,13 +56,21 @@ class _Tracked(Struct, eq=False):
     missing: int = 0
     is_reported: bool = False
 
+    @property
+    def key(self) -> Key:
+        return self.item.key
+
+    @property
+    def members(self) -> frozenset[Identity | None]:
+        return self.item.members
+
 
 class Comparison:
     """Compares each ledger with what was last reported; changes of less than *min_bytes* add up."""
 
     def __init__(self, min_bytes: int) -> None:
         self._min_bytes = max(1, min_bytes)
-        self._tracked: dict[Key, list[_Tracked]] = {}
+        self._tracker: Tracker[_Tracked] = Tracker()
         self._answering = Answering(self._min_bytes)
         self._states: dict[Identity, tuple[str, bool]] = {}
         self._parked: dict[Identity, ParkedProcess] = {}
@@ -74,9 +82,7 @@ class Comparison:
     def needs_confirmation(self) -> bool:
         """Whether something was there in one reading only, and another one should follow soon."""
         return any(
-            not each.is_reported and not each.missing and each.item.topic in _URGENT
-            for same in self._tracked.values()
-            for each in same
+            not each.is_reported and not each.missing and each.item.topic in _URGENT for each in self._tracker
         )
 
     def begin(self, ledger: Ledger, findings: tuple[Finding, ...]) -> WatchState:
@@ -85,19 +91,18 @@ class Comparison:
         return WatchState(
             at=ledger.taken_at,
             host=ledger.host.name,
-            gpus=tuple(self._watched(key, gpu) for key, gpu in self._answering.gpus.items()),
+            gpus=tuple(self._watched_gpu(key, gpu) for key, gpu in self._answering.gpus.items()),
             present=tuple(each for each in present if each.event != "gpu-added"),
         )
 
     def compare(self, ledger: Ledger, findings: tuple[Finding, ...]) -> tuple[Change, ...]:
         """Return what changed, and remember *ledger* as reported."""
         self._at = ledger.taken_at
-        known = living(ledger)
+        living = {pid: each.holder for pid, each in processes(ledger).items()}
         changes, keys = self._answering.compare(ledger)
-        self._forget_removed()
-        items = list(self._items(ledger, findings, keys, known))
+        items = list(self._items(ledger, findings, keys, living))
         parked = {(each.pid, each.started_at): each for each in ledger.parked}
-        changes += self._matched(items, known, parked.keys() | self._parked.keys())
+        changes += self._match(items, living, parked.keys() | self._parked.keys())
         changes += self._parking(parked, items)
         changes += self._stops()
         changes += self._answering.freed(keys)
@@ -106,56 +111,41 @@ class Comparison:
 
     # ---- processes, ghosts, unnamed memory and findings ----
 
-    def _forget_removed(self) -> None:
-        """Drop what was on GPUs that are not there any more."""
-        gpus = self._answering.gpus.keys()
-        for key, same in list(self._tracked.items()):
-            left = [each for each in same if gpus >= set(each.item.gpus)]
-            if len(left) < len(same):
-                self._tracked[key] = left
-
     def _items(
-        self, ledger: Ledger, findings: tuple[Finding, ...], keys: dict[int, Key], known: dict[int, Holder]
+        self, ledger: Ledger, findings: tuple[Finding, ...], keys: dict[int, Key], living: dict[int, Holder]
     ) -> Iterator[Item]:
         yield from filter(self._counts, items_of(ledger, keys))
         numbers = {gpu.index: keys[at] for at, gpu in enumerate(ledger.gpus)}
-        yield from finding_items(findings, known, numbers)
+        yield from finding_items(findings, living, numbers)
 
     def _counts(self, item: Item) -> bool:
         """Whether unnamed memory is worth an event; what was reported counts until half of that is left."""
         if item.topic not in ("unattributed", "hidden"):
             return True
-        is_known = any(each.is_reported for each in self._tracked.get(item.key, ()))
+        known = self._tracker.find(item)
+        is_known = known is not None and known.is_reported
         return (item.nbytes or 0) >= (self._min_bytes // 2 if is_known else self._min_bytes)
 
-    def _matched(self, items: list[Item], known: dict[int, Holder], away: set[Identity]) -> Iterator[Change]:
+    def _match(self, items: list[Item], living: dict[int, Holder], away: set[Identity]) -> Iterator[Change]:
         """Compare *items* with those before; *away* are processes that are parked, or were until now."""
-        before, self._tracked = self._tracked, {}
-        for item in items:
-            match = next((each for each in before.get(item.key, ()) if each.item.is_same(item)), None)
-            if match is not None:
-                before[item.key].remove(match)
-            if not self._answering.is_comparable(item):
-                if match is not None:
-                    self._keep(match)
-                continue
-            if match is None:
+        for item, known, _ in self._tracker.match(filter(self._is_comparable, items)):
+            if known is None:
                 yield from self._arrived(item, away)
             else:
-                yield from self._still_there(match, item)
-        for same in before.values():
-            for tracked in same:
-                if self._answering.is_comparable(tracked.item):
-                    yield from self._missing(tracked, known, away)
-                else:
-                    self._keep(tracked)
+                yield from self._still_there(known, item)
+        is_removed = self._answering.is_removed
+        for known in self._tracker.missing(
+            lambda each: is_removed(each.item.gpus) or self._is_comparable(each.item)
+        ):
+            if not is_removed(known.item.gpus):  # otherwise the event about the GPU says it
+                yield from self._missing(known, living, away)
 
-    def _keep(self, tracked: _Tracked) -> None:
-        self._tracked.setdefault(tracked.item.key, []).append(tracked)
+    def _is_comparable(self, item: Item) -> bool:
+        return self._answering.is_comparable(item.gpus, item.topic)
 
     def _arrived(self, item: Item, away: set[Identity]) -> Iterator[Change]:
         tracked = _Tracked(item, item.nbytes)
-        self._keep(tracked)
+        self._tracker.keep(tracked)
         if item.topic == "process" and identity(item.holder) in away:
             tracked.is_reported = True  # by "unparked"
             return
@@ -172,7 +162,7 @@ class Comparison:
     def _still_there(self, tracked: _Tracked, item: Item) -> Iterator[Change]:
         tracked.item, tracked.missing = item, 0
         tracked.readings += 1
-        self._keep(tracked)
+        self._tracker.keep(tracked)
         if not tracked.is_reported:
             yield from self._confirm(tracked)
             return
@@ -185,20 +175,20 @@ class Comparison:
             tracked.reported_bytes = item.nbytes
             yield self._of_item("grew" if change > 0 else "shrank", item, change)
 
-    def _missing(self, tracked: _Tracked, known: dict[int, Holder], away: set[Identity]) -> Iterator[Change]:
+    def _missing(self, tracked: _Tracked, living: dict[int, Holder], away: set[Identity]) -> Iterator[Change]:
         item, holder = tracked.item, tracked.item.holder
         if not tracked.is_reported:
             return
         tracked.missing += 1
         if item.topic == "finding" and tracked.missing < _READINGS["finding"]:
-            self._keep(tracked)
+            self._tracker.keep(tracked)
             return
         if item.topic != "finding":
             self._answering.owe(item, 1)
         if item.topic != "process":
             yield self._gone(_GONE[item.topic], item)
         elif holder is not None and identity(holder) not in away:
-            is_alive = identity(known.get(holder.pid)) == identity(holder)
+            is_alive = identity(living.get(holder.pid)) == identity(holder)
             yield self._gone("released" if is_alive else "ended", item)
 
     def _gone(self, event: Event, item: Item) -> Change:
@@ -239,7 +229,11 @@ class Comparison:
         )
 
     def _stops(self) -> Iterator[Change]:
-        held = holding([each.item for same in self._tracked.values() for each in same])
+        held: dict[Identity, list[Item]] = {}
+        for item in (each.item for each in self._tracker):
+            who = identity(item.holder)
+            if item.topic in ("process", "ghost") and who is not None:
+                held.setdefault(who, []).append(item)
         states: dict[Identity, tuple[str, bool]] = {}
         for who, theirs in held.items():
             holder = theirs[0].holder
@@ -291,13 +285,8 @@ class Comparison:
     def _change(self, event: Event, **values: Any) -> Change:
         return Change(at=self._at, event=event, **values)
 
-    def _watched(self, key: Key, gpu: KnownGpu) -> WatchedGpu:
-        charged = [
-            each
-            for same in self._tracked.values()
-            for each in same
-            if each.item.topic == "process" and key in each.item.gpus
-        ]
+    def _watched_gpu(self, key: Key, gpu: KnownGpu) -> WatchedGpu:
+        charged = [each for each in self._tracker if each.item.topic == "process" and key in each.item.gpus]
         return WatchedGpu(
             index=gpu.ledger.index,
             mig=gpu.ledger.mig,

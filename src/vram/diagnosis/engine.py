@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
-from vram.diagnosis.rules import (
-    bar1_exhausted,
-    deleted_executable,
-    dmabuf,
-    exported_handle,
-    figures_disagree,
-    figures_withheld,
-    gpu_lost,
-    guest_unseen,
-    in_use,
-    inherited_files,
-    managed_memory,
-    many_contexts,
-    mig_pending,
-    mig_unassigned,
-    mps_clients,
-    no_answer,
-    no_permission,
-    no_visible_holder,
-    orphaned_by_fork,
-    other_namespace,
-    reserved,
-    row_remap,
-    spilled,
-    stopped,
-    unexplained,
-    uninterruptible,
-    version_mismatch,
-    windows_processes,
-    zombie_parent,
-)
+from vram.diagnosis import rules
 from vram.errors import UsageError
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
@@ -49,39 +21,25 @@ class Rule(Protocol):
     def judge(self, ledger: Ledger) -> Iterable[Finding]: ...
 
 
-RULES: tuple[Rule, ...] = (
-    orphaned_by_fork,
-    inherited_files,
-    exported_handle,
-    dmabuf,
-    no_visible_holder,
-    unexplained,
-    figures_disagree,
-    stopped,
-    uninterruptible,
-    zombie_parent,
-    deleted_executable,
-    many_contexts,
-    in_use,
-    managed_memory,
-    other_namespace,
-    no_permission,
-    mps_clients,
-    reserved,
-    bar1_exhausted,
-    row_remap,
-    gpu_lost,
-    no_answer,
-    mig_unassigned,
-    mig_pending,
-    version_mismatch,
-    spilled,
-    windows_processes,
-    figures_withheld,
-    guest_unseen,
+def _module_names() -> list[str]:
+    # pkgutil would do, and imports inspect, which takes longer than reading all rules.
+    files = (name.partition(".") for name in os.listdir(rules.__path__[0]))
+    return sorted({name for name, _, ending in files if ending in ("py", "pyc") and name != "__init__"})
+
+
+RULES: tuple[Rule, ...] = tuple(
+    cast("Rule", import_module(f"{rules.__name__}.{name}")) for name in _module_names()
 )
+"""Every module of ``rules``: a new file there is a new rule."""
 
 _GRAVEST_FIRST = ("problem", "warning", "info")
+
+
+def rule_name(code: str) -> str:
+    """The name of the rule with *code*, as its page begins: "Stopped process". Without pages, the code."""
+    pages = (rule.__doc__ for rule in RULES if code == rule.CODE)
+    title = (next(pages, None) or code).partition(":")[0]
+    return title.removeprefix(f"{code} ")
 
 
 def diagnose(ledger: Ledger) -> tuple[Finding, ...]:

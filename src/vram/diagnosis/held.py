@@ -1,94 +1,63 @@
-"""What one process holds: the entries of all GPUs, gathered by who must release them; and its state."""
+"""Findings about what is held, and how to tell that a process holds little more than a CUDA context."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
-from msgspec import Struct
-
-from vram.ledger.processes import identity
-from vram.model.ledger import Entry, GpuLedger, Holder, known_bytes
+from vram.diagnosis import words
+from vram.ledger.holds import in_ledger_order, on_each_gpu
+from vram.model.finding import Finding, Remedy
+from vram.model.hold import Hold
+from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.units import MIB
 
 
-class HeldMemory(Struct, frozen=True):
-    """Entries with the same holder and the same charged pid, on one GPU or several."""
-
-    entries: tuple[Entry, ...]
-    gpus: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """As far as sizes are known."""
-        return known_bytes(self.entries)
-
-    @property
-    def holder(self) -> Holder | None:
-        return self.entries[0].holder
-
-    @property
-    def charged_pid(self) -> int | None:
-        return self.entries[0].charged_pid
-
-    @property
-    def living(self) -> tuple[Holder, ...]:
-        """Everyone alive who holds these bytes; with ``sharing`` "one", who may hold them."""
-        named = chain.from_iterable(entry.holders for entry in self.entries)
-        living = {identity(holder): holder for holder in named if holder.alive}
-        return tuple(living.values())
-
-    @property
-    def evidence(self) -> tuple[str, ...]:
-        return tuple(chain.from_iterable(entry.evidence for entry in self.entries))
-
-    @property
-    def one_of(self) -> bool:
-        """True where only one of the holders has some of these bytes, unknown which."""
-        return any(entry.sharing == "one" for entry in self.entries)
-
-    @property
-    def certain(self) -> bool:
-        """True where every entry is a fact, so the pid surely names who it seems to name."""
-        return all(entry.confidence == "fact" for entry in self.entries)
-
-
-def gather(
-    gpus: Iterable[GpuLedger], wanted: Callable[[Entry], bool], *, any_size: bool = False
-) -> tuple[HeldMemory, ...]:
-    """Gather the *wanted* entries by holder, the largest first; *any_size*: empty and unknown ones too."""
-    found: dict[object, list[tuple[int, Entry]]] = {}
-    for gpu in gpus:
-        for entry in gpu.accounted:
-            if (entry.nbytes or any_size) and wanted(entry):
-                found.setdefault((identity(entry.holder), entry.charged_pid), []).append((gpu.index, entry))
-    held = (_held(placed) for placed in found.values())
-    return tuple(sorted(held, key=lambda each: -each.nbytes))
-
-
-def _held(placed: list[tuple[int, Entry]]) -> HeldMemory:
-    return HeldMemory(
-        entries=tuple(entry for _, entry in placed),
-        gpus=tuple(dict.fromkeys(index for index, _ in placed)),
+def finding_about(
+    *holds: Hold,
+    code: str,
+    title: str,
+    cause: str,
+    nbytes: int | None = None,
+    pids: Sequence[int] = (),
+    evidence: Iterable[str] | None = None,
+    remedies: Iterable[Remedy] = (),
+    severity: Literal["problem", "warning", "info"] = "problem",
+) -> Finding:
+    """A finding about all bytes of *holds*; without other *evidence*, it has that of the holds."""
+    sizes = [each for hold in holds if (each := hold.nbytes) is not None]
+    return Finding(
+        code=code,
+        title=title,
+        nbytes=nbytes if nbytes is not None or not sizes else sum(sizes),
+        cause=cause,
+        gpus=tuple(sorted({part.gpu for hold in holds for part in hold.parts})),
+        pids=tuple(pids),
+        evidence=words.evidence(_evidence_of(holds) if evidence is None else evidence),
+        remedies=tuple(remedies),
+        severity=severity,
+        holds=tuple(hold.share for hold in holds),
     )
 
 
-# ---- which state a process is in, as far as that matters for its memory ----
+def _evidence_of(holds: Sequence[Hold]) -> tuple[str, ...]:
+    """The evidence of several holds, in the order of the ledger."""
+    if len(holds) == 1:
+        return holds[0].evidence
+    return tuple(line for part in in_ledger_order(holds) for line in part.entry.evidence)
 
 
-def is_stopped(holder: Holder) -> bool:
-    """Stopped by a signal (T) or by a debugger (t): it runs nothing and keeps everything."""
-    return holder.alive and holder.state in ("T", "t")
+def hidden_holds(
+    ledger: Ledger, reason: Literal["namespace", "permission"]
+) -> Iterator[tuple[GpuLedger, list[Hold]]]:
+    """What on each GPU is held by processes that are hidden for this *reason*."""
+    # Where an entry gives none, it is the namespace that vram runs in, unless that is the first one.
+    unsaid = "permission" if ledger.host.initial_pid_namespace else "namespace"
 
+    def is_meant(entry: Entry) -> bool:
+        return bool(entry.nbytes) and entry.kind == "hidden" and (entry.hidden_by or unsaid) == reason
 
-def is_stuck(holder: Holder) -> bool:
-    """Waiting inside the kernel (D) or already exiting: no signal changes anything now."""
-    return holder.alive and (holder.state == "D" or holder.exiting)
-
-
-def is_healthy(holder: Holder) -> bool:
-    """Alive, running from a file that still exists, and able to answer a signal."""
-    return holder.alive and not holder.executable_deleted and not is_stopped(holder) and not is_stuck(holder)
+    return ((gpu, holds) for gpu, holds in on_each_gpu(ledger, is_meant) if holds)
 
 
 # ---- what a context alone costs: memory that no trim returns ----

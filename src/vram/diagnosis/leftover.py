@@ -1,17 +1,19 @@
-"""Leftovers: memory of dead owners that somebody else still holds. Ending its holders harms nobody's work."""
+"""Leftovers: memory of dead owners that other processes still hold. Ending these harms no one's work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 from msgspec import Struct
 
-from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, is_healthy, is_stopped, is_stuck
+from vram.diagnosis import remedies
+from vram.diagnosis.held import finding_about
 from vram.diagnosis.remedies import MAX_PIDS, SUDO_VRAM
-from vram.ledger.processes import in_use, living_holders
+from vram.ledger.holds import find_holds, in_ledger_order, narrow
+from vram.ledger.processes import is_healthy, is_stopped, is_stuck, living_holder, living_holders
 from vram.model.finding import Finding, Remedy
+from vram.model.hold import HeldPart, Hold
 from vram.model.ledger import Entry, Ledger
 from vram.model.observation import HostFacts
 from vram.protected import role
@@ -34,17 +36,24 @@ def code_of(entry: Entry) -> str | None:
 
 def ghost_code(entry: Entry) -> str:
     """The finding about a ghost's *entry*."""
+    if entry.holder is not None and entry.holder.alive and living_holder(entry) is None:
+        return NO_VISIBLE_HOLDER  # a newcomer has the dead pid
     return code_of(entry) or NO_VISIBLE_HOLDER
 
 
 def working(ledger: Ledger) -> frozenset[int]:
     """Healthy processes that are charged with GPU memory of their own."""
     return frozenset(
-        entry.holder.pid
-        for gpu in ledger.gpus
-        for entry in gpu.accounted
-        if in_use(entry) and entry.holder is not None and is_healthy(entry.holder)
+        hold.holders[0].pid
+        for hold in find_holds(ledger, empty=True)
+        if hold.what == "process" and is_healthy(hold.holders[0])
     )
+
+
+def leftover_parts(ledger: Ledger) -> list[HeldPart]:
+    """The leftovers on each GPU, in the order of the ledger; those of no bytes have holders, too."""
+    ghosts = (hold for hold in find_holds(ledger, empty=True) if hold.what == "ghost")
+    return [part for part in in_ledger_order(ghosts) if code_of(part.entry) is not None]
 
 
 class Doubt(Struct, frozen=True):
@@ -88,7 +97,7 @@ def doubt(entry: Entry, works: Collection[int]) -> Doubt | None:
 def way_back(ledger: Ledger) -> str | None:
     """The one command that frees the leftovers here; None where there are none, or no command would."""
     works, host = working(ledger), ledger.host
-    entries = [entry for gpu in ledger.gpus for entry in gpu.accounted if code_of(entry)]
+    entries = [part.entry for part in leftover_parts(ledger)]
     certain = [entry for entry in entries if doubt(entry, works) is None]
     if any(
         host.uid == 0 or all(each.user == host.user for each in living_holders(entry)) for entry in certain
@@ -105,38 +114,41 @@ def way_back(ledger: Ledger) -> str | None:
 # ---- the finding that several causes end in ----
 
 
-def leftover_findings(
-    code: str,
-    ledger: Ledger,
-    wanted: Callable[[Entry], bool],
-    *,
-    title: Callable[[HeldMemory], str],
-    cause: Callable[[HeldMemory], str],
-    gentler: Callable[[HeldMemory], Iterable[Remedy]],
-) -> Iterator[Finding]:
-    """A finding for all that each holder has of the *wanted* entries.
+Description = tuple[str, str, tuple[Remedy, ...]]
+"""Title, cause, and the remedies that are gentler than ending the holders."""
 
-    *gentler* are the remedies of its cause; how to end the holders comes beside them.
-    """
-    holdings = gather(ledger.gpus, wanted)
-    works = working(ledger) if holdings else frozenset()
-    for held in holdings:
-        doubts = [each for entry in held.entries if (each := doubt(entry, works))]
-        yield Finding(
+
+def leftover_findings(
+    code: str, ledger: Ledger, describe: Callable[[Hold], Description]
+) -> Iterator[Finding]:
+    """A finding for each ghost, about as much of it as *code* is about, with how to end its holders."""
+    works: frozenset[int] | None = None
+    for hold in ghosts_of(code, ledger):
+        works = working(ledger) if works is None else works
+        doubts = [each for entry in hold.entries if (each := doubt(entry, works))]
+        title, cause, gentler = describe(hold)
+        yield finding_about(
+            hold,
             code=code,
-            title=title(held),
-            nbytes=held.nbytes,
-            cause=cause(held),
-            gpus=held.gpus,
-            pids=tuple(holder.pid for holder in held.living),
-            evidence=words.evidence(held.evidence),
-            remedies=remedies.ordered((*_ending(ledger.host, held, doubts), *gentler(held))),
+            title=title,
+            cause=cause,
+            pids=[each.pid for each in hold.holders],
+            remedies=remedies.ordered((*_ending(ledger.host, hold, doubts), *gentler)),
         )
 
 
-def _ending(host: HostFacts, held: HeldMemory, doubts: list[Doubt]) -> tuple[Remedy, ...]:
+def ghosts_of(code: str, ledger: Ledger) -> Iterator[Hold]:
+    """The ghosts that the finding *code* is about, each with those of its bytes."""
+    for hold in find_holds(ledger):
+        if hold.what == "ghost":
+            about = narrow(hold, lambda entry: bool(entry.nbytes) and ghost_code(entry) == code)
+            if about is not None:
+                yield about
+
+
+def _ending(host: HostFacts, hold: Hold, doubts: list[Doubt]) -> tuple[Remedy, ...]:
     """``vram free`` where it would end these holders by itself; else how to end them by name."""
-    people = held.living
+    people = hold.holders
     ours = host.uid == 0 or all(each.user == host.user for each in people)
     known = all(each.executable is not None for each in people)
     if ours and known and not doubts and people:
@@ -144,4 +156,4 @@ def _ending(host: HostFacts, held: HeldMemory, doubts: list[Doubt]) -> tuple[Rem
     stopped = [each for each in people if each.state == "T"]
     if stopped:
         return (remedies.resume(host, stopped[0]),)
-    return remedies.end(host, people, certain=held.certain, one_of=held.one_of and not held.certain)
+    return remedies.end(host, people, certain=hold.certain, one_of=hold.one_of and not hold.certain)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from vram.diagnosis import words
-from vram.diagnosis.held import is_stuck
+from vram.ledger.processes import is_stuck
 from vram.model.finding import Harm, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRun

@@ -15,7 +15,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.diagnosis.held import is_stopped
+from vram.ledger.holds import by_gpu, find_holds
+from vram.ledger.processes import is_stopped
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.observation import ProbeRun
 
@@ -40,7 +41,11 @@ class GpuVerdict(Struct, frozen=True, kw_only=True):
 
 def judge(ledger: Ledger, *, leftovers: bool = False, allow: int = 0) -> tuple[GpuVerdict, ...]:
     """Return a verdict for every GPU; up to *allow* bytes on each are let pass."""
-    return tuple(_judge(gpu, leftovers, allow) for gpu in ledger.gpus)
+    held = by_gpu(find_holds(ledger))
+    return tuple(
+        _judge(gpu, [part.entry for part in held.get(at, [])], leftovers, allow)
+        for at, gpu in enumerate(ledger.gpus)
+    )
 
 
 def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
@@ -68,15 +73,17 @@ def without_driver(ledger: Ledger) -> ProbeRun | None:
     return next(nvml, None)
 
 
-def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
-    counted = tuple(entry for entry in gpu.accounted if _is_held(entry))
-    if leftovers:
-        counted = tuple(entry for entry in counted if _is_left(gpu, entry))
+def _judge(gpu: GpuLedger, held: list[Entry], leftovers: bool, allow: int) -> GpuVerdict:
+    # Those whose bytes are in an entry of several.
+    unsized = [entry for entry in held if entry.holder and entry.nbytes is None]
+    counted = tuple(
+        entry for entry in held if entry.nbytes and (not leftovers or _is_left(gpu, entry, unsized))
+    )
     nbytes = known_bytes(counted)
     verdict: Verdict = "held" if nbytes > allow else "clean"
     reason = None
     if verdict == "clean":
-        reason = _doubt(gpu, leftovers, allow - nbytes)
+        reason = _doubt(gpu, held, unsized, leftovers, allow - nbytes)
         verdict = "unknown" if reason else "clean"
     return GpuVerdict(
         index=gpu.index,
@@ -90,11 +97,6 @@ def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
     )
 
 
-def _is_held(entry: Entry) -> bool:
-    """Bytes that some process holds; what contexts cost beyond their charge goes with the contexts."""
-    return entry.kind_facts.held and bool(entry.nbytes)
-
-
 def _is_leftover(entry: Entry) -> bool:
     leftover = entry.kind_facts.leftover
     if leftover in ("no", "unknown") or entry.sharing == "together":
@@ -105,22 +107,12 @@ def _is_leftover(entry: Entry) -> bool:
     return not holder.alive or holder.exiting or holder.state in ("Z", "X") or is_stopped(holder)
 
 
-def _is_left(gpu: GpuLedger, entry: Entry) -> bool:
-    return (_is_leftover(entry) and not _is_unlisted(gpu, entry)) or _is_left_together(gpu, entry)
-
-
-def _is_unlisted(gpu: GpuLedger, entry: Entry) -> bool:
-    """Whether only the driver's process lists could have named somebody, and were not to be read."""
-    return entry.kind == "unattributed" and gpu.status in _UNREAD
-
-
-def _is_left_together(gpu: GpuLedger, entry: Entry) -> bool:
-    return entry.sharing == "together" and all(map(_is_leftover, _of_unknown_size(gpu)))
-
-
-def _of_unknown_size(gpu: GpuLedger) -> list[Entry]:
-    """Everybody whose bytes are in an entry of several."""
-    return [each for each in gpu.entries if each.holder and each.nbytes is None]
+def _is_left(gpu: GpuLedger, entry: Entry, unsized: list[Entry]) -> bool:
+    if entry.sharing == "together":
+        return all(map(_is_leftover, unsized))
+    # Where the driver's process lists could not be read, only they could have named a holder.
+    is_unlisted = entry.kind == "unattributed" and gpu.status in _UNREAD
+    return _is_leftover(entry) and not is_unlisted
 
 
 def _is_unseen(entry: Entry) -> bool:
@@ -128,19 +120,19 @@ def _is_unseen(entry: Entry) -> bool:
     return entry.kind_facts.held and entry.kind_facts.leftover == "unknown" and entry.hidden_by != "end"
 
 
-def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
+def _doubt(
+    gpu: GpuLedger, held: list[Entry], unsized: list[Entry], leftovers: bool, allow: int
+) -> str | None:
     """Say why a GPU that looks clean may not be."""
     if gpu.total_bytes is None and gpu.instances:
         return "its MIG instances are clean; no permission to read the GPU as a whole"
     if gpu.total_bytes is None or gpu.status in _UNREAD:
         return gpu.message or f"reading the GPU: {gpu.status}"
-    unreported = known_bytes(entry for entry in gpu.entries if entry.kind == "unreported")
-    if unreported > allow:
+    if known_bytes(gpu.of_kind("unreported")) > allow:
         return "no visible process holds memory, and the driver does not report how much is in use"
-    hidden = known_bytes(entry for entry in gpu.entries if _is_unseen(entry))
-    if leftovers and hidden > allow:
+    if leftovers and known_bytes(filter(_is_unseen, held)) > allow:
         return "a process that is not visible from here holds memory; whether it is healthy is unknown"
-    together = known_bytes(entry for entry in gpu.entries if entry.sharing == "together")
-    if leftovers and together > allow and any(map(_is_leftover, _of_unknown_size(gpu))):
+    together = known_bytes(entry for entry in held if entry.sharing == "together")
+    if leftovers and together > allow and any(map(_is_leftover, unsized)):
         return "several processes share this memory and not all are healthy; whose it is is unknown"
     return None

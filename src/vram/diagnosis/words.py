@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vram.model.gpu import DriverFacts
+from vram.model.hold import Hold
 from vram.model.ledger import Holder
 from vram.model.process import Workload
 from vram.units import duration
@@ -22,7 +23,8 @@ def shown(text: str) -> str:
 
 def process(holder: Holder) -> str:
     """Name a process in a sentence: pid 1234 (python train.py, alice)."""
-    known = [_shortened(shown(holder.command)) if holder.command else "", shown(holder.user or "")]
+    command = " ".join((holder.command or "").split())  # python -c has the lines of a program here
+    known = [_shortened(shown(command)), shown(holder.user or "")]
     inside = ", ".join(word for word in known if word)
     return f"pid {holder.pid} ({inside})" if inside else f"pid {holder.pid}"
 
@@ -43,17 +45,22 @@ def pids(holders: Sequence[Holder]) -> str:
     return f"pid {holders[0].pid}" + (f" and {len(holders) - 1} more" if len(holders) > 1 else "")
 
 
-def charged_to(held_by: Sequence[Holder], *, certain: bool, one_of: bool) -> str:
+def charged_to(ghost: Hold) -> str:
     """Who holds the memory of a dead process, for a title: "held by its forked child 8"."""
-    likely = "" if certain else "likely "
-    if not held_by:
+    likely = "" if ghost.certain else "likely "
+    if not ghost.holders:
         return "holder unknown"
-    first, more = held_by[0].pid, len(held_by) - 1
+    first, more = ghost.holders[0].pid, len(ghost.holders) - 1
     if not more:
-        return f"{likely}held by its {'forked ' if certain else ''}child {first}"
-    link = "or" if one_of else "and"
-    rest = f"{held_by[1].pid}" if more == 1 else f"{more} more"
+        return f"{likely}held by its {'forked ' if ghost.certain else ''}child {first}"
+    link = "or" if ghost.one_of else "and"
+    rest = f"{ghost.holders[1].pid}" if more == 1 else f"{more} more"
     return f"{likely}held by its children {first} {link} {rest}"
+
+
+def inheriting(ghost: Hold) -> str:
+    """Who holds the memory of a dead process, in a sentence."""
+    return ("one of " if ghost.one_of else "") + processes(ghost.holders)
 
 
 def belonging(workload: Workload) -> str:

@@ -1,4 +1,4 @@
-"""Collects what the checks need to know of a host. Nobody's process is touched, no context is made."""
+"""Collects what the checks need to know of a host. No process of a user is touched, no context is made."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from threading import Thread
 from typing import Generic, TypeVar
 
 from vram import __version__
-from vram.doctor.facts import DoctorFacts, Program, PythonTarget, Records
+from vram.doctor.check import DoctorFacts, Program, PythonTarget, Records
 from vram.errors import Refused
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts
-from vram.model.observation import Observation, Survey
+from vram.model.observation import Survey
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
-from vram.reach import self_test
-from vram.reach.injectors import BY_NAME
+from vram.reach.injectors import BY_NAME, measure_routes
 from vram.reach.jupyter import connection_file
 from vram.reach.python_process import PythonProcess, examine
 from vram.reclaim import audit, state
@@ -45,7 +44,7 @@ def collect(host: Host, deadline_s: float = 5.0) -> DoctorFacts:
     """Everything within about *deadline_s*, whatever hangs."""
     until = host.clock.monotonic() + deadline_s
     tests = host.system.start_self_tests(libraries())
-    attach = BestEffort(self_test.attach)
+    attach = BestEffort(measure_routes)
     records, cupti = BestEffort(read_records), BestEffort(host.system.cupti)
     seen = survey(host, deadline_s=deadline_s)
     charged = _charged(seen)
@@ -73,7 +72,7 @@ def libraries() -> list[str]:
 
 
 def _left_s(host: Host, until: float) -> float:
-    # Whoever comes late still gets a moment: a little more is better than nothing.
+    # A test that is asked late still gets a moment: a little more is better than nothing.
     return max(0.2, until - host.clock.monotonic())
 
 
@@ -91,20 +90,16 @@ def _charged(seen: Survey) -> dict[int, int | None]:
 def _targets(
     host: Host, seen: Survey, charged: dict[int, int | None], until: float
 ) -> Iterable[PythonTarget]:
-    known = {each.process.pid: each for each in seen.observations if _tells_who(each) and each.process}
+    known = {
+        each.process.pid: (each.process, each.facts)
+        for each in seen.observations
+        if isinstance(each.facts, ProcessFacts) and each.process
+    }
     for pid in list(charged)[:_MAX_TARGETS]:
-        if pid not in known or host.clock.monotonic() > until:
-            continue
-        process, facts = known[pid].process, known[pid].facts
-        assert process is not None
-        assert isinstance(facts, ProcessFacts)
-        target = _target(process, facts, charged[pid])
-        if target is not None:
-            yield target
-
-
-def _tells_who(each: Observation) -> bool:
-    return isinstance(each.facts, ProcessFacts)
+        if pid in known and host.clock.monotonic() <= until:
+            target = _target(*known[pid], charged[pid])
+            if target is not None:
+                yield target
 
 
 def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> PythonTarget | None:
@@ -112,11 +107,7 @@ def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> Pyt
     if facts.uid is None:
         return None
     target = Target(
-        process=process,
-        uid=facts.uid,
-        user=facts.user,
-        command=facts.command,
-        executable=facts.executable,
+        process=process, uid=facts.uid, user=facts.user, command=facts.command, executable=facts.executable
     )
     try:
         python = examine(target)

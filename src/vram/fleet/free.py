@@ -60,7 +60,7 @@ class FleetPlanner:
             elif node.state == "leftovers" or node.name in named:
                 asked.append(self._addresses[node.name])
         self._until = time.monotonic() + self._options.fleet_s
-        plans = in_threads(self._planned, asked, self._options.parallel, self._source.cancel) if asked else []
+        plans = in_threads(self._plan_node, asked, self._options.parallel, self._source.cancel)
         return FleetFreeReport(schema=1, executed=False, returned_bytes=None, nodes=(*plans, *lines))
 
     def run(self, plans: FleetFreeReport) -> FleetFreeReport:
@@ -71,7 +71,7 @@ class FleetPlanner:
         self._until = time.monotonic() + self._options.fleet_s + _RUN_S
 
         def run_one(address: NodeAddress) -> FleetFree:
-            self.done[address.name] = self._ran(address, wanted[address.name])
+            self.done[address.name] = self._run_node(address, wanted[address.name])
             return self.done[address.name]
 
         in_threads(run_one, asked, self._options.parallel, self._source.cancel)
@@ -87,10 +87,10 @@ class FleetPlanner:
         returned = sum(node.returned_bytes or 0 for node in nodes)
         return FleetFreeReport(schema=1, executed=True, returned_bytes=returned, nodes=nodes)
 
-    def _planned(self, node: NodeAddress) -> FleetFree:
+    def _plan_node(self, node: NodeAddress) -> FleetFree:
         try:
             until = min(time.monotonic() + self._options.node_s, self._until)
-            answer = self._asked(node, PLAN, until)
+            answer = self._ask(node, PLAN, until)
         except NodeFailed as error:
             return FleetFree(name=node.name, state="unread", message=error.message)
         if isinstance(answer, FleetFree):
@@ -103,17 +103,17 @@ class FleetPlanner:
             name=node.name,
             state="planned" if plan.steps else "nothing",
             digest=plan.digest,
-            steps=_described(plan.steps),
+            steps=_describe_steps(plan.steps),
             promised_bytes=_possible(sum(known)) if known else None,
             message=_skipped(answer),
         )
 
-    def _ran(self, node: NodeAddress, plan: FleetFree) -> FleetFree:
+    def _run_node(self, node: NodeAddress, plan: FleetFree) -> FleetFree:
         assert plan.digest is not None
         bare = replace(plan, message=None, hint=None)
         try:
             until = min(time.monotonic() + self._options.node_s + _RUN_S, self._until)
-            answer = self._asked(node, (*RUN, plan.digest), until)
+            answer = self._ask(node, (*RUN, plan.digest), until)
         except NodeFailed as error:
             return replace(bare, state="unread", message=f"{error.message}; {_MAY_HAVE_RUN}")
         if isinstance(answer, FleetFree):
@@ -131,7 +131,7 @@ class FleetPlanner:
             bare, state="freed" if whole else "partly", returned_bytes=returned, message=words or None
         )
 
-    def _asked(self, node: NodeAddress, words: Sequence[str], until: float) -> ReclaimReport | FleetFree:
+    def _ask(self, node: NodeAddress, words: Sequence[str], until: float) -> ReclaimReport | FleetFree:
         """The service's answer; a line where there is none, or where it refused."""
         result = self._source.run(node, (*words, *self._socket), until=until, nbytes=_MAX_ANSWER)
         try:
@@ -153,7 +153,7 @@ def _refusal(node: NodeAddress, result: CommandResult) -> FleetFree:
     )
 
 
-def _described(steps: Sequence[Step]) -> tuple[str, ...]:
+def _describe_steps(steps: Sequence[Step]) -> tuple[str, ...]:
     lines = []
     for step in steps[:_MAX_STEPS]:
         amount = "" if step.predicted_bytes is None else f" {size(step.predicted_bytes)}"

@@ -1,6 +1,6 @@
 """One node's snapshot judged: its sums where it can be believed, else a line that says why not.
 
-A snapshot comes from another machine, and whoever is root there can write anything into it. So it is
+A snapshot comes from another machine, and its root can write anything into it. So it is
 read within limits, compared with what was asked for, and refused where it contradicts itself. What is
 wrong with it never raises: it becomes a node in the state "rejected", without any of its figures.
 """
@@ -15,15 +15,17 @@ from msgspec import Struct
 
 from vram.diagnosis.verdict import is_missing, judge, without_driver
 from vram.errors import BadSnapshot, NewerSnapshot
+from vram.fleet.transport import NodeFailed
 from vram.ledger.build import build_ledger
+from vram.ledger.holds import find_holds
 from vram.ledger.processes import living_holders
 from vram.model.fleet import FleetGhost, FleetGpu, FleetNode, FleetShare, Grouping, NodeCode, NodeState
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.ledger import KINDS, Entry, GpuLedger, Holder, Ledger
 from vram.model.observation import Observation, Survey
 from vram.model.process import ProcessFacts
 from vram.probes import bundle
-from vram.report.process_rows import ProcessRow, rows
+from vram.report.process_rows import rows
 from vram.units import duration, size
 
 MAX_SNAPSHOT_BYTES = 32 << 20
@@ -58,22 +60,13 @@ class JudgeRequest(Struct, frozen=True, kw_only=True):
     by: Grouping | None = None
 
 
-class _Rejected(Exception):
-    """The snapshot is not believed."""
-
-    def __init__(self, code: NodeCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
 def judge_snapshot(data: bytes, asked: JudgeRequest) -> FleetNode:
     """Return the node that *data* describes, or a line that says why it is not believed."""
     try:
         survey = _read(data)
         _require_honest(survey, asked)
         return _node(survey, asked, len(data))
-    except _Rejected as error:
+    except NodeFailed as error:
         return rejected(asked.name, error.code, error.message)
 
 
@@ -87,30 +80,26 @@ def _read(data: bytes) -> Survey:
     try:
         return bundle.loads(data, "it")
     except NewerSnapshot as error:
-        raise _Rejected("other-version", str(error)) from error
+        raise NodeFailed("other-version", str(error)) from error
     except BadSnapshot as error:
-        # Nothing of it is quoted: it may be a file that whoever reads this message may not read.
+        # Nothing of it is quoted: it may be a file that the reader of this message may not read.
         words = str(error) if data[:1] in (b"{", b"") else _NO_OBJECT
-        raise _Rejected("bad-snapshot", words) from error
+        raise NodeFailed("bad-snapshot", words) from error
 
 
 # ---- is it what was asked for, and can it be? ----
 
 
 def _require_honest(survey: Survey, asked: JudgeRequest) -> None:
-    _require_host(survey.host.name, asked)
+    said = survey.host.name
+    if asked.host_names is not None and _short(said) not in map(_short, asked.host_names):
+        raise NodeFailed("other-host", f"its snapshot says that it is {said[:60]!r}")
     _require_time(survey.taken_at, asked.now)
-    totals = _totals(survey)
+    memory = ((seen.gpu, seen.facts) for seen in survey.observations)
+    totals = {gpu: facts.total for gpu, facts in memory if isinstance(facts, MemoryFacts)}
     for seen in survey.observations:
         _require_possible(seen, totals)
     _require_gpus(survey)
-
-
-def _require_host(said: str, asked: JudgeRequest) -> None:
-    if asked.host_names is None:
-        return
-    if _short(said) not in map(_short, asked.host_names):
-        raise _Rejected("other-host", f"its snapshot says that it is {said[:60]!r}")
 
 
 def _short(name: str) -> str:
@@ -123,22 +112,18 @@ def _require_time(text: str, now: float | None) -> None:
         taken = datetime.fromisoformat(text)
         at = (taken if taken.tzinfo else taken.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise _Rejected("impossible", "its snapshot was taken at no time that exists") from error
+        raise NodeFailed("impossible", "its snapshot was taken at no time that exists") from error
     apart_s = at - (datetime.now(UTC).timestamp() if now is None else now)
     if apart_s > _MAX_APART_S or (now is not None and apart_s < -_MAX_APART_S):
         where = "in the future" if apart_s > 0 else "ago"
-        raise _Rejected("wrong-time", f"its snapshot was taken {duration(abs(apart_s))} {where}")
-
-
-def _totals(survey: Survey) -> dict[int | None, int]:
-    return {seen.gpu: seen.facts.total for seen in survey.observations if isinstance(seen.facts, MemoryFacts)}
+        raise NodeFailed("wrong-time", f"its snapshot was taken {duration(abs(apart_s))} {where}")
 
 
 def _require_possible(seen: Observation, totals: dict[int | None, int]) -> None:
     if seen.gpu is not None and seen.gpu < 0:
-        raise _Rejected("impossible", f"it has a GPU {seen.gpu}")
+        raise NodeFailed("impossible", f"it has a GPU {seen.gpu}")
     if seen.process is not None and not 0 <= seen.process.pid < _MAX_PID:
-        raise _Rejected("impossible", f"it has a process {seen.process.pid}")
+        raise NodeFailed("impossible", f"it has a process {seen.process.pid}")
     match seen.facts:
         case MemoryFacts():
             _require_memory(seen.gpu, seen.facts)
@@ -146,25 +131,25 @@ def _require_possible(seen: Observation, totals: dict[int | None, int]) -> None:
             _require_memory(seen.gpu, memory)
         case ChargeFacts() if (seen.nbytes or 0) > totals.get(seen.gpu, _MAX_GPU_BYTES):
             held = f"a process holds {size(seen.nbytes or 0)} on GPU {seen.gpu}"
-            raise _Rejected("impossible", f"{held}, which has {size(totals[seen.gpu])}")
+            raise NodeFailed("impossible", f"{held}, which has {size(totals[seen.gpu])}")
         case ProcessFacts(age_s=float() as age_s) if not 0 <= age_s < _MAX_AGE_S:
-            raise _Rejected("impossible", f"it has a process that started {age_s:.0f} seconds ago")
+            raise NodeFailed("impossible", f"it has a process that started {age_s:.0f} seconds ago")
 
 
 def _require_memory(gpu: int | None, memory: MemoryFacts) -> None:
     total = memory.total
     if total > _MAX_GPU_BYTES:
-        raise _Rejected("impossible", f"GPU {gpu} has {size(total)} of memory")
+        raise NodeFailed("impossible", f"GPU {gpu} has {size(total)} of memory")
     gap = total - memory.free - memory.used - (memory.reserved or 0)
     if memory.free > total or memory.used > total or abs(gap) > total // _GAP_PART:
         parts = f"{size(memory.used)} used and {size(memory.free)} free"
-        raise _Rejected("impossible", f"GPU {gpu} has {parts} of {size(total)}: that does not add up")
+        raise NodeFailed("impossible", f"GPU {gpu} has {parts} of {size(total)}: that does not add up")
 
 
 def _require_gpus(survey: Survey) -> None:
     gpus = {seen.gpu for seen in survey.observations if seen.gpu is not None}
     if len(gpus) > _MAX_GPUS:
-        raise _Rejected(
+        raise NodeFailed(
             "impossible", f"it says that it has {len(gpus):,} GPUs; {_MAX_GPUS} are the most here"
         )
     uuids: dict[str, int | None] = {}
@@ -172,7 +157,7 @@ def _require_gpus(survey: Survey) -> None:
         if isinstance(seen.facts, GpuFacts):
             other = uuids.setdefault(seen.facts.uuid, seen.gpu)
             if other != seen.gpu:
-                raise _Rejected("impossible", f"its GPUs {other} and {seen.gpu} have the same UUID")
+                raise NodeFailed("impossible", f"its GPUs {other} and {seen.gpu} have the same UUID")
 
 
 # ---- its sums ----
@@ -182,7 +167,7 @@ def _node(survey: Survey, asked: JudgeRequest, nbytes: int) -> FleetNode:
     ledger = build_ledger(survey)
     missing = without_driver(ledger)
     if missing is not None:
-        raise _Rejected("no-driver", f"no driver answers there: {missing.message or 'none is installed'}")
+        raise NodeFailed("no-driver", f"no driver answers there: {missing.message or 'none is installed'}")
     left = {verdict.index: verdict.entries for verdict in judge(ledger, leftovers=True)}
     gpus = tuple(_gpu(gpu, left.get(gpu.index, ())) for gpu in ledger.gpus)
     code, message = _gap(ledger)
@@ -199,20 +184,17 @@ def _node(survey: Survey, asked: JudgeRequest, nbytes: int) -> FleetNode:
         nbytes=nbytes,
         gpus=gpus,
         ghosts=tuple(_ghosts(ledger)) if any(gpu.leftover_bytes for gpu in gpus) else (),
-        shares=tuple(_shares(ledger, left, asked.by)) if asked.by else (),
+        shares=tuple(shares(ledger, left, asked.by)) if asked.by else (),
     )
 
 
 def _gpu(gpu: GpuLedger, left: Sequence[Entry]) -> FleetGpu:
-    held = free = unexplained = total = 0
-    for entry in gpu.accounted:
-        nbytes = entry.nbytes or 0
-        total += nbytes
-        held += nbytes if entry.kind_facts.held else 0
-        free += nbytes if entry.kind == "free" else 0
-        unexplained += nbytes if entry.kind == "unattributed" else 0
+    sums = gpu.bytes_by_kind()
+    total, free, unexplained = sum(sums.values()), sums.get("free", 0), sums.get("unattributed", 0)
+    held = sum(nbytes for kind, nbytes in sums.items() if KINDS[kind].held)
     known = not is_missing(gpu)
     leftovers = [entry for entry in left if entry.kind != "unattributed"]
+    ages = (holder.age_s for entry in leftovers for holder in living_holders(entry))
     return FleetGpu(
         index=gpu.index,
         uuid=_cut(gpu.uuid),
@@ -223,17 +205,10 @@ def _gpu(gpu: GpuLedger, left: Sequence[Entry]) -> FleetGpu:
         unexplained_bytes=unexplained if known else None,
         free_bytes=free if known else None,
         other_bytes=total - held - free if known else None,
-        oldest_ghost_s=_oldest(leftovers),
+        oldest_ghost_s=max((age_s for age_s in ages if age_s is not None), default=None),
         status=gpu.status,
         message=_cut(gpu.message),
     )
-
-
-def _oldest(leftovers: Sequence[Entry]) -> float | None:
-    ages = [
-        holder.age_s for entry in leftovers for holder in living_holders(entry) if holder.age_s is not None
-    ]
-    return max(ages, default=None)
 
 
 def _gap(ledger: Ledger) -> tuple[NodeCode | None, str | None]:
@@ -257,21 +232,18 @@ def _state(gpus: Sequence[FleetGpu], code: NodeCode | None) -> NodeState:
 
 def _ghosts(ledger: Ledger) -> Iterator[FleetGhost]:
     """The largest, in the order of `vram ps`."""
-    ghosts = (row for row in rows(ledger) if row.state == "ghost")
-    return (_ghost(row) for row in islice(ghosts, _MAX_GHOSTS))
-
-
-def _ghost(row: ProcessRow) -> FleetGhost:
-    return FleetGhost(
-        gpus=row.gpus,
-        nbytes=row.nbytes,
-        pid=row.pid,
-        user=_cut(row.user),
-        command=_cut(row.command),
-        age_s=row.age_s,
-        dead_pids=row.dead_pids[:_MAX_GHOSTS],
-        certain=row.certain,
-    )
+    for row in islice((row for row in rows(ledger) if row.state == "ghost"), _MAX_GHOSTS):
+        yield FleetGhost(
+            gpus=row.gpus,
+            places=row.places,
+            nbytes=row.nbytes,
+            pid=row.pid,
+            user=_cut(row.user),
+            command=_cut(row.command),
+            age_s=row.age_s,
+            dead_pids=row.dead_pids[:_MAX_GHOSTS],
+            certain=row.certain,
+        )
 
 
 def _cut(text: str | None) -> str | None:
@@ -288,19 +260,20 @@ class _Share(Struct):
     gpus: set[int] = set()
 
 
-def _shares(ledger: Ledger, left: dict[int, tuple[Entry, ...]], by: Grouping) -> Iterator[FleetShare]:
+def shares(ledger: Ledger, left: dict[int, tuple[Entry, ...]], by: Grouping) -> Iterator[FleetShare]:
+    """What each user, job or pod holds, the largest first; *left* are the leftovers of each GPU."""
     found: dict[str | None, _Share] = {}
-    for gpu in ledger.gpus:
-        leftovers = {id(entry) for entry in left.get(gpu.index, ()) if entry.kind != "unattributed"}
-        for entry in gpu.accounted:
-            if not entry.kind_facts.held or not entry.nbytes:
-                continue
-            people = living_holders(entry) or entry.holders
+    leftovers = {id(entry) for entries in left.values() for entry in entries if entry.kind != "unattributed"}
+    for hold in find_holds(ledger):
+        for part in hold.parts if hold.known_bytes else ():
+            people = hold.holders or part.entry.holders
             share = found.setdefault(_name(people[0], by) if people else None, _Share())
-            share.held += entry.nbytes
-            share.left += entry.nbytes if id(entry) in leftovers else 0
-            share.processes.update(person.pid for person in people[:1])
-            share.gpus.add(gpu.index)
+            nbytes = part.entry.nbytes or 0
+            share.held += nbytes
+            share.left += nbytes if id(part.entry) in leftovers else 0
+            if nbytes:
+                share.processes.update(person.pid for person in people[:1])
+                share.gpus.add(part.gpu)
     largest = sorted(found, key=lambda name: -found[name].held)
     for name in largest[:_MAX_SHARES]:
         share = found[name]

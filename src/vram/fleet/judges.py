@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import threading
 import time
-from contextlib import suppress
-from types import TracebackType
 
 import msgspec
 
 from vram import untrusted
+from vram.children import interpreter, start_program
 from vram.fleet.judge import JudgeRequest, rejected
-from vram.host.local.child import interpreter
 from vram.model.fleet import FleetNode
 
 _MAX_ANSWER = 16 << 20
 _WITHIN_S = 30.0
 """A node of 16 GPUs and 2,000 processes takes half a second."""
+_END_S = 10.0
 
 
 def usual_workers() -> int:
@@ -38,21 +37,15 @@ class Judges:
     def __enter__(self) -> Judges:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker in self._all:
             worker.close()
 
     def cancel(self) -> None:
-        """End every worker; whoever waits for one hears that it has ended."""
-        with self._lock:
-            workers = list(self._all)
-        for worker in workers:
-            worker.end()
+        """End every worker; a thread that waits for one hears that it has ended."""
+        with self._lock:  # so that none of them is closed meanwhile
+            for worker in self._all:
+                worker.kill()
 
     def judge(self, asked: JudgeRequest) -> FleetNode:
         """Return what a worker makes of the snapshot at ``asked.path``; never raises for what is in it."""
@@ -89,40 +82,26 @@ class Judges:
 
 class _Worker:
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            interpreter("vram.fleet.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._process = start_program(interpreter("vram.fleet.worker"))
 
     def ask(self, asked: JudgeRequest) -> FleetNode:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            self._process.stdin.write(msgspec.json.encode(asked) + b"\n")
-            self._process.stdin.flush()
+            self._process.write(msgspec.json.encode(asked) + b"\n")
         except OSError as error:
             raise untrusted.Rejected("ended", "the process that judges it has ended") from error
         answer = untrusted.receive(
-            self._process.stdout.fileno(),
+            self._process.pipe,
             nbytes=_MAX_ANSWER,
             until=time.monotonic() + _WITHIN_S,
-            pidfd=self._pidfd,
+            pidfd=self._process.pidfd,
         )
         return untrusted.decode(answer, FleetNode)
 
-    def end(self) -> None:
-        """Kill it: an ask that waits hears of it."""
-        self._process.kill()
+    def kill(self) -> None:
+        """Kill it: a thread that waits for its answer hears of it."""
+        self._process.send(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, when nobody waits for it any more."""
-        self._process.kill()
-        self._process.wait()
-        os.close(self._pidfd)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        """End it, once no thread waits for it any more."""
+        self._process.end(_END_S)
+        self._process.hang_up()

@@ -19,6 +19,7 @@ from vram.files import make_folder, write_file
 from vram.model.fleet import FleetGpu, FleetNode, FleetReport
 
 _ROWS_TOGETHER = 1024
+_OF_NODES = ("state", "code", "message", "program", "driver_version", "took_s")
 _SIZES = ("total_bytes", "held_bytes", "leftover_bytes", "unexplained_bytes", "free_bytes", "other_bytes")
 
 
@@ -83,26 +84,14 @@ def _rows(report: FleetReport) -> Iterator[dict[str, Any]]:
     at = datetime.fromisoformat(report.taken_at).astimezone(UTC)
     for node in sorted(report.nodes, key=lambda node: node.name):
         for gpu in node.gpus or (None,):
-            yield {"taken_at": at, "source": report.source, **_of_node(node), **_of_gpu(node, gpu)}
+            row = {"taken_at": at, "source": report.source, "node": node.name, "node_host": node.host}
+            row |= {name: getattr(node, name) for name in _OF_NODES}
+            yield row | _gpu_columns(node, gpu)
 
 
-def _of_node(node: FleetNode) -> dict[str, Any]:
-    return {
-        "node": node.name,
-        "node_host": node.host,
-        "state": node.state,
-        "code": node.code,
-        "message": node.message,
-        "program": node.program,
-        "driver_version": node.driver_version,
-        "took_s": node.took_s,
-    }
-
-
-def _of_gpu(node: FleetNode, gpu: FleetGpu | None) -> dict[str, Any]:
+def _gpu_columns(node: FleetNode, gpu: FleetGpu | None) -> dict[str, Any]:
     if gpu is None:
         return {}
-    here = str(gpu.index)
     return {
         "gpu": gpu.index,
         "gpu_uuid": gpu.uuid,
@@ -110,5 +99,5 @@ def _of_gpu(node: FleetNode, gpu: FleetGpu | None) -> dict[str, Any]:
         "gpu_status": gpu.status,
         **{name: getattr(gpu, name) for name in _SIZES},
         "oldest_ghost_s": gpu.oldest_ghost_s,
-        "ghosts": sum(here in (place.partition(":")[0] for place in ghost.gpus) for ghost in node.ghosts),
+        "ghosts": sum(gpu.index in ghost.gpus for ghost in node.ghosts),
     }

@@ -7,9 +7,10 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from vram.children import ChildProgram, start_program
 from vram.fleet.transport import Cancelled, CommandResult, NodeFailed
 
 _PORTION_NBYTES = 1 << 18
@@ -25,7 +26,7 @@ class Programs:
 
     def cancel(self) -> None:
         """End every program that runs, and let no other one start."""
-        os.eventfd_write(self._stop, 1)  # nobody reads it: it stays readable for everybody
+        os.eventfd_write(self._stop, 1)  # no thread reads it: it stays readable for all of them
 
     def close(self) -> None:
         os.close(self._stop)
@@ -33,105 +34,68 @@ class Programs:
     def run(self, argv: Sequence[str], *, until: float, nbytes: int) -> CommandResult:
         """Run *argv* to its end. Raises NodeFailed where it takes too long or writes too much."""
         try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # Its helpers end with it, and Ctrl-C at the terminal is ours to handle.
-                start_new_session=True,
-            )
+            # In a session of its own: its helpers end with it.
+            program = start_program(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:
             raise NodeFailed("unreachable", f"{argv[0]} cannot be started: {error.strerror}") from error
-        with process:
-            watched = _Watched(process, nbytes)
-            try:
-                watched.watch(self._stop)
-                return watched.to_its_end(until)
-            except OSError as error:  # we have no descriptor left
-                raise NodeFailed("unreachable", f"it cannot be asked: {error.strerror}") from error
-            finally:
-                watched.close()
+        try:
+            return self._read_to_end(program, until, nbytes)
+        except OSError as error:  # we have no descriptor left
+            raise NodeFailed("unreachable", f"it cannot be asked: {error.strerror}") from error
+        finally:
+            _end(program)
 
-
-class _Watched:
-    """A running program, and what it has written so far."""
-
-    def __init__(self, process: subprocess.Popen[bytes], nbytes: int) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._process, self._most = process, nbytes
-        self._stop = self._pidfd = -1
-        self._out, self._err = process.stdout.fileno(), process.stderr.fileno()
-        self._output, self._errors = bytearray(), bytearray()
-        self._selector: selectors.BaseSelector | None = None
-
-    def watch(self, stop: int) -> None:
-        """Begin to wait for it, and for *stop*."""
-        self._stop, self._pidfd = stop, os.pidfd_open(self._process.pid)
-        self._selector = selectors.DefaultSelector()
-        for descriptor in (self._out, self._err):
-            os.set_blocking(descriptor, False)
-        for descriptor in (self._out, self._err, self._pidfd, stop):
-            self._selector.register(descriptor, selectors.EVENT_READ)
-
-    def to_its_end(self, until: float) -> CommandResult:
+    def _read_to_end(self, program: ChildProgram, until: float, nbytes: int) -> CommandResult:
         # Its end, and not the end of its output: a master connection of ssh that stays behind
         # (ControlPersist) keeps standard error open.
-        assert self._selector is not None
+        assert program.stderr is not None
+        output, errors = bytearray(), bytearray()
+        streams = {program.pipe: output, program.stderr.fileno(): errors}
         ended = False
-        while not ended:
-            ready = {key.fd for key, _ in self._selector.select(max(0.0, until - time.monotonic()))}
-            if self._stop in ready:
-                raise Cancelled
-            if not ready:
-                raise NodeFailed("no-answer", "no answer within the deadline")
-            ended = self._pidfd in ready
-            for descriptor in (self._out, self._err):
-                self._read(descriptor, everything=ended)
-            if time.monotonic() >= until and not ended:
-                raise NodeFailed("no-answer", "no complete answer within the deadline")
-        return CommandResult(self._process.wait(), bytes(self._output), bytes(self._errors))
+        with selectors.DefaultSelector() as selector:
+            for descriptor in streams:
+                os.set_blocking(descriptor, False)
+            for descriptor in (*streams, program.pidfd, self._stop):
+                selector.register(descriptor, selectors.EVENT_READ)
+            while not ended:
+                ready = {key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))}
+                if self._stop in ready:
+                    raise Cancelled
+                if not ready:
+                    raise NodeFailed("no-answer", "no answer within the deadline")
+                ended = program.pidfd in ready
+                for descriptor, written in streams.items():
+                    for part in _parts(descriptor, everything=ended):
+                        written += part
+                        del errors[:-_MAX_ERRORS]
+                        if len(output) > nbytes:
+                            raise NodeFailed("too-large", f"its answer is longer than {nbytes >> 20} MiB")
+                        if not part:
+                            with suppress(KeyError):
+                                selector.unregister(descriptor)
+                if time.monotonic() >= until and not ended:
+                    raise NodeFailed("no-answer", "no complete answer within the deadline")
+        program.wait(_GRACE_S)
+        assert program.exit_code is not None
+        return CommandResult(program.exit_code, bytes(output), bytes(errors))
 
-    def _read(self, descriptor: int, *, everything: bool) -> None:
-        """What is there to read; all of it once nothing more will come."""
-        while True:
-            try:
-                part = os.read(descriptor, _PORTION_NBYTES)
-            except BlockingIOError:
-                return
-            if not part:
-                self._at_end(descriptor)
-                return
-            self._keep(descriptor, part)
+
+def _parts(descriptor: int, *, everything: bool) -> Iterator[bytes]:
+    """What is there to read, all of it with *everything*, else one part; an empty one at its end."""
+    part = b"."
+    with suppress(BlockingIOError):
+        while part:
+            part = os.read(descriptor, _PORTION_NBYTES)
+            yield part
             if not everything:
                 return
 
-    def _at_end(self, descriptor: int) -> None:
-        assert self._selector is not None
-        with suppress(KeyError):
-            self._selector.unregister(descriptor)
 
-    def _keep(self, descriptor: int, part: bytes) -> None:
-        if descriptor == self._err:
-            self._errors += part
-            del self._errors[:-_MAX_ERRORS]
-            return
-        self._output += part
-        if len(self._output) > self._most:
-            raise NodeFailed("too-large", f"its answer is longer than {self._most >> 20} MiB")
-
-    def close(self) -> None:
-        """End it, and what it started, if it still runs."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is not None:
-                break
-            # Not reaped yet: the number is still that of the group.
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE_S)
-        if self._selector is not None:
-            self._selector.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
+def _end(program: ChildProgram) -> None:
+    """End it, and what it started, if it still runs."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if program.wait(0.0):
+            break
+        program.signal_group(number)
+        program.wait(_GRACE_S)
+    program.hang_up()

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from vram.children import LineInbox
+
 _WAIT_S = 0.05
 _ERRORS_ONLY = 40  # of the module logging
 
@@ -111,7 +113,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RayStart)
-    cluster, driver = _connected(start.address)
+    cluster, driver = _connect(start.address)
     _say(answers, cluster)
     if driver is not None:
         driver.serve(answers)
@@ -124,18 +126,13 @@ def _say(answers: Any, answer: msgspec.Struct) -> None:
     answers.flush()
 
 
-def _connected(address: str) -> tuple[RayCluster, _Driver | None]:
+def _connect(address: str) -> tuple[RayCluster, _Driver | None]:
     try:
         ray: Any = import_module("ray")
     except ImportError:
         return RayCluster(code="no-ray", error="Ray is not installed here"), None
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=_ERRORS_ONLY,
-            configure_logging=False,
-        )
+        ray.init(address=address, log_to_driver=False, logging_level=_ERRORS_ONLY, configure_logging=False)
         return RayCluster(nodes=tuple(_nodes(ray.nodes()))), _Driver(ray)
     except Exception as error:  # of every kind, from every layer of Ray
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -169,14 +166,13 @@ class _Driver:
         self._running: dict[Any, tuple[RayCommand, float]] = {}
 
     def serve(self, answers: Any) -> None:
-        pending, reading = b"", True
+        requests, reading = LineInbox(), True
         while reading or self._running:
             wait_s = 0.0 if self._running else 3600.0
             if reading and select.select([0], [], [], wait_s)[0]:
                 part = os.read(0, 1 << 16)
-                reading, pending = bool(part), pending + part
-                *lines, pending = pending.split(b"\n")
-                for line in lines:
+                reading = bool(part)
+                for line in requests.add(part):
                     self._begin(msgspec.json.decode(line, type=RayCommand), answers)
             self._finish(answers)
 

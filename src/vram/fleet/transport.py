@@ -9,7 +9,7 @@ from vram.model.fleet import NodeCode
 
 
 class NodeFailed(Exception):
-    """A node gave no answer. ``code`` tells programs why, the message people."""
+    """A node gave no answer, or none that is believed. ``code`` tells programs why, the message people."""
 
     def __init__(self, code: NodeCode, message: str) -> None:
         super().__init__(message)
@@ -18,13 +18,13 @@ class NodeFailed(Exception):
 
 
 class Cancelled(Exception):
-    """Whoever waits for the answers has stopped waiting."""
+    """The answers are not waited for any more."""
 
 
 class NodeAddress(NamedTuple):
     """A node: what people call it, what the transport calls it, and the host names that it may have.
 
-    ``host_names`` None: the transport cannot know them. ``gone`` says why nobody needs to ask it.
+    ``host_names`` None: the transport cannot know them. ``gone`` says why it need not be asked.
     """
 
     name: str

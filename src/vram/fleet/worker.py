@@ -1,6 +1,6 @@
 """A process that judges snapshots for :mod:`vram.fleet.judges`: requests on stdin, nodes on stdout.
 
-One JSON object a line. Memory is limited by the kernel and time by whoever asks, so that a snapshot
+One JSON object a line. Memory is limited by the kernel and time by the process that asks, so that a snapshot
 made to be expensive costs this process, and its node becomes a line.
 """
 
@@ -22,12 +22,12 @@ _MAX_MEMORY = 2 << 30
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     for line in sys.stdin.buffer:
-        node = _judged(msgspec.json.decode(line, type=JudgeRequest))
+        node = _judge(msgspec.json.decode(line, type=JudgeRequest))
         sys.stdout.buffer.write(encode(node, compact=True))
         sys.stdout.buffer.flush()
 
 
-def _judged(asked: JudgeRequest) -> FleetNode:
+def _judge(asked: JudgeRequest) -> FleetNode:
     try:
         data = untrusted.read_file(asked.path, nbytes=MAX_SNAPSHOT_BYTES, follow=True)
     except untrusted.Rejected as error:

@@ -1,8 +1,7 @@
 """Memory that a buffer uses: whether it is still there, who else uses it, and freeing it exactly once.
 
-No address is trusted. Before memory is used or freed the driver is asked whether it is still the same
-allocation: after a context reset the same address may belong to another one. Memory is freed by
-whichever comes first: a call of ``release``, a finalizer in any thread, or the end of the interpreter.
+Before memory is used or freed the driver is asked whether it is still the same allocation: after a context
+reset the same address may belong to another one.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from vram.guard.driver import (
     DEINITIALIZED,
     INVALID_CONTEXT,
     INVALID_VALUE,
+    LOST,
     NO_LIVE_CONTEXT,
     RELAXED_CAPTURE,
+    AllocationId,
     CudaDriver,
     driver,
+    is_capturing_here,
 )
-from vram.guard.graph_capture import is_capturing_here
-from vram.guard.native import LOST, AllocationId
 from vram.units import counted, size
 
 # The pid of this process; updated in a forked child.
@@ -42,11 +42,8 @@ os.register_at_fork(after_in_child=_update_pid)
 
 
 class BufferMemory:
-    """What owned and borrowed memory have in common. ``pointer`` is its address on host or device.
-
-    Creating and freeing one must cost hardly more than the driver's own calls, so attributes that few
-    buffers need are class defaults until they are set.
-    """
+    """What owned and borrowed memory have in common. Attributes that few buffers need are class defaults:
+    creating one must cost hardly more than the driver's own calls."""
 
     kind = ""
     is_host_visible = False
@@ -240,7 +237,7 @@ class Allocation(BufferMemory):
         if code in NO_LIVE_CONTEXT:
             code = cuda.in_context(self._device, lambda: self._allocate(cuda, made))
         if code:
-            error = cuda.translated(code, self.call, self.nbytes)
+            error = cuda.translate(code, self.call, self.nbytes)
             error.add_note(f"{size(self.nbytes)} of {self.kind} memory was requested")
             raise error
 
@@ -305,7 +302,10 @@ class Allocation(BufferMemory):
         with suppress(VramError):
             self.cuda.cuThreadExchangeStreamCaptureMode(byref(mode))
         try:
-            self._release_unless_captured()
+            if is_capturing_here():
+                _waiting.append(self)
+            else:
+                self.release()
         except (BufferClosed, BufferLost):
             pass
         except VramError:
@@ -315,12 +315,6 @@ class Allocation(BufferMemory):
         finally:
             with suppress(VramError):
                 self.cuda.cuThreadExchangeStreamCaptureMode(byref(mode))
-
-    def _release_unless_captured(self) -> None:
-        if is_capturing_here():
-            _waiting.append(self)
-        else:
-            self.release()
 
 
 def _drop_waiting() -> None:
@@ -332,10 +326,7 @@ def _drop_waiting() -> None:
 
 @atexit.register
 def _release_all() -> None:
-    """Free what is left, while Python and the driver still work.
-
-    What others still use is erased, if it has ``zero_on_free``, and freed by the end of the process.
-    """
+    """Free what is left, while Python and the driver still work; what others still use is only erased."""
     for allocation in list(living):
         with suppress(VramError):
             if not allocation.is_used_by_others:

@@ -13,8 +13,7 @@ from vram.errors import BufferLost, UsageError, VramError
 from vram.guard import dlpack
 from vram.guard.allocation import BufferMemory, current_pid
 from vram.guard.dlpack import ArrayLayout, contiguous_runs, from_interface
-from vram.guard.driver import CudaDriver, driver
-from vram.guard.native import AllocationId
+from vram.guard.driver import AllocationId, CudaDriver, driver
 
 MAX_PITCH = 2**31 - 1
 
@@ -53,10 +52,8 @@ HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.B
 
 
 class ArrayView(NamedTuple):
-    """The memory of an array. ``owner`` must be held for as long as the memory is used.
-
-    Work of the owner that may still run is ordered before later work on ``stream``.
-    """
+    """The memory of an array. ``owner`` must be held while it is used; the owner's work that may still run
+    is ordered before later work on ``stream``."""
 
     pointer: int
     device: tuple[int, int]

@@ -90,15 +90,15 @@ class Buffer:
     @classmethod
     def from_dlpack(cls, thing: Any) -> Buffer:
         """The memory of another library's array, in place. The array is held until the close."""
-        return cls._borrowed(borrowed.by_dlpack(borrowed.without_gradient(thing)))
+        return cls._borrow(borrowed.by_dlpack(borrowed.without_gradient(thing)))
 
     @classmethod
     def from_cuda_array_interface(cls, thing: Any) -> Buffer:
         """The same for what has a ``__cuda_array_interface__``."""
-        return cls._borrowed(borrowed.by_interface(borrowed.without_gradient(thing)))
+        return cls._borrow(borrowed.by_interface(borrowed.without_gradient(thing)))
 
     @classmethod
-    def _borrowed(cls, view: borrowed.ArrayView) -> Buffer:
+    def _borrow(cls, view: borrowed.ArrayView) -> Buffer:
         return cls._of(borrowed.Borrowed(view), view.layout)
 
     @classmethod

@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import FrameType, TracebackType
+from traceback import walk_tb
+from types import FrameType
 
 from msgspec import Struct
 
@@ -18,60 +19,37 @@ from vram.guard.memory import driver_is_loaded
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY and cudaErrorMemoryAllocation alike
 
+_EXHAUSTED = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
+_CUDA_WORDS = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA out of memory", "CUDA error: out of memory")
 
-def _always(_: BaseException) -> bool:
-    return True
-
-
-def _text_has(*words: str) -> Callable[[BaseException], bool]:
-    return lambda error: any(word in str(error) for word in words)
-
-
-def _numba(error: BaseException) -> bool:
-    # Its code is an int, or an enum of cuda-bindings.
-    code = getattr(error, "code", None)
-    return code is not None and int(code) == OUT_OF_MEMORY
-
-
-_EXHAUSTED = _text_has("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
-_CUDA_WORDS = _text_has(
-    "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUDA out of memory", "CUDA error: out of memory"
-)
-
-# (class, top module of the framework): what else must hold for the exception
-OOM_CLASSES: dict[tuple[str, str], Callable[[BaseException], bool]] = {
-    ("OutOfMemoryError", "torch"): _always,
-    ("OutOfMemoryError", "cupy"): _always,
-    ("CUDARuntimeError", "cupy_backends"): _text_has("cudaErrorMemoryAllocation"),
-    ("CUDADriverError", "cupy_backends"): _text_has("CUDA_ERROR_OUT_OF_MEMORY"),
+# (class, top module of the framework): words of which the message has one; none for a class of its own
+_OOM_CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("OutOfMemoryError", "torch"): (),
+    ("OutOfMemoryError", "cupy"): (),
+    ("CUDARuntimeError", "cupy_backends"): ("cudaErrorMemoryAllocation",),
+    ("CUDADriverError", "cupy_backends"): ("CUDA_ERROR_OUT_OF_MEMORY",),
     ("XlaRuntimeError", "jaxlib"): _EXHAUSTED,
     ("JaxRuntimeError", "jaxlib"): _EXHAUSTED,
     ("JaxRuntimeError", "jax"): _EXHAUSTED,
-    ("CudaAPIError", "numba"): _numba,
-    ("CUDAError", "cuda"): _CUDA_WORDS,
-    ("MemoryError", "pycuda"): _always,
-    ("ResourceExhaustedError", "tensorflow"): _always,
-    ("OutOfMemory", "vram"): _always,
-    ("LimitExceeded", "vram"): _always,
+    ("CUDAError", "cuda"): ("cudaErrorMemoryAllocation", *_CUDA_WORDS),
+    ("MemoryError", "pycuda"): (),
+    ("ResourceExhaustedError", "tensorflow"): (),
+    ("OutOfMemory", "vram"): (),
+    ("LimitExceeded", "vram"): (),
     # RMM's, and what C++ extensions throw through pybind11
-    ("MemoryError", "builtins"): _text_has("out_of_memory", "cudaErrorMemoryAllocation", "CUDA"),
-    ("RuntimeError", "builtins"): _text_has(
-        *("CUDA out of memory", "CUDA error: out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
-        "CUBLAS_STATUS_ALLOC_FAILED",
-    ),
+    ("MemoryError", "builtins"): ("out_of_memory", "cudaErrorMemoryAllocation", "CUDA"),
+    ("RuntimeError", "builtins"): ("CUBLAS_STATUS_ALLOC_FAILED", *_CUDA_WORDS),
 }
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether *error*, or one that it was raised from or that it groups, is a GPU's out-of-memory.
-
-    An error that merely happened while an out-of-memory was handled is another matter.
-    """
+    """Whether *error*, what it was raised from or what it groups is a GPU's out-of-memory; not what it
+    merely happened while handling."""
     return any(map(_is_oom, error_and_causes(error)))
 
 
-def error_and_causes(error: BaseException) -> Iterator[BaseException]:
-    """*error*, what it was raised from, and what it groups, each once."""
+def error_and_causes(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
+    """*error*, what it was raised from and groups, each once; with *contexts*, what was handled meanwhile."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -80,23 +58,33 @@ def error_and_causes(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        waiting += [each.__cause__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
+        waiting.append(each.__cause__)
+        if contexts:
+            waiting.append(each.__context__)
+        if isinstance(each, BaseExceptionGroup):
+            waiting += each.exceptions
 
 
 def _is_oom(error: BaseException) -> bool:
     for kind in type(error).__mro__:
-        test = OOM_CLASSES.get((kind.__name__, kind.__module__.partition(".")[0]))
-        if test is not None:
-            return test(error)
+        key = kind.__name__, kind.__module__.partition(".")[0]
+        if key == ("CudaAPIError", "numba"):
+            # Its code is an int, or an enum of cuda-bindings.
+            code = getattr(error, "code", None)
+            return code is not None and int(code) == OUT_OF_MEMORY
+        if key in _OOM_CLASSES:
+            words = _OOM_CLASSES[key]
+            return not words or any(word in str(error) for word in words)
     return False
 
 
 # ---- broken contexts ----
 #
-# After one of the errors of vram.payloads.trim.sticky_errors nothing can be freed or tried again in this
+# After one of the errors of vram.payloads.trim.driver nothing can be freed or tried again in this
 # process.
 
 MAX_LENGTH = 10_000
+_CUDA_LIBRARIES = ("numba", "cupy_backends", "torch", "cuda", "pycuda")
 
 
 class BrokenContext(Struct, frozen=True):
@@ -108,12 +96,12 @@ class BrokenContext(Struct, frozen=True):
     @property
     def error(self) -> str:
         """The driver's name for it."""
-        from vram.payloads.trim.sticky_errors import STICKY
+        from vram.payloads.trim.driver import STICKY
 
         return STICKY[self.code][0]
 
     def sentence(self, held: str = "its memory") -> str:
-        from vram.payloads.trim.sticky_errors import sentence
+        from vram.payloads.trim.driver import sentence
 
         return sentence(self.code, self.device, held)
 
@@ -148,83 +136,49 @@ def add_broken_notes(error: BaseException, broken: Iterable[BrokenContext]) -> N
             error.add_note(f"vram: {each.sentence()}")
 
 
-def is_sticky(error: BaseException) -> bool:
-    """Whether *error* itself reports that the context is broken."""
-    return sticky_code(error) is not None
-
-
 def sticky_code(error: BaseException) -> int | None:
     """The sticky error that *error*, or one that it was raised from, reports; None for any other."""
     from vram.oom.dialects.sticky import sticky_code_in
-    from vram.payloads.trim.sticky_errors import STICKY
+    from vram.payloads.trim.driver import STICKY
 
     for each in error_and_causes(error):
+        # Other libraries use the same numbers for other errors.
+        is_cuda_library = type(each).__module__.partition(".")[0] in _CUDA_LIBRARIES
         # Numba's errors have a code, an int or an enum of cuda-bindings; so have CuPy's and PyTorch's.
         for name in ("code", "status", "error_code"):
             number = getattr(each, name, None)
-            if isinstance(number, int) and int(number) in STICKY and _is_cuda_library(each):
+            if is_cuda_library and isinstance(number, int) and int(number) in STICKY:
                 return int(number)
-        code = sticky_code_in(_text(each))
+        try:
+            text = str(each)[:MAX_LENGTH]
+        except Exception:  # __str__ is the program's own code
+            continue
+        code = sticky_code_in(text)
         if code is not None:
             return code
     return None
-
-
-def _text(error: BaseException) -> str:
-    """The text of an exception of any program: ``__str__`` is the program's code and may fail."""
-    try:
-        return str(error)[:MAX_LENGTH]
-    except Exception:
-        return ""
-
-
-def _is_cuda_library(error: BaseException) -> bool:
-    """Other libraries use the same numbers for other errors."""
-    return type(error).__module__.partition(".")[0] in ("numba", "cupy_backends", "torch", "cuda", "pycuda")
 
 
 # ---- frames ----
 
 
 def clear_frames(error: BaseException, only: Callable[[FrameType], bool] = lambda _: True) -> int:
-    """Clear the variables of the finished frames of *error*, its causes and its group's members.
+    """Clear the variables of the finished frames of *error* and all that belongs to it; returns how many.
 
-    Returns how many frames. Frames that still run keep their variables. The traceback still prints with
-    the file and line of every frame; only a debugger can no longer show the variables.
+    The traceback still prints; only a debugger can no longer show the variables.
     """
     cleared = 0
-    for each in error_family(error):
-        for trace in _entries(each.__traceback__):
+    for each in error_and_causes(error, contexts=True):
+        for frame, _ in walk_tb(each.__traceback__):
             # A frame that still runs, or a generator that is only suspended, refuses.
             with suppress(RuntimeError):
-                if only(trace.tb_frame):
-                    trace.tb_frame.clear()
+                if only(frame):
+                    frame.clear()
                     # If f_locals was read before, the frame keeps a copy that holds everything until
                     # the next read updates it (Python 3.12 and older).
-                    _ = trace.tb_frame.f_locals
+                    _ = frame.f_locals
                     cleared += 1
     return cleared
-
-
-def error_family(error: BaseException) -> Iterator[BaseException]:
-    """*error*, its causes, contexts and group members, each once."""
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        waiting += [each.__cause__, each.__context__]
-        if isinstance(each, BaseExceptionGroup):
-            waiting += each.exceptions
-
-
-def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def clear_frames_with_arrays(error: BaseException) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vram.errors import UsageError
-from vram.guard.native import dlpack_deleters
+from vram.errors import UsageError, VramError
+from vram.guard.memory import LIBRARY
 
 if TYPE_CHECKING:
     from vram.guard.allocation import BufferMemory
@@ -92,11 +93,7 @@ def dense(shape: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
 
 
 def contiguous_runs(layout: ArrayLayout) -> tuple[int, int, list[tuple[int, int]]]:
-    """The same bytes as (offset of the first, contiguous bytes, [(extent, stride), …]).
-
-    Adjacent dimensions are joined, repeated ones (stride 0) counted once, and negative strides
-    reversed, so that the fewest runs are left.
-    """
+    """The same bytes as (first offset, contiguous bytes, [(extent, stride), …]), in the fewest runs."""
     offset, width = 0, layout.element.nbytes
     steps: list[tuple[int, int]] = []
     for extent, stride in zip(layout.shape, layout.byte_strides, strict=True):
@@ -116,7 +113,7 @@ def contiguous_runs(layout: ArrayLayout) -> tuple[int, int, list[tuple[int, int]
     return offset, width, joined
 
 
-def checked_layout(
+def _check_layout(
     shape: tuple[int, ...], strides: tuple[int, ...] | None, element: ElementType
 ) -> ArrayLayout:
     """The layout that another library reports; UsageError if no array can have it."""
@@ -129,7 +126,7 @@ def checked_layout(
 def from_interface(interface: dict[str, Any]) -> ArrayLayout:
     """The layout in a ``__cuda_array_interface__``."""
     strides = interface.get("strides")
-    return checked_layout(
+    return _check_layout(
         tuple(map(index, interface["shape"])),
         tuple(map(index, strides)) if strides else None,
         ElementType.read(interface["typestr"]),
@@ -191,15 +188,7 @@ class DLManagedTensorVersioned(ctypes.Structure):
     )
 
 
-def check_exportable(layout: ArrayLayout) -> None:
-    """BufferError if DLPack cannot express *layout*."""
-    if layout.element.bits > MAX_BITS:
-        raise BufferError(f"DLPack has no elements of {layout.element.nbytes} bytes")
-    if any(stride % layout.element.nbytes for stride in layout.byte_strides):
-        raise BufferError(f"DLPack counts strides in elements, and these are {layout.byte_strides} bytes")
-
-
-def fill_tensor(tensor: DLTensor, pointer: int, device: tuple[int, int], layout: ArrayLayout) -> list[Any]:
+def _fill_tensor(tensor: DLTensor, pointer: int, device: tuple[int, int], layout: ArrayLayout) -> list[Any]:
     """Write *layout* into *tensor*; what is returned must live as long as the tensor."""
     count, nbytes = len(layout.shape), layout.element.nbytes
     shape = (c_int64 * max(count, 1))(*layout.shape)
@@ -212,17 +201,9 @@ def fill_tensor(tensor: DLTensor, pointer: int, device: tuple[int, int], layout:
     return [shape, strides]
 
 
-def capsule(structure: DLManagedTensor | DLManagedTensorVersioned, destructor: int) -> object:
-    name = VERSIONED if isinstance(structure, DLManagedTensorVersioned) else PLAIN
-    made: object = _new(ctypes.addressof(structure), name, destructor)
-    return made
-
-
 class ImportedCapsule:
-    """A capsule that this process consumes, and its tensor. Its name marks it as used meanwhile.
-
-    At the end it gets its first name again: dropping a capsule of that name releases the producer's memory.
-    """
+    """A capsule that this process consumes, and its tensor. Its name marks it as used meanwhile; dropping a
+    capsule of its first name, which it gets again, releases the producer's memory."""
 
     def __init__(self, capsule: object) -> None:
         name = next((each for each in USED if _is_valid(capsule, each)), None)
@@ -230,7 +211,7 @@ class ImportedCapsule:
             raise UsageError(
                 "this is not a fresh DLPack capsule", hint="a capsule can be used once: ask for a new one"
             )
-        self.tensor, self.flags = _opened(_pointer(capsule, name), name)
+        self.tensor, self.flags = _open_tensor(_pointer(capsule, name), name)
         _rename(capsule, USED[name])
         self._capsule, self._name = capsule, name
 
@@ -239,7 +220,7 @@ class ImportedCapsule:
             rename(self._capsule, self._name)
 
 
-def _opened(address: int, name: bytes) -> tuple[DLTensor, int]:
+def _open_tensor(address: int, name: bytes) -> tuple[DLTensor, int]:
     if name == PLAIN:
         return DLManagedTensor.from_address(address).tensor, 0
     versioned = DLManagedTensorVersioned.from_address(address)
@@ -251,16 +232,51 @@ def _opened(address: int, name: bytes) -> tuple[DLTensor, int]:
 def layout_of(tensor: DLTensor, flags: int) -> ArrayLayout:
     element, count = ElementType(tensor.code, tensor.bits, tensor.lanes), tensor.dimensions
     if element.bits * element.lanes % 8 or (element.bits % 8 and flags & IS_PADDED):
-        raise UsageError(f"elements of {element.bits} bits, which share bytes or fill_tensor them up")
+        raise UsageError(f"elements of {element.bits} bits: several share a byte, or a byte has unused bits")
     if count < 0 or (count and not tensor.shape):
         raise UsageError(f"a DLPack tensor of {count} dimensions without a shape")
     shape = tuple(tensor.shape[:count])
     if not tensor.strides:
-        return checked_layout(shape, None, element)
-    return checked_layout(shape, tuple(stride * element.nbytes for stride in tensor.strides[:count]), element)
+        return _check_layout(shape, None, element)
+    return _check_layout(shape, tuple(stride * element.nbytes for stride in tensor.strides[:count]), element)
 
 
 # ---- export ----
+
+# In the order of the table in native/buffer/buffer.c.
+_PYTHON_FUNCTIONS = (
+    "Py_IsInitialized",
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "Py_DecRef",
+    "PyErr_Fetch",
+    "PyErr_Restore",
+    "PyCapsule_IsValid",
+    "PyCapsule_GetPointer",
+)
+
+
+@cache
+def _deleters(versioned: bool) -> tuple[int, int]:
+    """Addresses of C functions: what a consumer calls when done, and what an unused capsule calls."""
+    try:
+        library = ctypes.PyDLL(LIBRARY)
+    except OSError as error:
+        hint = "install vram as a wheel, or run `python native/build.py` in a checkout"
+        raise VramError(
+            f"DLPack needs libvrambuffer.so, which cannot be loaded: {error}", hint=hint
+        ) from error
+    functions = [_address(ctypes.pythonapi, name) for name in _PYTHON_FUNCTIONS]
+    library.vram_dlpack_prepare((c_void_p * len(functions))(*functions))
+    ending = "_versioned" if versioned else ""
+    return (
+        _address(library, f"vram_dlpack_delete{ending}"),
+        _address(library, f"vram_dlpack_unused{ending}"),
+    )
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), c_void_p).value or 0
 
 
 class DlpackExport:
@@ -285,17 +301,21 @@ def export(
     *,
     versioned: bool,
 ) -> object:
-    """A capsule of the memory at *pointer*. The caller holds the memory's lock."""
-    check_exportable(layout)
-    deleters = dlpack_deleters()[versioned]
+    """A capsule of *memory*, whose lock is held; BufferError if DLPack cannot express *layout*."""
+    if layout.element.bits > MAX_BITS:
+        raise BufferError(f"DLPack has no elements of {layout.element.nbytes} bytes")
+    if any(stride % layout.element.nbytes for stride in layout.byte_strides):
+        raise BufferError(f"DLPack counts strides in elements, and these are {layout.byte_strides} bytes")
+    delete_tensor, delete_capsule = _deleters(versioned)
     held = DlpackExport(owner, memory)
     structure: Any = DLManagedTensorVersioned() if versioned else DLManagedTensor()
     if versioned:
         structure.major, structure.minor = VERSION
         structure.flags = READ_ONLY if memory.is_read_only else 0
-    held.parts = [structure, *fill_tensor(structure.tensor, pointer, device, layout)]
-    structure.deleter = deleters.tensor
+    held.parts = [structure, *_fill_tensor(structure.tensor, pointer, device, layout)]
+    structure.deleter = delete_tensor
     # Before the capsule exists: if an interrupt drops it at once, its destructor releases this reference.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
     structure.owner = id(held)
-    return capsule(structure, deleters.capsule)
+    capsule: object = _new(ctypes.addressof(structure), VERSIONED if versioned else PLAIN, delete_capsule)
+    return capsule

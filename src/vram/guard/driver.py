@@ -1,28 +1,98 @@
 """libcuda for ``vram.Buffer`` and erasing: loaded by the first call; contexts are made on request only.
 
-Calls return the driver's code; :func:`translated` turns it into an error.
+Calls return the driver's code; :func:`translate` turns it into an error.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
-from typing import Any
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any, NamedTuple
 
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
-from vram.guard.native import allocation_calls, allocation_number
+from vram.guard.memory import LIBRARY
 from vram.payloads.libcuda import Libcuda, load, untyped
-from vram.payloads.trim.sticky_errors import STICKY, sentence
+from vram.payloads.trim.driver import STICKY, sentence
+from vram.payloads.trim.driver import driver as loaded_driver
+from vram.payloads.trim.framework import loaded
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 1, 2, 3, 4
-NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 100, 101, 201, 709
+NO_DEVICE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 100, 201, 709
 NO_LIVE_CONTEXT = (INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
+# The legacy stream returns one of these while any ordinary stream of its context is captured. By the
+# documentation that query does not end the capture.
 CAPTURE_CODES = range(900, 910)
 
-POINTER_CONTEXT, POINTER_ORDINAL, POINTER_IS_MANAGED = 1, 9, 8
+POINTER_CONTEXT, POINTER_ORDINAL = 1, 9
 RELAXED_CAPTURE = 2
+
+
+# ---- allocations ----
+#
+# The driver gives every allocation a number that it never uses again. Asked before a free, it says whether
+# the memory at an address is still the allocation that was made. Asking costs a microsecond from Python and
+# almost nothing from C (native/buffer/buffer.c); an installation without the native part does it in Python.
+
+BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
+LOST = -1  # the driver's own codes are never negative
+
+# What C calls, in the order of the table in native/buffer/buffer.c.
+CALLS = ("cuMemAlloc_v2", "cuPointerGetAttribute", "cuMemFree_v2")
+
+
+class AllocationId(ctypes.Structure):
+    """Address (first, so that a reference to this is one to it) and number; 0 where the driver gives none."""
+
+    _fields_ = (("pointer", c_uint64), ("number", c_uint64))
+
+
+class AllocationCalls(NamedTuple):
+    """``allocate(c_size_t(nbytes), byref(id))`` and ``free(byref(id))`` return the driver's code.
+    ``free`` returns LOST, and frees nothing, if the memory is no longer that allocation."""
+
+    allocate: Callable[[c_size_t, Any], int]
+    free: Callable[[Any], int]
+
+
+def allocation_calls(driver: ctypes.CDLL, path: str = LIBRARY) -> AllocationCalls:
+    """The two calls, in C where the native part is installed."""
+    try:
+        native = ctypes.CDLL(path)
+    except OSError:
+        return _calls_in_python(driver)
+    addresses = [ctypes.cast(getattr(driver, name), c_void_p) for name in CALLS]
+    native.vram_allocation_prepare((c_void_p * len(CALLS))(*addresses))
+    return AllocationCalls(native.vram_allocation_allocate, native.vram_allocation_free)
+
+
+def allocation_number(get_attribute: Any, pointer: int) -> int:
+    """The number of the allocation at *pointer*, by cuPointerGetAttribute; 0 where there is none."""
+    number = c_uint64()
+    return 0 if get_attribute(byref(number), BUFFER_ID, c_uint64(pointer)) else number.value
+
+
+def _calls_in_python(driver: ctypes.CDLL) -> AllocationCalls:
+    cu_alloc, get_attribute, cu_free = (getattr(driver, name) for name in CALLS)
+
+    def allocate(nbytes: c_size_t, reference: Any) -> int:
+        code: int = cu_alloc(reference, nbytes)
+        if not code:
+            found = reference._obj
+            found.number = allocation_number(get_attribute, found.pointer)
+        return code
+
+    def free(reference: Any) -> int:
+        mine = reference._obj
+        same = allocation_number(get_attribute, mine.pointer) == mine.number
+        return int(cu_free(c_uint64(mine.pointer))) if same else LOST
+
+    return AllocationCalls(allocate, free)
+
+
+# ---- the driver ----
 
 
 class CudaDriver:
@@ -86,27 +156,18 @@ class CudaDriver:
             code = operation()
             if code not in NO_LIVE_CONTEXT:
                 return code
-        chosen = self._reset_device() if device is None else device
-        if not self._is_active(chosen):
-            self._primary.pop(chosen, None)
-        return self._in_primary(chosen, operation)
-
-    def _is_active(self, device: int) -> bool:
-        """Whether the primary context is active; after a reset our handle is of a destroyed one."""
+        if device is None:  # that whose reset context is still current in this thread; else the first
+            current = self.current_context()
+            device = next((number for number, handle in self._primary.items() if handle == current), 0)
         flags, active = c_uint(), c_int()
-        return not self.cuDevicePrimaryCtxGetState(device, byref(flags), byref(active)) and bool(active.value)
-
-    def _reset_device(self) -> int:
-        """The device whose reset context is still current in this thread; else the first."""
-        current = self.current_context()
-        return next((device for device, handle in self._primary.items() if handle == current), 0)
-
-    def _in_primary(self, device: int, operation: Callable[[], int]) -> int:
+        failed = self.cuDevicePrimaryCtxGetState(device, byref(flags), byref(active))
+        if failed or not active.value:  # after a reset our handle is of a destroyed context
+            self._primary.pop(device, None)
         if device not in self._primary:
             handle = c_void_p()
             self.must("cuDevicePrimaryCtxRetain", byref(handle), self.check_device(device))
             self._primary[device] = handle.value or 0
-        code: int = self.cuCtxPushCurrent_v2(self._primary[device])
+        code = int(self.cuCtxPushCurrent_v2(self._primary[device]))
         if code:
             return code
         try:
@@ -177,31 +238,28 @@ class CudaDriver:
 
     def check(self, code: int, name: str) -> None:
         if code:
-            raise self.translated(code, name)
+            raise self.translate(code, name)
 
-    def translated(self, code: int, name: str, nbytes: int | None = None) -> VramError:
+    def translate(self, code: int, name: str, nbytes: int | None = None) -> VramError:
         """The error for *code* as the result of *name*, which requested *nbytes*."""
         if code == NOT_INITIALIZED and self.pid != os.getpid():
             return after_fork()
         call = name.partition("_v")[0]
-        message = f"{call} returned {self._name(code)} ({code})"
+        message = f"{call} returned {self._text('cuGetErrorName', code) or 'an unknown error'} ({code})"
         if code == OUT_OF_MEMORY:
             return OutOfMemory(message, hint="`vram why` shows who holds the rest", nbytes=nbytes)
         if code in CAPTURE_CODES:
             return DeviceError(message, hint="a CUDA graph is being captured: do this before or after it")
         if code in STICKY:
             return DeviceError(message, hint=sentence(code, self.current_device()))
-        return DeviceError(message, hint=self._description(code))
+        description = self._text("cuGetErrorString", code)
+        return DeviceError(message, hint=f"the driver's description: {description!r}" if description else "")
 
-    def _name(self, code: int) -> str:
+    def _text(self, call: str, code: int) -> str:
+        """What the driver calls *code*, by one of its two calls for that; empty where it does not know."""
         text = c_char_p()
-        failed = self.cuGetErrorName(code, byref(text))
-        return "an unknown error" if failed or not text.value else text.value.decode()
-
-    def _description(self, code: int) -> str:
-        text = c_char_p()
-        failed = self.cuGetErrorString(code, byref(text))
-        return "" if failed or not text.value else f"the driver's description: {text.value.decode()!r}"
+        failed = getattr(self, call)(code, byref(text))
+        return "" if failed or not text.value else text.value.decode()
 
 
 _driver: CudaDriver | None = None
@@ -235,3 +293,39 @@ def _load_driver() -> CudaDriver:
 def after_fork() -> DeviceError:
     hint = 'start processes with the "spawn" method where a parent uses CUDA'
     return DeviceError("CUDA does not work in a process forked from one that used it", hint=hint)
+
+
+# ---- is a CUDA graph being captured? Asked without disturbing the capture ----
+
+_LEGACY, _PER_THREAD = 0, 2
+
+
+def is_capturing() -> bool:
+    """Whether this thread, or an ordinary stream of any context that it can enter, captures a graph."""
+    streams = (_LEGACY, _PER_THREAD, *_current_streams())
+
+    def ask() -> int:
+        return next((code for code in map(_capture_code, streams) if code in CAPTURE_CODES), 0)
+
+    return any(code in CAPTURE_CODES for _, code in loaded_driver.everywhere(ask))
+
+
+def is_capturing_here() -> bool:
+    """The same, including PyTorch's capture in this thread, which uses a stream of its own."""
+    torch = loaded("torch.cuda")
+    by_torch = torch is not None and torch.is_initialized() and torch.is_current_stream_capturing()
+    return by_torch or is_capturing()
+
+
+def _capture_code(stream: int) -> int:
+    """One of CAPTURE_CODES while *stream* is captured."""
+    status = c_int()
+    code = loaded_driver.code("cuStreamIsCapturing", c_void_p(stream), byref(status))
+    return CAPTURE_CODES[0] if code == 0 and status.value != 0 else code
+
+
+def _current_streams() -> Iterator[int]:
+    """CuPy captures on streams of its own; PyTorch itself objects to a release during a capture."""
+    stream = loaded("cupy.cuda.stream")
+    if stream is not None:
+        yield int(stream.get_current_stream().ptr)

@@ -1,28 +1,28 @@
 """Erase GPU memory: one array with ``vram.scrub``, and unused memory in caches with ``zero_on_exit``.
 
-Pools and PyTorch's cache give old bytes to the next owner inside the process. Their unused memory is
-allocated, set to zero and freed into the cache again. Other frameworks' caches are released to the driver,
-which zeroes plain memory before it hands it out (measured on an H200, driver 580). What neither covers is
-reported.
+Pools and PyTorch's cache give old bytes to the next owner inside the process. Other frameworks' caches are
+released to the driver, which zeroes plain memory before it hands it out (measured on an H200, driver 580).
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from ctypes import byref, c_uint64
 from typing import Any
 
 from vram.errors import Refused
 from vram.guard.borrowed import erase, view_of
 from vram.guard.buffer import Buffer
-from vram.guard.driver import driver
-from vram.guard.graph_capture import is_capturing_here
+from vram.guard.driver import driver, is_capturing_here
 from vram.guard.memory import unreachable_devices
 from vram.payloads.trim.driver import driver as pools
 from vram.payloads.trim.framework import loaded
 from vram.units import MIB, size
 
 # ---- one array ----
+
+CAPTURING = "a CUDA graph is being captured: nothing was erased"
 
 
 def scrub(thing: Any) -> int:
@@ -31,7 +31,8 @@ def scrub(thing: Any) -> int:
     Of a view of a larger array only the view's elements are erased. Its library is not involved:
     gradients and read-only flags are ignored.
     """
-    _refuse_in_capture()
+    if is_capturing_here():  # waiting for the device would end the capture with an error
+        raise Refused(CAPTURING, hint="scrub before or after it")
     if isinstance(thing, Buffer):
         thing._erase()
         return thing.nbytes
@@ -41,15 +42,8 @@ def scrub(thing: Any) -> int:
     return view.layout.nbytes
 
 
-def _refuse_in_capture() -> None:
-    """Waiting for the device would end a graph capture with an error."""
-    if is_capturing_here():
-        raise Refused("a CUDA graph is being captured: nothing was erased", hint="scrub before or after it")
-
-
 # ---- caches ----
 
-CAPTURING = "a CUDA graph is being captured: nothing was erased"
 MIN_NBYTES = 2 * MIB  # a pool grows by this much at a time
 SMALL_POOL = 1 * MIB  # PyTorch allocates what is larger from another pool
 
@@ -65,10 +59,10 @@ def erase_caches() -> list[str]:
         "other frameworks' caches": _release_others,
         "the driver's pools": _pools,
     }
-    return [note for name, part in parts.items() for note in _attempted(name, part)]
+    return [note for name, part in parts.items() for note in _attempt(name, part)]
 
 
-def _attempted(name: str, part: Callable[[], Iterator[str]]) -> Iterator[str]:
+def _attempt(name: str, part: Callable[[], Iterator[str]]) -> Iterator[str]:
     """A failure becomes a note: the scope's own error, perhaps of the same device, must not be replaced."""
     try:
         yield from part()
@@ -112,31 +106,33 @@ def _pool(device: int, pool: int) -> Iterator[str]:
             for pointer, _ in taken:
                 cuda.must("cuMemFreeAsync", pointer, None)
         cuda.must("cuCtxSynchronize")
-    reserved, used = pools.pool_bytes(pool) or (0, 0)
+    reserved, used = _pool_bytes(pool)
     left = reserved - used - sum(nbytes for _, nbytes in taken)
     if left > 0:
         yield f"{size(left)} of a driver pool's unused memory is in pieces too small to be erased"
 
 
-def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:
-    import ctypes
+def _pool_bytes(pool: int) -> tuple[int, int]:
+    """Reserved and used bytes of *pool*; zero where the driver does not say."""
+    return pools.pool_bytes(pool) or (0, 0)
 
-    reserved, used = pools.pool_bytes(pool) or (0, 0)
+
+def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:
+    reserved, used = _pool_bytes(pool)
     step = reserved - used
     while step >= MIN_NBYTES:
-        pointer = ctypes.c_uint64()
-        if cuda.cuMemAllocFromPoolAsync(ctypes.byref(pointer), step, pool, None):
+        pointer = c_uint64()
+        if cuda.cuMemAllocFromPoolAsync(byref(pointer), step, pool, None):
             step //= 2
             continue
-        grown = (pools.pool_bytes(pool) or (0, 0))[0]
-        if grown > reserved:  # it did not fit into the unused part: fresh memory needs no erasing
+        if _pool_bytes(pool)[0] > reserved:  # the pool grew for it: fresh memory needs no erasing
             cuda.must("cuMemFreeAsync", pointer.value, None)
             cuda.must("cuCtxSynchronize")
-            reserved = (pools.pool_bytes(pool) or (0, 0))[0]
+            reserved, _ = _pool_bytes(pool)
             step //= 2
             continue
         yield pointer.value, step
-        reserved, used = pools.pool_bytes(pool) or (0, 0)
+        reserved, used = _pool_bytes(pool)
         step = min(step, reserved - used)
 
 

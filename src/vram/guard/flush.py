@@ -11,20 +11,31 @@ from typing import Any
 
 from msgspec import Struct
 
-from vram.deprecation import warn_renamed
 from vram.guard.cuda_errors import BrokenContext
-from vram.guard.graph_capture import is_capturing
-from vram.guard.live import Live, check_budget, check_device, live_in, uncounted
+from vram.guard.driver import is_capturing
+from vram.guard.live import (
+    Live,
+    check_budget,
+    check_device,
+    headline,
+    live_html,
+    live_in,
+    live_lines,
+    terminal_width,
+    uncounted,
+    wrap,
+)
 from vram.guard.memory import (
     DeviceMemory,
     cuda,
     device_memory,
     devices_with_context,
+    find_frameworks,
     has_driver,
+    objections,
     unreachable_devices,
     warn_no_driver,
 )
-from vram.guard.tables import headline, live_html, live_lines, terminal_width, wrap
 from vram.payloads import trim
 from vram.payloads.arrays.frameworks import may_have_arrays
 from vram.payloads.arrays.heap.introspection import inert, lineage
@@ -32,7 +43,6 @@ from vram.payloads.arrays.heap.roots import forget_outputs
 from vram.payloads.arrays.heap.search import BUDGET_S
 from vram.payloads.arrays.inventory import of_types
 from vram.payloads.trim.driver import driver
-from vram.payloads.trim.frameworks import FRAMEWORKS
 from vram.units import counted, size
 
 # ---- the report ----
@@ -99,24 +109,6 @@ class FlushReport(Struct, frozen=True):
         inside += sum(uncounted(self.live).values())
         return max(0, sum(nbytes for nbytes in held if nbytes is not None) - inside)
 
-    @property
-    def stayed(self) -> Live:
-        """Old name of ``live``."""
-        warn_renamed("stayed", "live")
-        return self.live
-
-    @property
-    def elsewhere(self) -> int | None:
-        """Old name of ``outside``."""
-        warn_renamed("elsewhere", "outside")
-        return self.outside
-
-    @property
-    def unentered(self) -> tuple[int, ...]:
-        """Old name of ``unreachable``."""
-        warn_renamed("unentered", "unreachable")
-        return self.unreachable
-
     def __repr__(self) -> str:
         return "\n".join(self._lines(terminal_width()))
 
@@ -138,7 +130,7 @@ class FlushReport(Struct, frozen=True):
         if self.live.arrays:
             above.append(f"still alive: {headline(self.live)}")
         lines = [piece for line in above for piece in wrap(line, width)]
-        lines += live_lines(self.live, width=width)
+        lines += live_lines(self.live, width)
         return [*lines, *(piece for line in self._rest() for piece in wrap(line, width))]
 
     def _summary(self) -> str:
@@ -256,16 +248,20 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     broken = driver.broken()
     if broken:
         return _broken_report(broken, devices)
-    frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
-    refused = _objections(frameworks)
+    frameworks = find_frameworks(notes)
+    refused = objections(frameworks)
     if refused:
-        return FlushReport(refused=refused)
+        return FlushReport(refused="; ".join(refused))
     broken = driver.broken(wait=True, only=device)
     if broken:  # by work that was still running
         return _broken_report(broken, devices)
     before, lines = _read(devices), trim.measured(frameworks, notes)
     may_free = all(each.may_collect() for each in frameworks)
-    dropped = _drop(notes, tracebacks, outputs) if may_free else []
+    dropped: list[str] = []
+    if tracebacks and may_free:
+        dropped += trim.guarded(notes, "kept exceptions", trim.drop_exceptions)
+    if outputs and may_free:
+        dropped += trim.guarded(notes, "the notebook's outputs", forget_outputs)
     collected = collector.collect() if gc and may_free else 0
     for each in frameworks:
         notes += trim.guarded(notes, each.name, each.release)
@@ -286,38 +282,20 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     )
 
 
-def _objections(frameworks: list[Any]) -> str:
-    """Why nothing may be touched. A framework that fails to answer counts as objecting."""
-    objections: list[str] = []
-    for each in frameworks:
-        objections += trim.guarded(objections, each.name, each.objections)
-    return "; ".join(objections)
-
-
 def _broken_report(broken: dict[int | None, int], devices: list[int]) -> FlushReport:
     """Nothing can be freed in a broken context, and some libraries abort the program if told to try."""
     held = _read(devices)
     used = {each.device: each.used for each in held}
     contexts = tuple(BrokenContext(device, code) for device, code in broken.items())
-    texts = [
-        each.sentence(_its_memory(used.get(-1 if each.device is None else each.device))) for each in contexts
-    ]
+    texts = []
+    for each in contexts:
+        nbytes = None if each.device is None else used.get(each.device)
+        texts.append(each.sentence(f"its {size(nbytes)}" if nbytes else "its memory"))
     return FlushReport(before=held, after=held, broken=contexts, refused="; ".join(texts))
-
-
-def _its_memory(nbytes: int | None) -> str:
-    return f"its {size(nbytes)}" if nbytes else "its memory"
 
 
 def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:
     return tuple(reading for reading in map(device_memory, devices) if reading is not None)
-
-
-def _drop(notes: list[str], tracebacks: bool, outputs: bool) -> list[str]:
-    dropped = trim.guarded(notes, "kept exceptions", trim.drop_exceptions) if tracebacks else []
-    if outputs:
-        dropped += trim.guarded(notes, "the notebook's outputs", forget_outputs)
-    return dropped
 
 
 def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> tuple[CacheChange, ...]:

@@ -1,8 +1,7 @@
 """The leak check at the end of a scope: how much is still in use, which arrays, and who holds them.
 
-A scope that gained nothing costs one measurement; everything else is done only after a gain. Which
-arrays are new is known from a baseline that is read at the beginning. Reading it walks the heap, so it
-is read only where that takes less than a hundredth of the scope's own time, as far as that is known.
+A scope that gained nothing costs one measurement. The baseline, a walk over the heap, is read only where that
+takes less than a hundredth of the scope's own time, as far as that is known.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from vram.guard.baseline import Baseline
 from vram.guard.cuda_errors import observed_broken_contexts
-from vram.guard.memory import OUTSIDE, Footprint, read_footprint
-from vram.guard.tables import dtype_and_shape, equal_arrays
+from vram.guard.live import dtype_and_shape, equal_arrays
+from vram.guard.memory import OUTSIDE, Footprint, find_frameworks, objections, read_footprint
+from vram.guard.scope_tree import Baseline
 from vram.model.leak import EqualArrays, Gain, Leak, LeakedArray, ScopeNote
 from vram.payloads.arrays.frameworks import PROVIDERS, secondary_holders
 from vram.payloads.arrays.heap.search import shortest_paths
@@ -49,16 +48,19 @@ def check_leak(
 ) -> tuple[Leak | None, list[str]]:
     """The leak since *before*, None if there is none, and notes on how it was judged.
 
-    What counts is what stays in use after garbage is collected and caches are released.
-    *kept_nbytes* is called after that.
+    What counts is what stays in use after garbage is collected and caches are released; then *kept_nbytes* is
+    called.
     """
     now = read_footprint()
     if observed_broken_contexts() or not _gains(before, now, 0):
         return None, []  # in a broken context nothing can be freed, so nothing can be judged
-    objections = _objections()
-    if objections:
+    from vram.payloads.trim.driver import driver
+
+    with driver.harmless_to_captures():
+        refusals = objections(find_frameworks([], but=_KEEP_THEIR_CACHES))
+    if refusals:
         text = "; memory gained could not be checked"
-        return None, [ScopeNote.of("graph-capture", each + text) for each in objections]
+        return None, [ScopeNote.of("graph-capture", each + text) for each in refusals]
     gc.collect()
     now = read_footprint(thorough=True)
     if not _gains(before, now, 0):
@@ -67,10 +69,10 @@ def check_leak(
     # and pools that vram does not know.
     release_caches()
     now = read_footprint(thorough=True)
-    return _judged(names, before, now, tolerance, kept_nbytes())
+    return _judge(names, before, now, tolerance, kept_nbytes())
 
 
-def _judged(
+def _judge(
     names: tuple[str, ...], before: Footprint, now: Footprint, tolerance: int | None, kept: int
 ) -> tuple[Leak | None, list[str]]:
     slack = _slack(names) if tolerance is None else 0
@@ -85,7 +87,7 @@ def _judged(
             " including the context, could not be checked"
         )
         notes.append(ScopeNote.of("context-inside", text))
-    gains = _without(gains, kept, slack, notes)
+    gains = _subtract(gains, kept, slack, notes)
     if now.device_wide:
         notes.append("the driver does not report this process's memory: other processes' memory is included")
     leak = Leak(names=names, gains=tuple(gains), notes=tuple(notes))
@@ -104,7 +106,7 @@ def _gains(before: Footprint, now: Footprint, page: int) -> list[Gain]:
     return [*grown, Gain(OUTSIDE, outside)] if outside > 0 and outside >= page else grown
 
 
-def _without(gains: list[Gain], kept: int, slack: int, notes: list[str]) -> list[Gain]:
+def _subtract(gains: list[Gain], kept: int, slack: int, notes: list[str]) -> list[Gain]:
     """Subtract what the program keeps on purpose, from the largest gain first, and what is tolerated."""
     left = []
     for gain in sorted(gains, key=lambda gain: -gain.nbytes):
@@ -137,28 +139,7 @@ def release_caches() -> None:
 
     notes: list[str] = []
     with driver.harmless_to_captures():
-        trim.release_all(_trimmable(), notes, forget=False, collect=True)
-
-
-def _objections() -> list[str]:
-    """Why nothing may be collected or released now."""
-    from vram.payloads import trim
-    from vram.payloads.trim.driver import driver
-
-    failures: list[str] = []
-    with driver.harmless_to_captures():
-        return [
-            *(word for each in _trimmable() for word in trim.guarded(failures, each.name, each.objections)),
-            *failures,
-        ]
-
-
-def _trimmable() -> list[Any]:
-    from vram.payloads import trim
-    from vram.payloads.trim.frameworks import FRAMEWORKS
-
-    kinds = [kind for kind in FRAMEWORKS if kind.name not in _KEEP_THEIR_CACHES]
-    return [each for kind in kinds for each in trim.guarded([], kind.name, kind.find)]
+        trim.release_all(find_frameworks([], but=_KEEP_THEIR_CACHES), notes, forget=False, collect=True)
 
 
 # ---- which arrays are new ----
@@ -167,38 +148,27 @@ SHARE = 0.01
 MAX_NAMES = 1000
 
 
-class _Cost(NamedTuple):
-    read_s: float
-    body_s: float
-
-
-_costs: dict[str, _Cost] = {}
+# By the name of a scope: seconds that its last baseline took to read, and that its body took.
+_costs: dict[str, tuple[float, float]] = {}
 
 
 class TimedBaseline:
-    """The baseline of one scope, and what it cost: the next scope of that name decides by it."""
+    """The baseline of one scope, and what it cost. With *wanted* None it is read if that was cheap enough
+    for the last scope of that name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._began = time.perf_counter()
+    def __init__(self, name: str, *, wanted: bool | None) -> None:
+        self._name, self._began = name, time.perf_counter()
         self.arrays: Baseline | None = None
-        self._read_s = _costs[name].read_s if name in _costs else 0.0
-
-    @classmethod
-    def take(cls, name: str, *, wanted: bool | None) -> TimedBaseline:
-        """Read the arrays if *wanted*; None: if it was cheap enough for the last scope of that name."""
-        taken = cls(name)
-        last = _costs.get(name)
-        if wanted or (wanted is None and (last is None or last.read_s <= SHARE * last.body_s)):
-            taken.arrays = _read_baseline()
-            taken._read_s = time.perf_counter() - taken._began
-        return taken
+        self._read_s, body_s = _costs.get(name, (0.0, 0.0))
+        if wanted or (wanted is None and self._read_s <= SHARE * body_s):
+            self.arrays = _read_baseline()
+            self._read_s = time.perf_counter() - self._began
 
     def close(self) -> None:
         """Remember what it cost."""
         if len(_costs) >= MAX_NAMES:
             _costs.clear()
-        _costs[self._name] = _Cost(self._read_s, time.perf_counter() - self._began)
+        _costs[self._name] = self._read_s, time.perf_counter() - self._began
 
 
 def _read_baseline() -> Baseline:
@@ -272,11 +242,11 @@ def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
             return found.array not in baseline
         return found.provider.NAME in places or OUTSIDE in places
 
-    arrays, groups = _largest(may_have_leaked, MAX_ARRAYS)
+    arrays, groups = largest_arrays(MAX_ARRAYS, may_have_leaked)
     if baseline is None and arrays:
         notes.append("which of these are new is unknown; use track=True")
     if not arrays:
-        notes.append(_skipped_by_pycuda() or RAW_ALLOCATIONS)
+        notes.append(_explain_pycuda() or RAW_ALLOCATIONS)
     return replace(leak, arrays=tuple(arrays), groups=tuple(groups), notes=tuple(notes))
 
 
@@ -285,12 +255,11 @@ PYCUDA_WARNING = "device_allocation in out-of-thread context"
 PYCUDA_REMEDY = "call its free() before context.pop(), or allocate in a function that returns before the pop"
 
 
-def _skipped_by_pycuda() -> str | None:
+def _explain_pycuda() -> str | None:
     """Where PyCUDA is loaded: that it skips frees, and whether it has warned of one in this process.
 
     It frees a DeviceAllocation only where the allocation's context is current or in the thread that made the
-    context; elsewhere the destructor warns, and the memory has no owner any more. Python remembers warnings
-    that it has shown, by module; it does not remember those that a filter suppressed.
+    context. Python remembers the warnings that it has shown, by module.
     """
     if "pycuda._driver" not in sys.modules:
         return None
@@ -314,13 +283,8 @@ class LargestArrays(NamedTuple):
     groups: list[EqualArrays]
 
 
-def largest_arrays(count: int) -> LargestArrays:
-    """The largest live arrays of all frameworks and who holds them."""
-    return _largest(lambda _: True, count)
-
-
-def _largest(is_wanted: Callable[[FoundArray], bool], count: int) -> LargestArrays:
-    """The largest wanted arrays, each memory once, with the shortest reference path to each."""
+def largest_arrays(count: int, is_wanted: Callable[[FoundArray], bool] = lambda _: True) -> LargestArrays:
+    """The largest live arrays of all frameworks, each memory once, with the shortest path to each."""
     heap = gc.get_objects()
     everything = find(heap)
     found = [each for each in everything if not each.is_shared and is_wanted(each)]

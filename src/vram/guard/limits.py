@@ -1,8 +1,6 @@
 """The limit of a scope: caps inside PyTorch and CuPy, and a thread that watches all other memory.
 
-PyTorch and CuPy refuse an allocation that would exceed their cap, so there the growth is prevented.
-The caps hold during the scope alone: the values from before are restored at its end. JAX fixes its
-limit when it starts, and allocations outside frameworks have no cap.
+JAX fixes its limit when it starts, and allocations outside frameworks have no cap.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from weakref import WeakMethod
 from vram.errors import LimitExceeded
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.framework import loaded
-from vram.payloads.trim.frameworks.arrays import each_device
+from vram.payloads.trim.frameworks import each_device
 
 # ---- caps inside frameworks ----
 
@@ -79,11 +77,9 @@ class StoppedByWatcher(LimitExceeded):
 
 
 class Watcher:
-    """Measures one scope's gain every *every_s* seconds, and interrupts the scope beyond *limit*.
-
-    It can interrupt Python code between two instructions, not inside one long native call. It knows
-    what is allocated when it measures, not what came and went in between. With ``interrupts`` False,
-    for code that shares its thread with other tasks, it only records the ``peak``.
+    """Measures one scope's gain every *every_s* seconds, and interrupts the scope beyond *limit*: between two
+    instructions of Python, not inside a long native call. Without *interrupts*, for code that shares its
+    thread with other tasks, it only records the ``peak``.
     """
 
     def __init__(

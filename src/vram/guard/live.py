@@ -1,8 +1,10 @@
-"""``vram.live()``: every live array on a GPU; ``vram.holders(obj)``: everything that holds an object."""
+"""``vram.live()``: every live array on a GPU, and its table; ``vram.holders(obj)``: what holds an object."""
 
 from __future__ import annotations
 
 import gc
+import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
@@ -10,8 +12,9 @@ from msgspec import Struct
 
 from vram.errors import NoSuchDevice, UsageError
 from vram.guard.memory import visible_devices
-from vram.guard.tables import dtype_and_shape, live_html, live_text, terminal_width
+from vram.model.leak import EqualArrays, LeakedArray
 from vram.payloads.arrays.frameworks import secondary_holders
+from vram.payloads.arrays.heap.references import spanned, split_positions
 from vram.payloads.arrays.heap.search import (
     BUDGET_S,
     ObjectHolder,
@@ -83,10 +86,7 @@ class Live(Struct, frozen=True):
         return sum(each.nbytes for each in self.arrays if not each.is_shared)
 
     def by_framework(self) -> dict[str, int]:
-        totals: dict[str, int] = {}
-        for each in self.arrays:
-            totals[each.framework] = totals.get(each.framework, 0) + (0 if each.is_shared else each.nbytes)
-        return totals
+        return _sum_by_framework(self.arrays)
 
     def __iter__(self) -> Iterator[LiveArray]:
         return iter(self.arrays)
@@ -98,7 +98,8 @@ class Live(Struct, frozen=True):
         return self.arrays[position]
 
     def __repr__(self) -> str:
-        return live_text(self, terminal_width())
+        width = terminal_width()
+        return "\n".join([*wrap(headline(self), width), *live_lines(self, width)])
 
     def _repr_html_(self) -> str:
         return live_html(self)
@@ -112,10 +113,17 @@ _COUNTED_ELSEWHERE = ("stream-ordered", "managed")
 
 def uncounted(arrays: Live) -> dict[str, int]:
     """What arrays hold that no figure of a framework or of a pool covers, by framework."""
+    return _sum_by_framework(
+        each
+        for each in arrays
+        if each.framework in _COUNT_ONLY_CACHES and each.dtype not in _COUNTED_ELSEWHERE
+    )
+
+
+def _sum_by_framework(arrays: Iterable[LiveArray]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for each in arrays:
-        if each.framework in _COUNT_ONLY_CACHES and each.dtype not in _COUNTED_ELSEWHERE:
-            totals[each.framework] = totals.get(each.framework, 0) + (0 if each.is_shared else each.nbytes)
+        totals[each.framework] = totals.get(each.framework, 0) + (0 if each.is_shared else each.nbytes)
     return totals
 
 
@@ -141,10 +149,10 @@ def live_in(
     found = find(heap, device, types)
     if not found or budget_s is None:
         heap.clear()
-        return Live(_listed(found, ReferencePaths()))
+        return Live(_sort_arrays(found, ReferencePaths()))
     paths = shortest_paths([each.array for each in found], heap, budget_s, secondary_holders())
     name_native_holders(found, paths)
-    return Live(_listed(found, paths), paths.was_cut)
+    return Live(_sort_arrays(found, paths), paths.was_cut)
 
 
 def check_device(device: object) -> None:
@@ -164,7 +172,7 @@ def check_budget(budget_s: object) -> None:
         raise UsageError(f"budget_s={budget_s!r} is not a number of seconds", hint="write budget_s=5")
 
 
-def _listed(found: Sequence[FoundArray], paths: ReferencePaths) -> tuple[LiveArray, ...]:
+def _sort_arrays(found: Sequence[FoundArray], paths: ReferencePaths) -> tuple[LiveArray, ...]:
     """Largest first; those that share the memory of another one come last."""
     ordered = sorted(found, key=attrgetter("description.nbytes"), reverse=True)
     return tuple(
@@ -210,3 +218,180 @@ def holders(obj: object, *, budget_s: float = BUDGET_S) -> Holders:
     """
     check_budget(budget_s)
     return Holders(*all_holders(obj, gc.get_objects(), budget_s))
+
+
+# ---- text that fits a terminal ----
+
+INDENT = "  "
+NARROWEST = 20
+
+
+def terminal_width() -> int | None:
+    """The width by $COLUMNS or the terminal; None in a file, a pipe or a notebook."""
+    return shutil.get_terminal_size(fallback=(0, 0)).columns or None
+
+
+def format_rows(rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
+    """Each row as lines: the first column to the right, the last one wrapped, if need be below the others."""
+    wide = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    start = len(INDENT) + sum(wide) + 2 * len(wide)
+    is_below = width is not None and width - start < NARROWEST
+    return [_row_lines(row, wide, 2 * len(INDENT) if is_below else start, width, is_below) for row in rows]
+
+
+def _row_lines(
+    row: Sequence[str], wide: list[int], start: int, width: int | None, is_below: bool
+) -> list[str]:
+    first, *middle = row[:-1]
+    left = [first.rjust(wide[0]), *(cell.ljust(each) for cell, each in zip(middle, wide[1:], strict=True))]
+    beginning = INDENT + "  ".join(left)
+    last = _wrap_text(row[-1], width and max(NARROWEST, width - start))
+    lines = [" " * start + piece for piece in last]
+    if is_below:
+        return [beginning.rstrip(), *lines]
+    return [f"{beginning}  {last[0]}".rstrip(), *lines[1:]]
+
+
+def wrap(line: str, width: int | None) -> list[str]:
+    """The lines of a sentence; those after the first are indented further."""
+    indent = line[: len(line) - len(line.lstrip())]
+    first, *rest = _wrap_text(line.lstrip(), width and max(NARROWEST, width - len(indent) - len(INDENT)))
+    return [indent + first, *(indent + INDENT + piece for piece in rest)]
+
+
+def _wrap_text(text: str, width: int | None) -> list[str]:
+    return (textwrap.wrap(text, width, break_on_hyphens=False) if width else [text]) or [""]
+
+
+# ---- live arrays as a table ----
+
+ROWS = 12
+HEAD = ("size", "framework", "what", "held by")
+
+
+class Row(Struct, frozen=True):
+    """Arrays in the same container: all of ``history[0…11]`` are one row."""
+
+    nbytes: int
+    count: int
+    framework: str
+    what: str
+    held_by: str
+    note: str
+
+    def cells(self) -> tuple[str, ...]:
+        what = self.what if self.count == 1 else f"{self.count:,} × {self.what}"
+        return (size(self.nbytes), self.framework, what, self.held_by)
+
+
+def rows(arrays: Iterable[LiveArray]) -> list[Row]:
+    groups: dict[tuple[str, str], list[LiveArray]] = {}
+    positions: dict[tuple[str, str], list[list[int]]] = {}
+    for each in arrays:
+        stem, there = split_positions(each.holder.text)
+        groups.setdefault((each.framework, stem), []).append(each)
+        positions.setdefault((each.framework, stem), []).append(there)
+    found = [_row(spanned(key[1], positions[key]), members) for key, members in groups.items()]
+    return sorted(found, key=lambda row: -row.nbytes)
+
+
+def _row(held_by: str, members: Sequence[LiveArray]) -> Row:
+    first = members[0]
+    nbytes = sum(each.nbytes for each in members if not each.is_shared)
+    shared = first.is_shared and "shares memory with an array above"
+    return Row(
+        nbytes, len(members), first.framework, _common_text(members), held_by, first.note or shared or ""
+    )
+
+
+def _common_text(members: Sequence[LiveArray]) -> str:
+    """The dtype and shape that all members have."""
+    dtypes, shapes = {each.dtype for each in members}, {each.shape for each in members}
+    if len(dtypes) > 1:
+        return "arrays of several dtypes"
+    return (
+        dtype_and_shape(members[0]) if len(shapes) == 1 else f"{members[0].dtype} of several shapes".strip()
+    )
+
+
+def dtype_and_shape(array: LiveArray | Description) -> str:
+    """As in ``float32 (2, 3)``."""
+    return f"{array.dtype} {_shape(array.shape)}".strip()
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" if shape else ""
+
+
+def equal_arrays(arrays: Sequence[LeakedArray]) -> list[EqualArrays]:
+    """Put arrays together that differ only in their position; the largest together first."""
+    groups: dict[tuple[int, str, str], list[list[int]]] = {}
+    for each in arrays:
+        stem, positions = split_positions(each.holder)
+        groups.setdefault((each.nbytes, each.what, stem), []).append(positions)
+    found = [
+        EqualArrays(count=len(positions), each_nbytes=nbytes, what=what, holder=spanned(stem, positions))
+        for (nbytes, what, stem), positions in groups.items()
+    ]
+    return sorted(found, key=lambda group: -group.nbytes)
+
+
+def multiplied(arrays: EqualArrays) -> str:
+    """Their size: "9.0 GiB", or "12 × 9.0 GiB"."""
+    each = size(arrays.each_nbytes)
+    return each if arrays.count == 1 else f"{arrays.count:,} × {each}"
+
+
+def headline(live: Live) -> str:
+    """How much is alive, as one sentence."""
+    if not live.arrays:
+        return "no live arrays on a GPU"
+    parts = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in live.by_framework().items())
+    return f"{size(live.nbytes)} in {counted(len(live.arrays), 'live array')} on GPUs: {parts}"
+
+
+def live_lines(live: Live, width: int | None) -> list[str]:
+    """The table without its headline, at most *width* columns wide; empty if nothing is alive."""
+    found = rows(live.arrays)
+    if not found:
+        return []
+    shown = found[:ROWS]
+    cells = [HEAD, *(row.cells() for row in shown)]
+    below = " " * (max(len(line[0]) for line in cells) + 4)
+    lines = []
+    for note, row_lines in zip(["", *(row.note for row in shown)], format_rows(cells, width), strict=True):
+        lines += row_lines
+        if note:
+            lines += wrap(f"{below}↳ {note}", width)
+    return [*lines, *(f"  {line}" for line in _left_out(live, found[ROWS:]))]
+
+
+def _left_out(live: Live, left: Sequence[Row]) -> Iterator[str]:
+    """What the table does not show: smaller rows, and what there was no time for."""
+    if left:
+        nbytes = sum(row.nbytes for row in left)
+        yield f"… and {counted(len(left), 'smaller row')}, {size(nbytes)} together"
+    if live.was_cut:
+        yield "the search ran out of time; budget_s= allows more"
+
+
+def live_html(live: Live, before: str = "") -> str:
+    from html import escape
+
+    found = rows(live.arrays)
+    body = "".join(_html_row(row) for row in found[:ROWS])
+    head = "".join(f"<th style='text-align:left'>{word}</th>" for word in HEAD)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if found else ""
+    after = "".join(f"<p>{escape(line)}</p>" for line in _left_out(live, found[ROWS:]))
+    return f"<p>{escape(before + headline(live))}</p>{table}{after}"
+
+
+def _html_row(row: Row) -> str:
+    from html import escape
+
+    first, *middle, held_by = map(escape, row.cells())
+    note = f"<br><small>{escape(row.note)}</small>" if row.note else ""
+    left = "".join(
+        f"<td style='text-align:left'>{cell}</td>" for cell in (*middle, f"<code>{held_by}</code>{note}")
+    )
+    return f"<tr><td style='text-align:right'>{first}</td>{left}</tr>"

@@ -1,20 +1,19 @@
-"""What this process holds on its GPUs, measured without starting CUDA.
+"""What this process holds on its GPUs: the driver's charge, and how the loaded frameworks split it.
 
-It is the driver's charge for each device, and how the loaded frameworks split it. No context is made and
-libcuda is not loaded for it: a process that has not started CUDA holds nothing, and learns that in
-a microsecond. The charge covers everything, also what no framework accounts for; the frameworks report how
-much of what they hold is in use.
+No context is made and libcuda is not loaded for it: a process that has not started CUDA holds nothing, and
+learns that in a microsecond.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import warnings
+from collections.abc import Callable, Container
 from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vram.guard.native import library_counter
 from vram.payloads.libcuda import Libcuda, loaded
 from vram.payloads.libnvml import Nvml
 
@@ -36,21 +35,34 @@ def cuda() -> Libcuda | None:
     return _cuda[1]
 
 
-_count_libraries = library_counter()
-_last_count = [-1]
-_is_loaded = [False]
+# The native part: native/buffer.
+LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvrambuffer.so")
+
+
+def _library_counter() -> Callable[[], int] | None:
+    """A function that returns the loader's count of libraries; None if the native part is missing."""
+    try:
+        count = ctypes.CDLL(LIBRARY).vram_library_loads
+    except (OSError, AttributeError):
+        return None
+    count.restype = ctypes.c_ulonglong
+    counter: Callable[[], int] = count
+    return counter
+
+
+_count_libraries = _library_counter()
+_last_count = -1
+_is_loaded = False
 
 
 def driver_is_loaded() -> bool:
-    """The same as a bool, fast; checked again only if a library was loaded since.
-
-    A dlopen that finds nothing costs 60 µs, the loader's own count of libraries less than one.
-    """
+    """The same as a bool, fast: a dlopen that finds nothing costs 60 µs, the loader's count less than one."""
+    global _last_count, _is_loaded
     count = -1 if _count_libraries is None else _count_libraries()
-    if count != _last_count[0] or count < 0:
-        _is_loaded[0] = cuda() is not None
-        _last_count[0] = count
-    return _is_loaded[0]
+    if count != _last_count or count < 0:
+        _is_loaded = cuda() is not None
+        _last_count = count
+    return _is_loaded
 
 
 def started() -> LoadedDriver | None:
@@ -110,8 +122,7 @@ def visible_devices() -> int | None:
 def devices_with_context() -> list[int]:
     """Devices on which this process has a context: one that is known here, or one that it is charged for.
 
-    A context of the program's own (cuCtxCreate, PyCUDA) that is current in another thread is found by the
-    charge alone: where the driver reports no charge per process (WSL2), it is not found.
+    Where the driver reports no charge per process (WSL2), a context of the program's own is not found.
     """
     driver = started()
     if driver is None:
@@ -129,9 +140,7 @@ def unreachable_devices() -> list[int]:
 
 def device_memory(device: int | None = None, *, process: bool = True) -> DeviceMemory | None:
     """Measure *device* (CUDA's number; left out, the current one); None without driver or device.
-
-    ``process=False`` leaves out this process's share, which is the slowest of the calls.
-    """
+    ``process=False`` leaves out this process's share, which is the slowest of the calls."""
     number = current_device() if device is None else device
     if number < 0:
         return None
@@ -144,8 +153,7 @@ def device_memory(device: int | None = None, *, process: bool = True) -> DeviceM
 
 
 def _by_nvml(driver: LoadedDriver | None, device: int) -> tuple[int, int] | None:
-    management = nvml()
-    handle = _handle(management, driver, device) if management else None
+    management, handle = _handle(driver, device)
     read = management.memory(handle) if management and handle else None
     return (int(read.free), int(read.total)) if read else None
 
@@ -159,17 +167,20 @@ def _own_share(driver: LoadedDriver | None, device: int) -> int | None:
 
 def _charge(driver: LoadedDriver, device: int) -> int | None:
     """What the driver charges this process on *device*; None if it lists no figure for it."""
-    management = nvml()
-    handle = _handle(management, driver, device) if management else None
+    management, handle = _handle(driver, device)
     return management.charged_to(os.getpid(), handle) if management and handle else None
 
 
-def _handle(management: Nvml, driver: LoadedDriver | None, device: int) -> c_void_p | None:
+def _handle(driver: LoadedDriver | None, device: int) -> tuple[Nvml | None, c_void_p | None]:
+    """NVML and its handle of *device*, as far as there are."""
+    management = nvml()
+    if management is None:
+        return None, None
     uuid = driver.uuid(device) if driver else None
     if uuid is not None:
-        return management.handle(uuid) or management.handle(uuid.replace("GPU-", "MIG-"))
+        return management, management.handle(uuid) or management.handle(uuid.replace("GPU-", "MIG-"))
     names = visible_names(management.count())
-    return management.handle(names[device]) if device < len(names) else None
+    return management, management.handle(names[device]) if device < len(names) else None
 
 
 def visible_names(count: int) -> list[str]:
@@ -192,7 +203,7 @@ def visible_names(count: int) -> list[str]:
 OUTSIDE = "outside every framework"
 
 # Their pools are the program's own objects: finding them takes a walk over the whole heap.
-_NEED_HEAP_WALK = frozenset(("PyCUDA", "cuda.core"))
+_NEED_HEAP_WALK = ("PyCUDA", "cuda.core")
 
 
 class Footprint(NamedTuple):
@@ -264,12 +275,29 @@ def charges() -> tuple[dict[int, int], bool]:
 def framework_lines(*, thorough: bool) -> list[dict[str, Any]]:
     """The figures of every loaded framework, one line for each device."""
     from vram.payloads import trim
-    from vram.payloads.trim.frameworks import FRAMEWORKS
 
     notes: list[str] = []
-    kinds = [kind for kind in FRAMEWORKS if thorough or kind.name not in _NEED_HEAP_WALK]
-    found = [each for kind in kinds for each in trim.guarded(notes, kind.name, kind.find)]
+    found = find_frameworks(notes, but=() if thorough else _NEED_HEAP_WALK)
     return list(trim.measured(found, notes).values())
+
+
+def find_frameworks(notes: list[str], but: Container[str] = ()) -> list[Any]:
+    """Every loaded framework and pool that can release memory, except those named in *but*."""
+    from vram.payloads import trim
+    from vram.payloads.trim.frameworks import FRAMEWORKS
+
+    kinds = [kind for kind in FRAMEWORKS if kind.name not in but]
+    return [each for kind in kinds for each in trim.guarded(notes, kind.name, kind.find)]
+
+
+def objections(frameworks: list[Any]) -> list[str]:
+    """Why nothing may be collected or released now. A framework that fails to answer objects."""
+    from vram.payloads import trim
+
+    found: list[str] = []
+    for each in frameworks:
+        found += trim.guarded(found, each.name, each.objections)
+    return found
 
 
 # ---- warnings ----

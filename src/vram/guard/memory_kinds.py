@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.allocation import Allocation
 from vram.guard.dlpack import LEGACY_STREAM
-from vram.guard.driver import CudaDriver
-from vram.guard.native import AllocationId
+from vram.guard.driver import AllocationId, CudaDriver
 from vram.units import size
 
 # ---- streams ----
@@ -100,10 +99,8 @@ class PitchedAllocation(DeviceAllocation):
 
 
 class ManagedAllocation(DeviceAllocation):
-    """Memory that moves between host and device. Never more than the device has free.
-
-    The driver would allocate more than that, and move pages in and out all the time.
-    """
+    """Memory that moves between host and device; never more than is free: the driver would move pages in
+    and out all the time."""
 
     kind, call = "managed", "cuMemAllocManaged"
     is_host_visible = True
@@ -151,10 +148,7 @@ class ZeroCopyAllocation(PinnedAllocation):
 
 
 class StreamOrderedAllocation(Allocation):
-    """Device memory from the driver's pool, allocated and freed in the order of a stream.
-
-    The pool gives old bytes to the next owner: measured, every one of them.
-    """
+    """Device memory from the driver's pool, in the order of a stream; the next owner gets all old bytes."""
 
     kind, call = "stream-ordered", "cuMemAllocAsync"
     _has_lost_its_stream = False

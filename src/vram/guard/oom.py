@@ -1,9 +1,7 @@
 """``vram.on_oom()``: a recorder that explains every out-of-memory error of this process.
 
-The out-of-memory classes of frameworks get an ``__init__`` that calls their own and then the recorder. So
-it also runs for an error that the program catches, costs nothing until one is made, and can be removed
-completely. (PyTorch's observers cannot be removed, and no other framework has any.) Errors of classes
-that are used for other errors too are recorded where they are uncaught.
+The out-of-memory classes of frameworks get an ``__init__`` that calls their own and then the recorder: so it
+also runs for an error that the program catches, and can be removed. (PyTorch's observers cannot.)
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
-from vram.deprecation import warn_renamed
 from vram.errors import LimitExceeded, UsageError
 from vram.files import make_folder
-from vram.guard.cuda_errors import add_broken_notes, broken_contexts, is_out_of_memory, is_sticky
+from vram.guard.cuda_errors import add_broken_notes, broken_contexts, is_out_of_memory, sticky_code
 from vram.guard.memory import driver_is_loaded
 from vram.guard.oom_report import BEGINNING, OomFigures, gather, requested, sentence, write
 
@@ -45,10 +42,7 @@ CLASSES = {
 
 
 class ExceptionHooks:
-    """Calls *created* with each new instance of the classes in the table.
-
-    Classes of loaded frameworks are changed at once, those of others when they are imported.
-    """
+    """Calls *created* with each new instance of the classes in the table, those imported later included."""
 
     def __init__(self, created: Callable[[BaseException], None]) -> None:
         self._born = created
@@ -150,7 +144,7 @@ def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MA
     folder. Returns the recorder: ``close()`` removes it.
     """
     global _recorder
-    target = _checked_folder(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER") or None)
+    target = _check_folder(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER") or None)
     if isinstance(most_files, bool) or not isinstance(most_files, int) or most_files < 0:
         raise UsageError(f"most_files={most_files!r} is not a number of files", hint="write most_files=20")
     with _lock:
@@ -207,7 +201,8 @@ class Recorder:
         """Record *error* once, and add a note with the cause to it. Never raises."""
         if getattr(self._busy, "now", False) or isinstance(error, LimitExceeded):
             return  # a scope's own limit says nothing about the GPU
-        if not (is_out_of_memory(error) or is_sticky(error)) or _is_noted(error) or _is_host_memory(error):
+        is_about_memory = is_out_of_memory(error) or sticky_code(error) is not None
+        if not is_about_memory or _is_noted(error) or _is_host_memory(error):
             return
         self._busy.now = True
         try:
@@ -219,17 +214,15 @@ class Recorder:
                 if time.monotonic() - self._last > SAME_EVENT_S:
                     self._write_report(error)
                     self._last = time.monotonic()
-                note = self._note(error)
+                assert self._figures is not None
+                # The cause by the last figures and by what this error requested.
+                cause = sentence(self._figures._replace(requested=requested(error)))
+                note = f"{MARK}{cause}{self._file_note}"
             error.add_note(note)
         except Exception as trouble:  # the program must get its own error, not ours
             error.add_note(f"{MARK}this could not be recorded: {type(trouble).__name__}: {trouble}")
         finally:
             self._busy.now = False
-
-    def notice(self, error: BaseException) -> None:
-        """Old name of ``record``."""
-        warn_renamed("notice", "record")
-        self.record(error)
 
     def _write_report(self, error: BaseException) -> None:
         self._figures, report = gather(error)
@@ -238,11 +231,6 @@ class Recorder:
             path = write(report, self.folder or ".")
             self.files.append(path)
             self._file_note = f". The full report is in {path}"
-
-    def _note(self, error: BaseException) -> str:
-        """The cause by the last figures and by what *error* requested."""
-        assert self._figures is not None
-        return f"{MARK}{sentence(self._figures._replace(requested=requested(error)))}{self._file_note}"
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _recorder is self:
@@ -269,7 +257,7 @@ def _is_noted(error: BaseException) -> bool:
     return any(str(note).startswith(f"{MARK}{BEGINNING}") for note in getattr(error, "__notes__", ()))
 
 
-def _checked_folder(named: str | os.PathLike[str] | None) -> str | None:
+def _check_folder(named: str | os.PathLike[str] | None) -> str | None:
     if named is None:
         return None
     try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import BytesIO
 from itertools import count
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import asdict
@@ -20,9 +21,8 @@ from vram import __version__
 from vram.errors import OutOfMemory
 from vram.files import write_new
 from vram.guard.memory import Footprint, driver_is_loaded, framework_lines, read_footprint
-from vram.guard.tables import multiplied
-from vram.model.kinds import KINDS
 from vram.model.leak import EqualArrays
+from vram.model.ledger import KINDS
 from vram.units import size
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def _own_cause(now: OomFigures) -> str:
     held = now.footprint
     used = sum(held.in_use.values()) + max(0, held.outside)
     if now.largest:
+        from vram.guard.live import multiplied
+
         most = now.largest[0]
         holder = f", held by {most.holder}" if most.holder else ""
         one = most.count == 1
@@ -137,7 +139,7 @@ def gather(error: BaseException) -> tuple[OomFigures, dict[str, Any]]:
         "pid": os.getpid(),
         "sentence": sentence(figures),
         "text": [],
-        "error": {"type": _full_name(type(error)), "message": str(error)},
+        "error": {"type": f"{type(error).__module__}.{type(error).__qualname__}", "message": str(error)},
         "requested_bytes": asked,
         "process": {
             "charged": {str(device): nbytes for device, nbytes in taken.charged.items()},
@@ -217,22 +219,25 @@ def _largest(notes: list[str]) -> LargestArrays:
 
 def _stack() -> Iterator[str]:
     """The frames of the program, innermost first, without those of vram.guard."""
-    frame = sys._getframe()
     here = os.path.dirname(os.path.abspath(__file__))
-    at: Any = frame
-    while at is not None:
-        code = at.f_code
+    for frame, line in walk_stack(sys._getframe()):
+        code = frame.f_code
         if os.path.dirname(code.co_filename) != here:
-            yield f"{code.co_filename}:{at.f_lineno} {code.co_qualname}"
-        at = at.f_back
+            yield f"{code.co_filename}:{line} {code.co_qualname}"
 
 
 def _text_lines(report: dict[str, Any], groups: Sequence[EqualArrays]) -> Iterator[str]:
     """The report as lines of text, for people who open the file."""
+    from vram.guard.live import multiplied
+
     process, error = report["process"], report["error"]
     yield f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
     yield report["sentence"]
-    yield from _process_lines(process)
+    yield f"this process: {size(sum(process['charged'].values()))} in all"
+    parts = [(nbytes, f"in use by {name}") for name, nbytes in process["in_use"].items()]
+    parts += [(process[state], state) for state in ("cached", "fragmented")]
+    parts.append((process["outside"], "contexts, code, and arrays not counted by their framework"))
+    yield from (_row(nbytes, text) for nbytes, text in parts if nbytes)
     if groups:
         yield "the largest arrays, and what holds them"
     for group in groups:
@@ -246,18 +251,5 @@ def _text_lines(report: dict[str, Any], groups: Sequence[EqualArrays]) -> Iterat
             yield _row(entry["nbytes"], f"{entry['kind']} {who}")
 
 
-def _process_lines(process: dict[str, Any]) -> Iterator[str]:
-    """The split of this process; parts of zero bytes are left out."""
-    yield f"this process: {size(sum(process['charged'].values()))} in all"
-    parts = [(nbytes, f"in use by {name}") for name, nbytes in process["in_use"].items()]
-    parts += [(process[state], state) for state in ("cached", "fragmented")]
-    parts.append((process["outside"], "contexts, code, and arrays not counted by their framework"))
-    yield from (_row(nbytes, text) for nbytes, text in parts if nbytes)
-
-
 def _row(nbytes: int, text: str) -> str:
     return f"  {size(nbytes):>10}  {text}".rstrip()
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,9 +1,7 @@
 """``vram.remanence_test()``: how much of its last owner's data memory on this machine still contains.
 
-Random bytes are written, read back (the positive control: a test that cannot find them proves nothing),
-freed, and searched for in the next allocation: inside this process, and after a second process that is
-killed. It covers one GPU and the bytes that it samples; not registers, shared memory or libraries'
-workspaces.
+Random bytes are written, read back (a test that cannot find them proves nothing), freed, and searched for in
+the next allocation: inside this process, and after a second process that is killed.
 """
 
 from __future__ import annotations
@@ -18,9 +16,10 @@ from threading import Timer
 from typing import Any
 
 from vram.errors import DeviceError, UsageError, VramError
+from vram.guard.borrowed import erase
+from vram.guard.dlpack import ArrayLayout
 from vram.guard.driver import CudaDriver, driver
-from vram.guard.erase import scrub
-from vram.model.remanence import Remanence, Trial
+from vram.model.leak import Remanence, Trial
 from vram.payloads import command
 from vram.units import MIB, read_size
 
@@ -30,12 +29,9 @@ DEADLINE_S = 60.0
 
 
 def fill_in_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
-    """Let another process write *pattern* over *nbytes* and kill it; returns how many it read back.
-
-    When this returns the process is gone, and the driver has freed its memory.
-    """
+    """Let another process write *pattern* over *nbytes* and kill it; returns how many it read back."""
     figures = (device, nbytes // len(pattern), len(pattern))
-    words = command("fill_and_wait", *map(str, figures))
+    words = command("device_memory", "fill", *map(str, figures))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, **pipes) as process:  # type: ignore[call-overload]
         too_late = Timer(DEADLINE_S, process.kill)
@@ -74,26 +70,13 @@ class _PoolProperties(ctypes.Structure):
     )
 
 
-class _RawArray:
-    """An address with a CUDA array interface."""
-
-    def __init__(self, pointer: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "shape": (nbytes,),
-            "strides": None,
-            "typestr": "|u1",
-            "data": (pointer, False),
-        }
-
-
 class MemorySource:
     """One way to allocate memory; at most one allocation at a time."""
 
     name = ""
 
     def __init__(self, cuda: CudaDriver, device: int) -> None:
-        self._cuda, self._device = cuda, device
+        self._cuda, self.device = cuda, device
         self._pointer: int | None = None
 
     def refusal(self) -> str | None:
@@ -105,10 +88,6 @@ class MemorySource:
 
     def free(self) -> None:
         raise NotImplementedError
-
-    def array(self, nbytes: int) -> Any:
-        """The current allocation, as an object that ``vram.scrub`` erases."""
-        return _RawArray(self._pointer or 0, nbytes)
 
     def close(self) -> None:
         if self._pointer is not None:
@@ -140,7 +119,7 @@ class PoolSource(MemorySource):
 
     def allocate(self, nbytes: int) -> int:
         if not self._pool:
-            asked = _PoolProperties(type=PINNED_TYPE, location_type=ON_DEVICE, location=self._device)
+            asked = _PoolProperties(type=PINNED_TYPE, location_type=ON_DEVICE, location=self.device)
             self._cuda.must("cuMemPoolCreate", byref(self._pool), byref(asked))
             self._cuda.must("cuMemPoolSetAttribute", self._pool, RELEASE_THRESHOLD, byref(c_uint64(KEEP_ALL)))
         pointer = c_uint64()
@@ -176,16 +155,13 @@ class TorchCacheSource(MemorySource):
 
     def allocate(self, nbytes: int) -> int:
         torch: Any = self._torch
-        self._tensor = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self._device}")
-        torch.cuda.synchronize(self._device)
+        self._tensor = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self.device}")
+        torch.cuda.synchronize(self.device)
         self._pointer = int(self._tensor.data_ptr())
         return self._pointer
 
     def free(self) -> None:
         self._tensor = self._pointer = None
-
-    def array(self, nbytes: int) -> Any:
-        return self._tensor
 
 
 # ---- the test ----
@@ -235,26 +211,20 @@ def _trial(
     if reason is not None:
         return Trial(source=name, skipped=reason)
     try:
-        return _measured(cuda, source, name, nbytes, pattern, erased=erased)
+        first = source.allocate(nbytes)
+        for at in range(0, nbytes, BLOCK):
+            cuda.must("cuMemcpyHtoD_v2", first + at, pattern, BLOCK)
+        control, _ = _count(cuda, first, nbytes, pattern)
+        if erased:
+            erase(cuda, first, source.device, ArrayLayout((nbytes,)))  # as vram.scrub does
+        source.free()
+        second = source.allocate(nbytes)
+        found, nonzero = _count(cuda, second, nbytes, pattern)
+        source.free()
     except (VramError, RuntimeError) as error:  # PyTorch's out of memory is a RuntimeError
         return Trial(source=name, skipped=str(error).partition("\n")[0])
     finally:
         source.close()
-
-
-def _measured(
-    cuda: CudaDriver, source: MemorySource, name: str, nbytes: int, pattern: bytes, *, erased: bool
-) -> Trial:
-    first = source.allocate(nbytes)
-    for at in range(0, nbytes, BLOCK):
-        cuda.must("cuMemcpyHtoD_v2", first + at, pattern, BLOCK)
-    control, _ = _count(cuda, first, nbytes, pattern)
-    if erased:
-        scrub(source.array(nbytes))
-    source.free()
-    second = source.allocate(nbytes)
-    found, nonzero = _count(cuda, second, nbytes, pattern)
-    source.free()
     return Trial(
         source=name,
         sampled=nbytes,

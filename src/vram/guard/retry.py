@@ -55,15 +55,15 @@ def retry_on_oom(
     if least is not None and not (isinstance(least, Real) and least > 0):
         raise UsageError(f"least={least!r} is not a size to stop at", hint="write least=1")
     if function is None:
-        return lambda decorated: _retrying(decorated, _steps(shrink, least), tries, remember)
-    return _retrying(function, _steps(shrink, least), tries, remember)
+        return lambda decorated: _wrap(decorated, _steps(shrink, least), tries, remember)
+    return _wrap(function, _steps(shrink, least), tries, remember)
 
 
 def _steps(shrink: Shrink | None, least: float | None) -> Mapping[str, Smaller]:
     if shrink is None:
         return {}
     if isinstance(shrink, str):
-        return {shrink: lambda value: _halved(shrink, value, least)}
+        return {shrink: lambda value: _halve(shrink, value, least)}
     if isinstance(shrink, Mapping) and all(map(callable, shrink.values())):
         return shrink
     raise UsageError(
@@ -71,7 +71,7 @@ def _steps(shrink: Shrink | None, least: float | None) -> Mapping[str, Smaller]:
     )
 
 
-def _halved(name: str, value: Any, least: float | None) -> Any:
+def _halve(name: str, value: Any, least: float | None) -> Any:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UsageError(
             f"{name} is a {type(value).__name__}, which cannot be halved",
@@ -84,7 +84,7 @@ def _halved(name: str, value: Any, least: float | None) -> Any:
     return smaller if smaller < value else None
 
 
-def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries: int, remember: bool) -> Any:
+def _wrap(function: Callable[..., Any], steps: Mapping[str, Smaller], tries: int, remember: bool) -> Any:
     if any(runs_later(function) for runs_later in RUNS_LATER):
         name = getattr(function, "__qualname__", repr(function))
         raise UsageError(f"{name} is a generator or a coroutine", hint="retry the function that it calls")
@@ -100,7 +100,7 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
             # A caller that asks for less gets less; what cannot be compared is set to what worked.
             with suppress(TypeError):
                 value = min(value, _argument(bound, name))
-            _set_argument(bound, name, value)
+            _table(bound, name)[name] = value
         made = 0
         while True:
             made += 1
@@ -145,16 +145,12 @@ def _shrink(bound: inspect.BoundArguments, steps: Mapping[str, Smaller]) -> bool
     smaller = {name: step(_argument(bound, name)) for name, step in steps.items()}
     known = {name: value for name, value in smaller.items() if value is not None}
     for name, value in known.items():
-        _set_argument(bound, name, value)
+        _table(bound, name)[name] = value
     return bool(known) or not steps
 
 
 def _argument(bound: inspect.BoundArguments, name: str) -> Any:
     return _table(bound, name).get(name)
-
-
-def _set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
-    _table(bound, name)[name] = value
 
 
 def _table(bound: inspect.BoundArguments, name: str) -> dict[str, Any]:

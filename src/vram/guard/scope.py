@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakMethod
 
-from vram.deprecation import warn_renamed
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
-from vram.guard.memory import NOTHING, OUTSIDE, Footprint, charges, driver_is_loaded
-from vram.guard.scope_tree import OverlapGroup, ScopeNode
+from vram.guard.memory import (
+    NOTHING,
+    OUTSIDE,
+    Footprint,
+    charges,
+    driver_is_loaded,
+    levels_to_caller,
+    warn_no_driver,
+)
+from vram.guard.scope_tree import Baseline, OverlapGroup, ScopeNode
 from vram.units import read_size, size
 
 if TYPE_CHECKING:
-    from vram.guard.baseline import Baseline
     from vram.guard.leak_check import TimedBaseline
     from vram.guard.limits import Undo, Watcher
     from vram.model.leak import Gain, Leak
@@ -45,14 +52,13 @@ class Scope:
     def __init__(
         self,
         name: str,
-        *,
-        leak: OnLeak = "warn",
-        limit: str | int | None = None,
-        tolerance: str | int | None = None,
-        zero_on_exit: bool = False,
-        thread: bool = False,
-        every_s: float | None = None,
-        track: bool | None = None,
+        leak: OnLeak,
+        limit: str | int | None,
+        tolerance: str | int | None,
+        zero_on_exit: bool,
+        thread: bool,
+        every_s: float | None,
+        track: bool | None,
     ) -> None:
         if leak not in MODES:
             raise UsageError(f"leak={leak!r} is none of {', '.join(MODES)}", hint='write leak="raise"')
@@ -77,12 +83,6 @@ class Scope:
     def __repr__(self) -> str:
         state = "open" if self._node is not None else "closed" if self._has_ended else "new"
         return f"<vram.scope {self.name!r}, {state}>"
-
-    @property
-    def place(self) -> ScopeNode | None:
-        """Old name of an internal attribute."""
-        warn_renamed("place", "_node")
-        return self._node
 
     # ---- while it is open ----
 
@@ -144,7 +144,7 @@ class Scope:
     def _read_baseline(self) -> Baseline | None:
         from vram.guard.leak_check import TimedBaseline
 
-        self._baseline = TimedBaseline.take(self.name, wanted=self._track)
+        self._baseline = TimedBaseline(self.name, wanted=self._track)
         return self._baseline.arrays
 
     def _apply_limit(self, limit: int, interrupts: bool) -> None:
@@ -178,7 +178,9 @@ class Scope:
         if error is not None:
             self._clear_frames(error)
         if group is None:
-            self.notes.append(_mixed_note() if node.group.is_mixed else NOT_THE_LAST)
+            from vram.model.leak import ScopeNote
+
+            self.notes.append(ScopeNote.of("mixed", MIXED) if node.group.is_mixed else NOT_THE_LAST)
         elif error is None or isinstance(error, Exception):
             self._check_leak(group)
         self._close_baseline()
@@ -244,7 +246,8 @@ class Scope:
         texts = [each.sentence() for each in observed_broken_contexts()]
         if texts:
             self.notes += texts
-            _warn(f"scope {self.name!r}: {'; '.join(texts)}", RuntimeWarning)
+            text = f"scope {self.name!r}: {'; '.join(texts)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=levels_to_caller())
         return bool(texts)
 
     def _clear_frames(self, error: BaseException) -> None:
@@ -290,25 +293,11 @@ class Scope:
         if self._mode == "raise":
             raise LeakDetected(text, hint=HINT, leak=self.leak)
         if self._mode == "warn":
-            _warn(text, LeakWarning)
+            warnings.warn(text, LeakWarning, stacklevel=levels_to_caller())
 
     def _over_limit(self, gained: int) -> str:
         limit = size(self.limit or 0)
         return f"scope {self.name!r} gained {size(gained)} of device memory; its limit is {limit}"
-
-
-def _warn(text: str, kind: type[Warning]) -> None:
-    import warnings
-
-    from vram.guard.memory import levels_to_caller
-
-    warnings.warn(text, kind, stacklevel=levels_to_caller())
-
-
-def _mixed_note() -> str:
-    from vram.model.leak import ScopeNote
-
-    return ScopeNote.of("mixed", MIXED)
 
 
 HINT = "release what is listed above, or s.keep(...) what is meant to stay"
@@ -316,7 +305,7 @@ HINT = "release what is listed above, or s.keep(...) what is meant to stay"
 
 def describe(leak: Leak) -> str:
     """The leak as text: how much, where, which arrays and who holds them."""
-    from vram.guard.tables import equal_arrays, multiplied
+    from vram.guard.live import equal_arrays, multiplied
 
     who = " or ".join(map(repr, leak.names[:4])) + (" or others" if len(leak.names) > 4 else "")
     lines = [f"scope {who} kept {size(leak.nbytes)} of device memory"]
@@ -367,16 +356,7 @@ def scope(
     """
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is not a name for a scope", hint='write scope("epoch")')
-    return Scope(
-        name,
-        leak=leak,
-        limit=limit,
-        tolerance=tolerance,
-        zero_on_exit=zero_on_exit,
-        thread=thread,
-        every_s=every_s,
-        track=track,
-    )
+    return Scope(name, leak, limit, tolerance, zero_on_exit, thread, every_s, track)
 
 
 _searched_driver = False
@@ -390,6 +370,4 @@ def _warn_without_driver() -> None:
     _searched_driver = True
     signs = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
     if not (driver_is_loaded() or "VRAM_VIRTUAL_GPU" in os.environ or any(map(os.path.exists, signs))):
-        from vram.guard.memory import warn_no_driver
-
         warn_no_driver("vram.scope")

@@ -1,21 +1,112 @@
-"""The open scopes of this process as a tree, and which of them overlap in time.
+"""The open scopes of this process as a tree, which of them overlap, and the arrays that each began with.
 
-Device memory is charged to the process, not to a thread. If scopes of several threads or tasks
-overlap, no figure tells their memory apart. Scopes with the same parent are then checked together
-when the last of them ends, against what was in use before the first began.
+Device memory is charged to the process, not to a thread: scopes with the same parent that overlap are checked
+together when the last of them ends, against what was in use before the first began.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vram.guard.baseline import Baseline, KeptArrays
-from vram.guard.memory import NOTHING, Footprint, read_footprint
+from vram.guard.memory import NOTHING, Footprint, cuda, read_footprint
+
+if TYPE_CHECKING:
+    from vram.payloads.arrays.provider import ArrayProvider
+
+# ---- arrays; no array itself is held here ----
+
+
+class Baseline:
+    """The arrays that existed at one moment. ``array in baseline`` is False for one created later,
+    also if Python gave it the memory, and so the ``id``, of one that existed."""
+
+    def __init__(self, arrays: Iterable[object] = ()) -> None:
+        self._references = {id(each): _weak_reference(each) for each in arrays}
+
+    def __contains__(self, array: object) -> bool:
+        if id(array) not in self._references:
+            return False
+        reference = self._references[id(array)]
+        return reference is None or reference() is array
+
+
+def _weak_reference(array: object) -> weakref.ref[Any] | None:
+    """None for objects that do not support weak references."""
+    try:
+        return weakref.ref(array)
+    except TypeError:
+        return None
+
+
+_Address = tuple[int | None, int]  # device and pointer
+
+
+class _KeptArray(NamedTuple):
+    """An array's memory. A later array may get the same address, but not the same ``allocation``."""
+
+    nbytes: int
+    allocation: int
+    provider: ArrayProvider
+    array: weakref.ref[Any] | None
+
+
+class KeptArrays:
+    """Arrays that the program marked with ``keep``: each memory counts once, and only while it lives."""
+
+    def __init__(self) -> None:
+        # Addresses are reused, so a group that never ends has no more entries than addresses it used.
+        self._arrays: dict[_Address, _KeptArray] = {}
+
+    def add(self, value: object, but: Baseline | None) -> None:
+        """Add the arrays inside *value*, except those in the baseline *but*."""
+        from vram.guard.leak_check import arrays_in
+
+        for provider, array, description in arrays_in(value):
+            if but is None or array not in but:
+                number = _allocation(description.pointer)
+                kept = _KeptArray(description.nbytes, number, provider, _weak_reference(array))
+                self._arrays[description.device, description.pointer] = kept
+
+    def nbytes(self) -> int:
+        """The bytes of those that live now."""
+        arrays = dict(self._arrays)
+        living = {address for address, kept in arrays.items() if _still_has_memory(address, kept)}
+        if len(living) < len(arrays):
+            from vram.payloads.arrays.inventory import find
+
+            # Another array may share the memory of one that is gone.
+            every = (each.description for each in find(gc.get_objects()))
+            living |= {(each.device, each.pointer) for each in every}
+        return sum(
+            kept.nbytes
+            for address, kept in arrays.items()
+            if address in living and _allocation(address[1]) == kept.allocation
+        )
+
+
+def _still_has_memory(address: _Address, kept: _KeptArray) -> bool:
+    array = kept.array() if kept.array is not None else None
+    now = next(kept.provider.describe([array], set())) if array is not None else None
+    return now is not None and (now.device, now.pointer) == address
+
+
+def _allocation(pointer: int) -> int:
+    """A number that the driver gives to one allocation and never again; 0 where it gives none."""
+    from vram.guard.driver import allocation_number
+
+    library = cuda()
+    return 0 if library is None else allocation_number(library.cuPointerGetAttribute, pointer)
+
+
+# ---- scopes ----
 
 _current: ContextVar[ScopeNode | None] = ContextVar("vram_scope", default=None)
 # Reentrant: a finalizer of the program may run in this thread while it is held, and open a scope itself.
@@ -63,11 +154,8 @@ _root = ScopeParent()
 
 
 class ScopeNode(ScopeParent):
-    """One open scope, from its entry to its exit. Creating it takes the measurement at the beginning.
-
-    *read_baseline* returns the arrays that exist now. It is called for the first scope of a group, and
-    only if the process has a context.
-    """
+    """One open scope. Creating it measures what is in use; *read_baseline*, the arrays that exist now, is
+    called for the first scope of a group, if the process has a context."""
 
     def __init__(self, name: str, read_baseline: Callable[[], Baseline | None]) -> None:
         self.name = name

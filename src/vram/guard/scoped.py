@@ -1,9 +1,6 @@
 """Functions, threads and executors that run in a scope of their own.
 
-Device memory belongs to the process: the end of a thread frees none of it. ``vram.Thread`` collects its
-garbage, clears the variables of a failed thread, releases caches to the driver, and reports what is then
-still in use. Raw pointers that were not freed cannot be freed from outside: they are reported, and a
-`vram.Buffer` would have freed them.
+Device memory belongs to the process: the end of a thread frees none of it.
 """
 
 from __future__ import annotations
@@ -38,9 +35,9 @@ def scoped(name: Any = None, /, **options: Any) -> Any:
     end: what its consumer keeps in between counts too.
     """
     if callable(name):
-        return _wrapped(name, name_of(name), {})
+        return _wrap(name, name_of(name), {})
     scope(name or "scope", **options)  # wrong options are refused here, not at the first call
-    return lambda function: _wrapped(function, name or name_of(function), options)
+    return lambda function: _wrap(function, name or name_of(function), options)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -50,7 +47,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _wrapped(function: Any, name: str, options: dict[str, Any]) -> Any:
+def _wrap(function: Any, name: str, options: dict[str, Any]) -> Any:
     if _is(iscoroutinefunction, function):
 
         @wraps(function)

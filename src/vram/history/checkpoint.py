@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from vram.host.local.child import Child, interpreter, spawn
+from vram.children import Child, interpreter, spawn
 
 _GRACE_S = 1.0
 
@@ -40,7 +40,7 @@ class Checkpointer:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what would load a driver or somebody's code."""
+    """Ours, without what would load a driver or foreign code."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("LD_", "CUDA_", "VRAM_"))
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, BinaryIO
 
 import msgspec
@@ -42,61 +43,51 @@ def write(report: HistoryReport, stream: BinaryIO) -> None:
         write_held(report.ghosts if isinstance(report, PastGhostsReport) else report.rows, stream)
 
 
+_HELD = {
+    "gpu": "int32",
+    "mig": "string",
+    "gpu_uuid": "string",
+    "kind": "string",
+    "nbytes": "int64",
+    "most_bytes": "int64",
+    "pid": "int64",
+    "started_at": "int64",
+    "uid": "int64",
+    "user": "string",
+    "command": "string",
+    "workload": "string",
+    "co_holders": "list",
+    "dead_pid": "int64",
+    "code": "string",
+    "since": "time",
+    "until": "time",
+    "held_s": "float64",
+    "idle_s": "float64",
+    "since_seen": "bool_",
+    "until_seen": "bool_",
+}
+
+
 def write_held(rows: Sequence[Held], stream: BinaryIO) -> None:
     """What was held, a row for each hold."""
-    import pyarrow as pa
-
-    schema = pa.schema(
-        [
-            ("gpu", pa.int32()),
-            ("mig", pa.string()),
-            ("gpu_uuid", pa.string()),
-            ("kind", pa.string()),
-            ("nbytes", pa.int64()),
-            ("most_bytes", pa.int64()),
-            ("pid", pa.int64()),
-            ("started_at", pa.int64()),
-            ("uid", pa.int64()),
-            ("user", pa.string()),
-            ("command", pa.string()),
-            ("workload", pa.string()),
-            ("co_holders", pa.list_(pa.int64())),
-            ("dead_pid", pa.int64()),
-            ("code", pa.string()),
-            ("since", _time(pa)),
-            ("until", _time(pa)),
-            ("held_s", pa.float64()),
-            ("idle_s", pa.float64()),
-            ("since_seen", pa.bool_()),
-            ("until_seen", pa.bool_()),
-        ]
-    )
-    _write([_flat(row) for row in rows], schema, stream)
+    _write([_flat(row) for row in rows], _HELD, stream)
 
 
 def write_waste(users: Sequence[UserWaste], stream: BinaryIO) -> None:
     """A row for each user."""
-    import pyarrow as pa
-
     whole = ("held_byte_s", "idle_byte_s", "leftover_byte_s")
-    fields = [("uid", pa.int64()), ("user", pa.string()), *((name, pa.int64()) for name in whole)]
-    _write([msgspec.structs.asdict(each) for each in users], pa.schema(fields), stream)
+    columns = {"uid": "int64", "user": "string", **dict.fromkeys(whole, "int64")}
+    _write([msgspec.structs.asdict(each) for each in users], columns, stream)
 
 
 def write_series(report: SeriesReport, stream: BinaryIO) -> None:
     """A row for each point, with a column for each kind of memory."""
-    import pyarrow as pa
-
     kinds = (*SAMPLED, "free")
-    fields = [
-        ("gpu", pa.string()),
-        ("at", _time(pa)),
-        ("total_bytes", pa.int64()),
-        ("leftover_bytes", pa.int64()),
-    ]
+    sizes = dict.fromkeys(("total_bytes", "leftover_bytes", *kinds), "int64")
     rows = [
         {
             "gpu": report.gpu,
+            "mig": report.mig,
             "at": _when(point.at),
             "total_bytes": point.total_bytes,
             "leftover_bytes": point.leftover_bytes,
@@ -104,15 +95,19 @@ def write_series(report: SeriesReport, stream: BinaryIO) -> None:
         }
         for point in report.points
     ]
-    _write(rows, pa.schema([*fields, *((kind, pa.int64()) for kind in kinds)]), stream)
+    _write(rows, {"gpu": "int32", "mig": "string", "at": "time", **sizes}, stream)
 
 
-def _write(rows: list[dict[str, Any]], schema: Any, stream: BinaryIO) -> None:
+def _write(rows: list[dict[str, Any]], columns: dict[str, str], stream: BinaryIO) -> None:
+    """Write those of each row's values that have a column; a type is the name of pyarrow's own."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    known = [{name: row[name] for name in schema.names} for row in rows]
-    pq.write_table(pa.Table.from_pylist(known, schema=schema), stream, compression="zstd")
+    others = {"list": pa.list_(pa.int64()), "time": pa.timestamp("s", tz="UTC")}
+    types = {name: others[kind] if kind in others else getattr(pa, kind)() for name, kind in columns.items()}
+    known = [{name: row[name] for name in columns} for row in rows]
+    table = pa.Table.from_pylist(known, schema=pa.schema(list(types.items())))
+    pq.write_table(table, stream, compression="zstd")
 
 
 def _flat(row: Held) -> dict[str, Any]:
@@ -125,11 +120,5 @@ def _flat(row: Held) -> dict[str, Any]:
     }
 
 
-def _time(pa: Any) -> Any:
-    return pa.timestamp("s", tz="UTC")
-
-
-def _when(text: str) -> Any:
-    from datetime import datetime
-
+def _when(text: str) -> datetime:
     return datetime.fromisoformat(text)

@@ -1,8 +1,8 @@
 """The history's file: where it lies, who may open it, and what happens to one that is not ours or damaged.
 
-It is written only in a folder that nobody but its user can change, by one process at a time. What lies
+It is written only in a folder that only its user can change, by one process at a time. What lies
 there and is no history is moved aside, never deleted. It is read from folders that others cannot write to:
-whoever can write beside a database decides what its reader sees.
+who can write beside a database decides what its reader sees.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class WritableFile:
         self._lock = -1
         try:
             self._folder = folders.open_private(os.path.dirname(self.path), make=True)
-            self._lock = self._locked()
+            self._lock = self._lock_file()
             self._require_own_files()
-            self.connection = self._opened()
+            self.connection = self._open()
         except OSError as error:
             self._release()
             raise HistoryUnavailable(
@@ -128,7 +128,7 @@ class WritableFile:
                 os.rename(name + suffix, to + suffix, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self.notice = f"{self.path} is {reason}: it was moved to {to} beside it, and a new history begins"
 
-    def _locked(self) -> int:
+    def _lock_file(self) -> int:
         name = os.path.basename(self.path) + "-lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.open(name, flags, 0o600, dir_fd=self._folder)
@@ -151,12 +151,12 @@ class WritableFile:
                 owner = folders.owner_name(entry.st_uid)
                 raise OSError(errno.EPERM, f"{self.path}{suffix} belongs to {owner}")
 
-    def _opened(self) -> sqlite3.Connection:
-        if reason := self._rejected():
+    def _open(self) -> sqlite3.Connection:
+        if reason := self._reject_reason():
             self.move_aside(reason)
         self._make()
         try:
-            return self._connected()
+            return self._connect()
         except _Foreign:
             self.move_aside("foreign")
         except DAMAGE as error:
@@ -165,7 +165,7 @@ class WritableFile:
             self.move_aside("damaged")
         self._make()
         try:
-            return self._connected()
+            return self._connect()
         except DAMAGE as error:
             raise _unavailable(self.path, error) from error
 
@@ -180,7 +180,7 @@ class WritableFile:
         finally:
             os.close(file)
 
-    def _rejected(self) -> str | None:
+    def _reject_reason(self) -> str | None:
         """Why the file is not to be opened by SQLite. Raises BadInput for one of a newer version."""
         if self._entry("-journal"):
             return None  # a creation was cut short: SQLite rolls it back
@@ -203,10 +203,10 @@ class WritableFile:
             require_known_version(int.from_bytes(header[_VERSION_AT : _VERSION_AT + 4], "big"), self.path)
         elif mark:
             return "foreign"
-        # Without a mark it may be our own, killed while it was made: _connected looks whether it has tables.
+        # Without a mark it may be our own, killed while it was made: _connect looks whether it has tables.
         return None
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_S)
         connection.text_factory = _text
         try:
@@ -257,7 +257,7 @@ def _unavailable(path: str, error: Exception) -> HistoryUnavailable:
     )
 
 
-# ---- for everybody who reads it ----
+# ---- for its readers ----
 
 
 def open_for_reading(path: str) -> sqlite3.Connection:
@@ -342,17 +342,13 @@ def _read_only(path: str) -> sqlite3.Connection:
             connection.close()
             raise
     except DAMAGE as error:
-        if is_damage(error) or not _is_unwritable(path):
+        if is_damage(error) or os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
             raise cannot_read(path, error) from error
     # A log needs an index beside it, which cannot be made here.
-    return _copied(path)
+    return _copy(path)
 
 
-def _is_unwritable(path: str) -> bool:
-    return not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK)
-
-
-def _copied(path: str) -> sqlite3.Connection:
+def _copy(path: str) -> sqlite3.Connection:
     """A copy in memory, where the file lies on a file system that cannot be written to."""
     import tempfile
     from shutil import copyfile

@@ -17,10 +17,10 @@ import msgspec
 
 from vram.errors import HistoryUnavailable, NothingFound, UsageError
 from vram.history import schema
-from vram.history.intervals import overlapping
+from vram.history.rows import identities
 from vram.history.schema import KINDS_BY_NUMBER, SAMPLED
 from vram.history.things import plain
-from vram.history.timeline import Times
+from vram.history.timeline import Times, overlapping
 from vram.model.history import (
     Held,
     HoldersReport,
@@ -32,13 +32,13 @@ from vram.model.history import (
     UserWaste,
     WasteReport,
 )
+from vram.model.moment import LATEST, rfc3339
 from vram.model.process import Workload
 
 MAX_ROWS = 10_000
 _MAX_PROGRAMS = 2_000
 _MAX_SHOWN = 3
-_LATEST = 253402300799.0  # the last second of the year 9999
-# Fewer readings are not worth a line: memory of a process that exits is nobody's for a moment.
+# Fewer readings are not worth a line: memory of a process that exits has no owner for a moment.
 _MIN_READINGS = 2
 _COLUMNS = (
     "id, gpu, topic, kind, since, until, flags, pid, started_at, program, dead_pid, code, others, nbytes,"
@@ -80,13 +80,15 @@ class Questions:
         self._require_readings()
         moment, notes = self._moment_at(at)
         gpus = self._gpu_ids(gpu)
+        index, mig = (None, None) if gpu is None else self._named(gpus)
         found = [
             self._held(row, moment) for row in overlapping(self._connection, _COLUMNS, moment, moment, gpus)
         ]
         found.sort(key=lambda each: (each.gpu, each.mig or "", -(each.nbytes or 0), each.pid or 0))
         read_at = self._times.wall(moment)
         return HoldersReport(
-            gpu=gpu,
+            gpu=index,
+            mig=mig,
             at=rfc3339(read_at if at is None else at),
             read_at=rfc3339(read_at),
             holders=tuple(found[:MAX_ROWS]),
@@ -97,7 +99,7 @@ class Questions:
     def ghosts(
         self, start: float | None, end: float | None, *, gpu: str | None = None, limit: int = 100
     ) -> PastGhostsReport:
-        """Memory of dead processes, and memory that nobody accounts for, in that time; the newest first."""
+        """Memory of dead processes, and memory that nothing accounts for, in that time; the newest first."""
         first, last = self._range(start, end)
         gpus = set(self._gpu_ids(gpu))
         topics = ", ".join(map(str, schema.LEFTOVER_TOPICS))
@@ -133,7 +135,8 @@ class Questions:
         for program in self._matching(text, fields):
             rows += self._of_program(program, first, last, gpus, limit + 1)
         if text.isascii() and text.isdecimal() and len(text) < 10:
-            rows += self._of_pid(int(text), first, last, gpus)
+            where = f"(pid = {int(text)} OR dead_pid = {int(text)})"
+            rows += overlapping(self._connection, _COLUMNS, first, last, sorted(gpus), where=where)
         newest = nlargest(limit + 1, {row[0]: row for row in rows}.values(), key=lambda row: row[0])
         held = tuple(self._held(row, self._times.last) for row in newest[:limit])
         return SearchReport(query=text, rows=held, recorded=self._recorded(), more=len(newest) > limit)
@@ -143,7 +146,7 @@ class Questions:
         first, last = self._range(start, end)
         hours = (
             int((self._times.wall(first) if start is None else start) // 3600),
-            int(min(_LATEST if end is None else end, _LATEST) // 3600),
+            int(min(LATEST if end is None else end, LATEST) // 3600),
         )
         rows = self._connection.execute(
             "SELECT uid, max(user), sum(held), sum(idle), sum(leftover) FROM usage WHERE hour BETWEEN ? AND ?"
@@ -170,14 +173,19 @@ class Questions:
         """One GPU's memory over time in about *points* points; none that was the highest is left out."""
         first, last = self._range(start, end)
         rows: dict[int, tuple[Any, ...]] = {}
-        for number in self._whole_gpu_ids(gpu):
+        found = self._gpu_ids(gpu)
+        # Without the MIG devices of a GPU that is meant as a whole.
+        numbers = [number for number in found if self._gpus[number][2] is None] or found
+        index, mig = self._named(numbers)
+        for number in numbers:
             rows |= self._samples(number, first, last, max(1, points // 2))
         for (pause,) in self._connection.execute(
             "SELECT id FROM moment WHERE pause = 1 AND id BETWEEN ? AND ?", (first, last)
         ):
             rows[pause] = (pause, *(None,) * (2 + len(SAMPLED)))
         return SeriesReport(
-            gpu=gpu,
+            gpu=index,
+            mig=mig,
             points=tuple(self._point(rows[moment], max(moment, first)) for moment in sorted(rows)),
             recorded=self._recorded(),
         )
@@ -264,11 +272,10 @@ class Questions:
             )
         return found
 
-    def _whole_gpu_ids(self, word: str) -> list[int]:
-        """The same without the MIG devices of a GPU that is meant as a whole."""
-        found = self._gpu_ids(word)
-        whole = [number for number in found if self._gpus[number][2] is None]
-        return whole or found
+    def _named(self, numbers: list[int]) -> tuple[int, str | None]:
+        """The GPU that these rows are of, and its MIG device where they are of that alone."""
+        index, _, mig = self._gpus[numbers[0]]
+        return index, mig if all(self._gpus[number][2] == mig for number in numbers) else None
 
     # ---- rows ----
 
@@ -296,7 +303,7 @@ class Questions:
             user=user,
             command=command,
             workload=workload,
-            co_holders=_pids(others),
+            co_holders=tuple(pid for pid, _ in identities(others)),
             dead_pid=dead_pid,
             code=code,
             since=rfc3339(times.wall(since)),
@@ -343,10 +350,6 @@ class Questions:
                     break
         return found
 
-    def _of_pid(self, pid: int, first: int, last: int, gpus: set[int]) -> list[Any]:
-        where = f"(pid = {int(pid)} OR dead_pid = {int(pid)})"
-        return list(overlapping(self._connection, _COLUMNS, first, last, sorted(gpus), where=where))
-
     def _longest_idle(self, first: int, last: int) -> dict[int | None, list[Held]]:
         """For each user the holds that wasted most: idle, or a dead process's."""
         worst: dict[int | None, list[tuple[float, int, Any]]] = {}
@@ -390,16 +393,6 @@ class Questions:
         }
         kinds["free"] = max(0, total - sum(kinds.values()))
         return SeriesPoint(at=at, total_bytes=total, kinds=kinds, leftover_bytes=leftover or 0)
-
-
-def rfc3339(wall: float) -> str:
-    """Seconds since 1970 as text, in UTC; what no date can say becomes the nearest that can."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(max(0.0, wall), _LATEST)))
-
-
-def _pids(text: str | None) -> tuple[int, ...]:
-    words = (word.partition(":")[0] for word in (text or "").split(","))
-    return tuple(int(word) for word in words if word.isascii() and word.isdecimal())
 
 
 def _workload(text: str | None) -> Workload:

@@ -7,15 +7,14 @@ then the oldest of everything. Ghosts and what is still held are kept as long as
 
 from __future__ import annotations
 
-import sqlite3
 import time
 
 from vram.errors import HistoryUnavailable
 from vram.history import schema
 from vram.history.file import PAGE_NBYTES, WritableFile
-from vram.history.intervals import overlapping
-from vram.history.programs import ProgramTable
-from vram.history.timeline import ReadingMoment, Times
+from vram.history.rows import ProgramTable
+from vram.history.timeline import Times, last_up_to, overlapping
+from vram.model.moment import Moment
 from vram.units import MIB
 
 MIN_BYTES = 8 * MIB
@@ -54,9 +53,9 @@ class Retention:
         self._log_nbytes = min(most // 4, 32 * MIB)
         self._most_pages = (most - self._log_nbytes - MIB // 2) // PAGE_NBYTES
         self._connection.execute(f"PRAGMA journal_size_limit = {MIB}")
-        self._bound()
+        self._limit_pages()
 
-    def _bound(self) -> None:
+    def _limit_pages(self) -> None:
         """SQLite refuses pages beyond the limit; a file that is larger already may still be worked in."""
         pages = self._pragma("page_count")
         most = self._most_pages if pages <= self._most_pages else pages + _SLACK_PAGES
@@ -68,7 +67,7 @@ class Retention:
         used = self._pragma("page_count") - self._pragma("freelist_count")
         return used > self._most_pages * _SOFT
 
-    def make_room(self, moment: ReadingMoment) -> None:
+    def make_room(self, moment: Moment) -> None:
         """Delete until the file is not full any more: before something is written that would not fit."""
         for _ in range(_MAX_STEPS):
             if not self.is_pressed or not self._press(moment):
@@ -95,7 +94,7 @@ class Retention:
 
     # ---- one step ----
 
-    def step(self, moment: ReadingMoment, keep_s: float) -> None:
+    def step(self, moment: Moment, keep_s: float) -> None:
         """Delete some of what has to go, within a few milliseconds."""
         until = time.perf_counter() + _BUDGET_S
         if self._pragma("page_count") > self._most_pages:
@@ -114,24 +113,23 @@ class Retention:
             self._connection.execute("PRAGMA incremental_vacuum(1)")
             if time.perf_counter() > until:
                 break
-        self._bound()
+        self._limit_pages()
 
-    def _routine(self, moment: ReadingMoment, keep_s: float) -> bool:
+    def _routine(self, moment: Moment, keep_s: float) -> bool:
         """What time demands; False where nothing more is to be done now."""
         if self._thin(self._older_than(DETAIL_S, moment)):
             return True
         boundary = self._older_than(keep_s, moment)
         return boundary > self._progress("kept-from") and self._forget_before(boundary, moment, keep_s)
 
-    def _press(self, moment: ReadingMoment) -> bool:
+    def _press(self, moment: Moment) -> bool:
         """What size demands; False where nothing can be deleted."""
         if self._thin(self._older_than(_PRESSED_DETAIL_S, moment)):
             return True
         if self._drop_short():
             return True
         boundary = self._progress("kept-from") + self._bucket
-        last = int(self._connection.execute("SELECT coalesce(max(id), 0) FROM moment").fetchone()[0])
-        return boundary < last and self._forget_before(boundary, moment, None)
+        return boundary < self._newest() and self._forget_before(boundary, moment, None)
 
     # ---- detail ----
 
@@ -189,7 +187,7 @@ class Retention:
         self._delete_holds([(number, program) for _, number, program in oldest])
         return bool(oldest)
 
-    def _forget_before(self, boundary: int, moment: ReadingMoment, keep_s: float | None) -> bool:
+    def _forget_before(self, boundary: int, moment: Moment, keep_s: float | None) -> bool:
         """Delete what ended before *boundary*, some of it at a time; True where something was deleted."""
         rows = self._connection.execute(
             "SELECT id, program FROM hold WHERE until <= ? ORDER BY until LIMIT ?", (boundary, _ROWS)
@@ -228,7 +226,7 @@ class Retention:
 
     # ---- ages ----
 
-    def _older_than(self, seconds: float, moment: ReadingMoment) -> int:
+    def _older_than(self, seconds: float, moment: Moment) -> int:
         """The last moment that is *seconds* old or older; zero: none is. Looked for once a minute."""
         asked_at, found = self._cutoffs.get(seconds, (-1.0, 0))
         if not asked_at <= moment.boot < asked_at + _ROUTINE_S:
@@ -236,13 +234,13 @@ class Retention:
             self._cutoffs[seconds] = (moment.boot, found)
         return found
 
-    def _found_older_than(self, seconds: float, moment: ReadingMoment) -> int:
+    def _found_older_than(self, seconds: float, moment: Moment) -> int:
         first = self._connection.execute(
             "SELECT min(first) FROM era WHERE boot_id = ?", (moment.boot_id,)
         ).fetchone()[0]
         if first is None:
             return 0
-        found = _last_up_to(self._connection, first, int((moment.boot - seconds) * 1000))
+        found = last_up_to(self._connection, first, self._newest(), int((moment.boot - seconds) * 1000))
         if found:
             return found
         began = self._connection.execute(
@@ -252,28 +250,15 @@ class Retention:
             return 0
         return min(int(first) - 1, Times(self._connection).before(moment.wall - seconds))
 
+    def _newest(self) -> int:
+        return int(self._connection.execute("SELECT coalesce(max(id), 0) FROM moment").fetchone()[0])
+
     def _progress(self, name: str) -> int:
         row = self._connection.execute("SELECT value FROM progress WHERE name = ?", (name,)).fetchone()
         return int(row[0]) if row else 0
 
     def _set_progress(self, name: str, value: int) -> None:
         self._connection.execute("INSERT OR REPLACE INTO progress VALUES (?, ?)", (name, value))
-
-
-def _last_up_to(connection: sqlite3.Connection, first: int, boot_ms: int) -> int:
-    """The last moment from *first* on, all of one boot, that was at *boot_ms* or before; zero: none was."""
-    low, found = first, 0
-    high = int(connection.execute("SELECT coalesce(max(id), 0) FROM moment").fetchone()[0])
-    while low <= high:
-        middle = (low + high) // 2
-        row = connection.execute(
-            "SELECT id, boot_ms FROM moment WHERE id >= ? AND id <= ? ORDER BY id LIMIT 1", (middle, high)
-        ).fetchone()
-        if row is not None and row[1] <= boot_ms:
-            found, low = row[0], row[0] + 1
-        else:
-            high = middle - 1
-    return int(found)
 
 
 def _superfluous(rows: list[tuple[int, int | None]], bucket: int) -> list[int]:

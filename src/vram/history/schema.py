@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 
-from vram.model.kinds import KINDS, Kind
+from vram.model.ledger import KINDS, Kind
 
 APPLICATION_ID = 0x7672616D  # "vram"
 
@@ -36,11 +36,13 @@ KIND_NUMBERS: dict[Kind, int] = {
     "unreported": 14,
     "unassigned": 15,
     "free": 16,
+    "outside": 17,
 }
 KINDS_BY_NUMBER = {number: kind for kind, number in KIND_NUMBERS.items()}
 
-SAMPLED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "free")
-"""The columns of a sample. What is free is the rest of the total."""
+SAMPLED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("free", "outside"))
+"""The columns of a sample. What is free is the rest of the total; what is outside frameworks is known only of
+processes that were asked, and the service asks nobody."""
 
 # What a hold is about.
 PROCESS, GHOST, EXPORTED, TOGETHER, UNATTRIBUTED, HIDDEN = range(6)

@@ -12,27 +12,26 @@ import sqlite3
 from contextlib import suppress
 
 from vram.diagnosis.answering import Answering
-from vram.diagnosis.watched import Item, Key
+from vram.diagnosis.tracker import Item, Key, Tracker
 from vram.errors import HistoryUnavailable
 from vram.history import schema
 from vram.history.checkpoint import Checkpointer
 from vram.history.file import DAMAGE, WritableFile, is_damage
-from vram.history.holds import OpenHold, load, others_text, who_columns
-from vram.history.programs import ProgramTable
 from vram.history.retention import Retention
+from vram.history.rows import OpenHold, ProgramTable, Usage, load, others_text, who_columns
 from vram.history.things import (
     UNKNOWN_SAMPLE,
     Sample,
-    Thing,
-    divided,
+    divide,
     idle_pids,
     plain,
     samples,
     things,
+    topic_of,
 )
-from vram.history.timeline import ReadingMoment, Recording
-from vram.history.usage import Usage
+from vram.history.timeline import Recording
 from vram.model.ledger import GpuLedger, Holder, Ledger
+from vram.model.moment import Moment
 from vram.units import MIB
 
 COMMIT_S = 60.0
@@ -98,13 +97,9 @@ class HistoryStore:
             self._load_holds()
             connection.execute("COMMIT")
         except DAMAGE as error:
-            raise self._failed(error) from error
+            raise self.fail(error) from error
 
-    def met(self, error: Exception) -> HistoryUnavailable:
-        """A question met *error*: a damaged file is moved aside. What to answer instead."""
-        return self._failed(error)
-
-    def record(self, ledger: Ledger, moment: ReadingMoment) -> None:
+    def record(self, ledger: Ledger, moment: Moment) -> None:
         """Remember what *ledger* says of *moment*. Raises HistoryUnavailable where that cannot be written."""
         if self._file is None:
             if moment.boot < self._retry_at:
@@ -119,9 +114,9 @@ class HistoryStore:
             self._record(ledger, moment)
         except DAMAGE as error:
             self._retry_at = moment.boot + _RETRY_S
-            raise self._failed(error) from error
+            raise self.fail(error) from error
 
-    def tend(self, moment: ReadingMoment) -> None:
+    def tend(self, moment: Moment) -> None:
         """Delete what is too old or too much, a little at a time, and commit where it is time for that."""
         if self._file is None:
             return
@@ -132,7 +127,7 @@ class HistoryStore:
             if is_due or self._retention.is_log_long:
                 self.commit()
         except DAMAGE as error:
-            raise self._failed(error) from error
+            raise self.fail(error) from error
 
     def commit(self) -> None:
         """Write to disk what was recorded until now."""
@@ -172,8 +167,11 @@ class HistoryStore:
 
     # ---- errors ----
 
-    def _failed(self, error: Exception) -> HistoryUnavailable:
-        """Forget everything since the last commit, and close the file: the next reading opens it again."""
+    def fail(self, error: Exception) -> HistoryUnavailable:
+        """Forget everything since the last commit, and close the file: the next reading opens it again.
+
+        A damaged file is moved aside. Returns what to raise, or to answer where a question met *error*.
+        """
         file = self._file
         if file is not None and file.connection.in_transaction:
             with suppress(*DAMAGE):
@@ -205,22 +203,21 @@ class HistoryStore:
         self._gpus: dict[Key, int] = {}
         self._gpu_rows: dict[tuple[int, str | None, str | None], int] = {}
         self._gpu_keys: dict[int, Key] = {}
-        self._holds: dict[tuple[object, ...], list[OpenHold]] = {}
+        self._holds: Tracker[OpenHold] = Tracker()
         self._samples: dict[Key, Sample] = {}
         self._resting: dict[int, OpenHold] = {}
-        self._comparable: dict[tuple[Key, bool], bool] = {}
         self._ledger: Ledger | None = None
         self._began = 0.0
 
     # ---- one reading ----
 
-    def _begin(self, moment: ReadingMoment | None) -> None:
+    def _begin(self, moment: Moment | None) -> None:
         assert self._file is not None
         if not self._file.connection.in_transaction:
             self._file.connection.execute("BEGIN IMMEDIATE")
             self._began = moment.boot if moment else self._recording.last_boot_ms / 1000
 
-    def _record(self, ledger: Ledger, moment: ReadingMoment) -> None:
+    def _record(self, ledger: Ledger, moment: Moment) -> None:
         self._begin(moment)
         is_first = not self._recording.last
         self._require_same_boot(moment.boot_id)
@@ -237,111 +234,90 @@ class HistoryStore:
         self._settle_idle(moment)
 
     def _compare(self, ledger: Ledger, at: int, ended_at: int, was_paused: bool) -> None:
-        whole = divided(ledger)
+        whole = divide(ledger)
         _, keys = self._answering.compare(whole)
-        self._comparable = {}
         for place, gpu in enumerate(whole.gpus):
             self._gpu_id(gpu, keys[place])
         self._write_samples(whole, keys, at, was_paused)
-        before, self._holds = self._holds, {}
-        idle = idle_pids(ledger)
-        flags = schema.BEGAN_UNSEEN if was_paused else 0
-        for thing in things(whole, keys, idle):
-            match = next((each for each in before.get(thing.key, ()) if thing.is_same(each.members)), None)
-            if match is not None:
-                before[thing.key].remove(match)
-            if not self._is_comparable(thing.gpu, thing.topic):
-                if match is not None:
-                    self._keep(thing.key, match)
-            elif match is None:
-                self._keep(thing.key, self._open_hold(thing, at, flags))
+        idle, flags = idle_pids(ledger), schema.BEGAN_UNSEEN if was_paused else 0
+        for item, known, _ in self._holds.match(filter(self._is_comparable, things(whole, keys))):
+            is_process = topic_of(item) == schema.PROCESS
+            is_idle = is_process and item.holder is not None and item.holder.pid in idle
+            if known is None:
+                known = self._open_hold(item, is_idle, at, flags)
             else:
-                self._change(match, thing, at)
-                self._keep(thing.key, match)
-        ending = schema.ENDED_UNSEEN if was_paused else 0
-        for key, left in before.items():
-            for hold in left:
-                self._end_or_keep(key, hold, ended_at, ending)
+                self._change(known, item, is_idle, at)
+            self._holds.keep(known)
+        for hold in self._holds.missing(self._is_end_proved):
+            self._end(hold, ended_at, schema.ENDED_UNSEEN if was_paused else 0)
 
-    def _end_or_keep(self, key: tuple[object, ...], hold: OpenHold, at: int, flags: int) -> None:
-        gone = self._answering.gpus and hold.gpu_key not in self._answering.gpus
-        if gone or self._is_comparable(hold.gpu_key, hold.topic):
-            self._end(hold, at, flags)
-        else:
-            self._keep(key, hold)
+    def _is_comparable(self, item: Item) -> bool:
+        """Whether this reading can prove that *item* is there."""
+        return self._answering.is_comparable(item.gpus, item.topic)
 
-    def _is_comparable(self, gpu: Key, topic: int) -> bool:
-        """Whether this reading can prove that something is there or is not."""
-        asked = (gpu, topic in (schema.PROCESS, schema.TOGETHER))
-        if asked not in self._comparable:
-            item = Item(key=(), topic="process" if asked[1] else "ghost", gpus=(gpu,))
-            self._comparable[asked] = self._answering.is_comparable(item)
-        return self._comparable[asked]
-
-    def _keep(self, key: tuple[object, ...], hold: OpenHold) -> None:
-        self._holds.setdefault(key, []).append(hold)
+    def _is_end_proved(self, hold: OpenHold) -> bool:
+        gpus, topic = (hold.gpu_key,), "process" if hold.is_charged else "ghost"
+        if self._answering.gpus and self._answering.is_removed(gpus):
+            return True
+        return self._answering.is_comparable(gpus, topic)
 
     # ---- holds ----
 
-    def _open_hold(self, thing: Thing, at: int, flags: int) -> OpenHold:
-        holder = thing.holder
+    def _open_hold(self, item: Item, is_idle: bool, at: int, flags: int) -> OpenHold:
+        holder, (gpu,), topic = item.holder, item.gpus, topic_of(item)
         program = self._programs.number(holder)
         made = self._execute(
             "INSERT INTO hold (gpu, topic, kind, since, span, flags, pid, started_at, program, dead_pid,"
             " code, others, nbytes, most_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                self._gpus[thing.gpu],
-                thing.topic,
-                schema.KIND_NUMBERS[thing.kind],
+                self._gpus[gpu],
+                topic,
+                schema.KIND_NUMBERS[item.kind or "process"],
                 at,
                 schema.OPEN_SPAN,
                 flags,
                 *who_columns(holder),
                 program,
-                thing.dead_pid,
-                thing.code,
-                others_text(thing),
-                thing.nbytes,
-                thing.nbytes,
+                item.dead_pid,
+                item.code,
+                others_text(item),
+                item.nbytes,
+                item.nbytes,
             ),
         )
         assert made.lastrowid is not None
         hold = OpenHold(
             id=made.lastrowid,
+            key=item.key,
             since=at,
-            gpu_key=thing.gpu,
-            topic=thing.topic,
-            members=thing.members,
-            nbytes=thing.nbytes,
-            most_bytes=thing.nbytes,
-            pid=holder.pid if holder else None,
-            uid=holder.uid if holder else None,
-            user=plain(holder.user) if holder else None,
-            command=plain(holder.command) if holder else None,
-            program=program,
+            gpu_key=gpu,
+            topic=topic,
+            members=item.members,
+            nbytes=item.nbytes,
+            most_bytes=item.nbytes,
         )
-        self._rest(hold, thing.idle, at)
+        hold.take_holder(holder, program)
+        self._rest(hold, is_idle, at)
         return hold
 
-    def _change(self, hold: OpenHold, thing: Thing, at: int) -> None:
+    def _change(self, hold: OpenHold, item: Item, is_idle: bool, at: int) -> None:
         """Take what differs: its size, who holds it, whether that one rests."""
-        hold.members = thing.members
-        if self._has_another_name(hold, thing.holder, at):
-            self._rename(hold, thing)
-        has_changed = thing.nbytes != hold.nbytes
-        if has_changed:
-            hold.nbytes = thing.nbytes
-            self._rest(hold, False, at)  # whoever allocates is at work
+        hold.members = item.members
+        if self._has_another_name(hold, item.holder, at):
+            self._rename(hold, item)
+        if item.nbytes != hold.nbytes:
+            hold.nbytes = item.nbytes
+            self._rest(hold, False, at)  # a process that allocates is at work
             self._execute("INSERT OR REPLACE INTO step VALUES (?, ?, ?)", (hold.id, at, hold.nbytes))
-        if hold.idle and not thing.idle:
+        if hold.idle and not is_idle:
             self._wake(hold)
-        if (thing.nbytes or 0) > (hold.most_bytes or 0):
-            hold.most_bytes = thing.nbytes
-            self._execute("UPDATE hold SET most_bytes = ? WHERE id = ?", (thing.nbytes, hold.id))
-        self._rest(hold, thing.idle, at)
+        if (item.nbytes or 0) > (hold.most_bytes or 0):
+            hold.most_bytes = item.nbytes
+            self._execute("UPDATE hold SET most_bytes = ? WHERE id = ?", (item.nbytes, hold.id))
+        self._rest(hold, is_idle, at)
 
     def _has_another_name(self, hold: OpenHold, holder: Holder | None, at: int) -> bool:
-        """Whether somebody else holds it, or its process has taken another command since it began.
+        """Whether another process holds it, or its process has taken another command since it began.
 
         Later ones are not followed: a program may show its progress in its name.
         """
@@ -349,15 +325,13 @@ class HistoryStore:
             return (holder.pid if holder else None) != hold.pid
         return at - hold.since <= _NAMING_READINGS and plain(holder.command) != hold.command
 
-    def _rename(self, hold: OpenHold, thing: Thing) -> None:
-        """A ghost is the same memory whoever holds it."""
-        holder, before = thing.holder, hold.program
-        hold.pid, hold.uid = (holder.pid, holder.uid) if holder else (None, None)
-        hold.user, hold.command = (plain(holder.user), plain(holder.command)) if holder else (None, None)
-        hold.program = self._programs.number(holder)
+    def _rename(self, hold: OpenHold, item: Item) -> None:
+        """A ghost is the same memory whichever process holds it."""
+        holder, before = item.holder, hold.program
+        hold.take_holder(holder, self._programs.number(holder))
         self._execute(
             "UPDATE hold SET pid = ?, started_at = ?, program = ?, others = ? WHERE id = ?",
-            (*who_columns(holder), hold.program, others_text(thing), hold.id),
+            (*who_columns(holder), hold.program, others_text(item), hold.id),
         )
         if before is not None and before != hold.program:
             self._programs.drop_unused({before})
@@ -382,7 +356,7 @@ class HistoryStore:
             hold.rests, hold.rests_from, hold.rests_from_ms = True, at, self._recording.last_boot_ms
             self._resting[hold.id] = hold
 
-    def _settle_idle(self, moment: ReadingMoment) -> None:
+    def _settle_idle(self, moment: Moment) -> None:
         """What rests long enough is idle, from when it began to rest."""
         now_ms = self._recording.last_boot_ms
         for hold in [each for each in self._resting.values() if now_ms - each.rests_from_ms >= IDLE_S * 1000]:
@@ -392,8 +366,8 @@ class HistoryStore:
             self._usage.add_idle(hold, (now_ms - hold.rests_from_ms) / 1000, moment.wall)
 
     def _wake_all(self, boot_ms: int) -> None:
-        """Nobody knows what they did since: their rest ended with what was known."""
-        for hold in [each for same in self._holds.values() for each in same if each.idle]:
+        """What they did since is unknown: their rest ended with what was known."""
+        for hold in [each for each in self._holds if each.idle]:
             self._wake(hold, boot_ms)
         for hold in self._resting.values():
             hold.rests = False
@@ -406,11 +380,10 @@ class HistoryStore:
             "UPDATE hold SET idle_ms = idle_ms + ?, idle_from = NULL WHERE id = ?", (rested_ms, hold.id)
         )
 
-    def _count_usage(self, since_s: float, moment: ReadingMoment) -> None:
+    def _count_usage(self, since_s: float, moment: Moment) -> None:
         if since_s > 0:
-            for same in self._holds.values():
-                for hold in same:
-                    self._usage.add(hold, since_s, moment.wall)
+            for hold in self._holds:
+                self._usage.add(hold, since_s, moment.wall)
 
     def _write_usage(self) -> None:
         assert self._file is not None
@@ -440,7 +413,7 @@ class HistoryStore:
         for key in self._samples.keys() - found.keys():
             self._write_sample(key, UNKNOWN_SAMPLE, at)
         for key, sample in found.items():
-            readable = sample if self._is_comparable(key, schema.PROCESS) else UNKNOWN_SAMPLE
+            readable = sample if self._answering.is_comparable((key,), "process") else UNKNOWN_SAMPLE
             if was_paused or self._samples.get(key) != readable:
                 self._write_sample(key, readable, at)
 
@@ -469,20 +442,19 @@ class HistoryStore:
             self._gpu_keys[number] = (uuid, mig) if uuid is not None else (index, mig)
 
     def _load_holds(self) -> None:
-        """Go on with everything that had no end; whether it went on resting nobody knows."""
+        """Go on with everything that had no end; whether it went on resting is unknown."""
         assert self._file is not None
         self._recording.pause()
-        for key, hold in load(self._file.connection, self._gpu_keys):
+        for hold in load(self._file.connection, self._gpu_keys):
             if hold.idle:
                 self._wake(hold)
-            self._keep(key, hold)
+            self._holds.keep(hold)
 
     def _require_same_boot(self, boot_id: str) -> None:
-        """No process outlives a boot: what was there has ended, when nobody knows."""
+        """No process outlives a boot: what was there has ended, at an unknown time."""
         if self._recording.boot_id in (None, boot_id):
             return
         at = self._recording.pause()
-        for same in self._holds.values():
-            for hold in same:
-                self._end(hold, at, schema.ENDED_UNSEEN)
-        self._holds = {}
+        for hold in self._holds:
+            self._end(hold, at, schema.ENDED_UNSEEN)
+        self._holds.clear()

@@ -1,6 +1,6 @@
 """Moments: when readings were taken, by a clock that never jumps, and what the wall clock said then.
 
-A moment has a number, an era and the time since boot. While nobody sets the wall clock, an era's offset
+A moment has a number, an era and the time since boot. While the wall clock is not set, an era's offset
 turns that into a time of day; setting the clock, or a boot, begins another era. Ages inside one boot come
 from boot time alone. Where the recording stopped, a moment is marked as a pause: nothing is known from it
 until the next one.
@@ -9,21 +9,14 @@ until the next one.
 from __future__ import annotations
 
 import sqlite3
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from vram.history.schema import OPEN_SPAN
+from vram.model.moment import Moment
 
 # Sleeping and slewing move the wall clock against the boot clock by less than this between two eras.
 _SAME_ERA_MS = 500
-
-
-class ReadingMoment(Protocol):
-    """When a reading was taken; ``vram.serve.clock.Moment`` is one."""
-
-    @property
-    def wall(self) -> float: ...
-    @property
-    def boot(self) -> float: ...
-    @property
-    def boot_id(self) -> str: ...
 
 
 class Era(NamedTuple):
@@ -63,7 +56,7 @@ class Recording:
             self._insert(self._era.id, self.last_boot_ms + 1, pause=1)
         return self.last
 
-    def add(self, moment: ReadingMoment) -> tuple[int, float, bool]:
+    def add(self, moment: Moment) -> tuple[int, float, bool]:
         """Write *moment*: its number, the seconds since the one before (0 after a pause), whether one was."""
         boot_ms = int(moment.boot * 1000)
         same_boot = self._era is not None and self._era.boot_id == moment.boot_id
@@ -116,7 +109,8 @@ class Times:
     def wall(self, moment: int) -> float:
         """What the wall clock said at *moment*, in seconds since 1970."""
         era, boot_ms, _ = self._moment(moment)
-        return (boot_ms + self._offset_ms(era)) / 1000
+        offset_ms = self._eras[era].offset_ms if era in self._eras else 0
+        return (boot_ms + offset_ms) / 1000
 
     def is_pause(self, moment: int) -> bool:
         return self._moment(moment)[2]
@@ -136,8 +130,9 @@ class Times:
         eras = list(self._eras.values())
         for place, era in enumerate(eras):
             end = eras[place + 1].first if place + 1 < len(eras) else self.last + 1
-            moment = self._last_before(era, end, wall_ms)
-            if moment is None:
+            first = max(era.first, self.first)
+            moment = last_up_to(self._connection, first, end - 1, wall_ms - era.offset_ms)
+            if not moment:
                 continue
             following = end if end <= self.last else None
             is_inside = moment < end - 1 or following is None or self.wall(following) * 1000 > wall_ms
@@ -157,22 +152,6 @@ class Times:
             return self.first if self.count and wall < self.wall(self.first) else self.last + 1
         return found[0] if self.wall(found[0]) >= wall else found[0] + 1
 
-    def _last_before(self, era: Era, end: int, wall_ms: int) -> int | None:
-        """The last moment of *era* up to *wall_ms*; moments of an era are in the order of time."""
-        low, high, found = max(era.first, self.first), end - 1, None
-        while low <= high:
-            middle = (low + high) // 2
-            row = self._connection.execute(
-                "SELECT id, boot_ms FROM moment WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 1", (middle, high)
-            ).fetchone()
-            if row is None:
-                high = middle - 1
-            elif row[1] + era.offset_ms <= wall_ms:
-                found, low = row[0], row[0] + 1
-            else:
-                high = middle - 1
-        return found
-
     def _moment(self, moment: int) -> tuple[int, int, bool]:
         """Era, boot time and whether it is a pause; of a moment that is not kept, those of the next one."""
         if moment not in self._known:
@@ -185,8 +164,48 @@ class Times:
             return self._moment(self.last) if moment != self.last else (0, 0, True)
         return found
 
-    def _offset_ms(self, era: int) -> int:
-        return self._eras[era].offset_ms if era in self._eras else 0
-
     def _boot_id(self, era: int) -> str:
         return self._eras[era].boot_id if era in self._eras else ""
+
+
+def last_up_to(connection: sqlite3.Connection, low: int, high: int, boot_ms: int) -> int:
+    """The last of the moments from *low* to *high*, all of one boot, up to *boot_ms*; zero: none was."""
+    found = 0
+    while low <= high:
+        middle = (low + high) // 2
+        row = connection.execute(
+            "SELECT id, boot_ms FROM moment WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 1", (middle, high)
+        ).fetchone()
+        if row is not None and row[1] <= boot_ms:
+            found, low = int(row[0]), row[0] + 1
+        else:
+            high = middle - 1
+    return found
+
+
+def overlapping(
+    connection: sqlite3.Connection,
+    columns: str,
+    first: int,
+    last: int,
+    gpus: Sequence[int] | None = None,
+    least_span: int = 1,
+    where: str = "1",
+) -> Iterator[Any]:
+    """*columns* of everything held at a moment from *first* to *last*, on *gpus* (None: all).
+
+    Of what has ended, only holds of *least_span* and more: shorter ones are the most, and matter least.
+    A hold of span s lasted fewer than 2**s moments, so that those over a range began fewer than that before
+    it: a short range of the index for each span, and not all that ever was.
+    """
+    if gpus is None:
+        gpus = [row[0] for row in connection.execute("SELECT id FROM gpu")]
+    newest = connection.execute("SELECT max(id) FROM moment").fetchone()[0] or 0
+    here = f"SELECT {columns} FROM hold WHERE gpu = ? AND span = ? AND since <= ?"
+    for gpu in gpus:
+        yield from connection.execute(f"{here} AND {where}", (gpu, OPEN_SPAN, last)).fetchall()
+        for span in range(least_span, newest.bit_length() + 1):
+            yield from connection.execute(
+                f"{here} AND since > ? AND until > ? AND {where}",
+                (gpu, span, last, first - (1 << span), first),
+            ).fetchall()

@@ -6,10 +6,11 @@ No port raises for what the world does: a denial, a hang, an absence is part of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from vram.children import Sent as Sent
 from vram.model.files import ClientFacts, DeviceFile
 from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
@@ -23,8 +24,6 @@ if TYPE_CHECKING:  # most commands park nothing
 else:
     # Only type checkers read protocols, and making one costs 60 µs: there are many.
     Protocol = object
-
-Sent = Literal["sent", "gone", "denied"]
 
 
 class Dmabuf(Struct, frozen=True):
@@ -105,7 +104,7 @@ class NvmlReader(Protocol):
 
 
 class OpenFiles(Protocol):
-    """Device files that processes hold open: of *pids*, or of everybody."""
+    """Device files that processes hold open: of *pids*, or of all processes."""
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan: ...
 
@@ -147,15 +146,14 @@ class Drm(Protocol):
     """GPUs of AMD and Intel, and ROCm's list of processes. Their open files are with all others'.
 
     ``drivers`` are the kernel's drivers that have such GPUs: with none, there is none.
-    ``nvidia_gpus`` is how many GPUs the machine has that NVIDIA's own driver drives; None where
-    that is unknown.
+    ``nvidia_gpus`` is how many GPUs NVIDIA's own driver drives, as far as is known.
     """
 
     @property
     def drivers(self) -> Collection[str]: ...
     def cards(self) -> Sequence[Card]: ...
     def compute(self) -> Sequence[ComputeCharge]: ...
-    def nvidia_gpus(self) -> int | None: ...
+    def nvidia_gpus(self) -> int: ...
 
 
 class Exports(Protocol):
@@ -171,13 +169,14 @@ class Exports(Protocol):
 
 
 class ProcessCondition(Struct, frozen=True):
-    """A process at this moment; ``image`` is as :class:`Proc` has it."""
+    """A process at this moment; ``image`` is as :class:`Proc` has it, ``cpu_s`` is what its threads used."""
 
     started_at: int
     state: str
     exiting: bool
     parent: int | None
     image: str | None
+    cpu_s: float = 0.0
 
 
 class Proc(Protocol):
@@ -185,7 +184,7 @@ class Proc(Protocol):
 
     ``image`` names the program that was loaded last: exec changes it, even into the same file.
     None where we may not look, or where the process is gone. ``relatives`` are the pids whose parent,
-    process group or session is one of those given, whoever they belong to; ``descendants`` are the
+    process group or session is one of those given, whichever user's they are; ``descendants`` are the
     living children of a process, their children, and so on, each after its parent. ``condition`` is
     what changes of a process while it lives.
     """
@@ -210,7 +209,7 @@ class PidHandle(Protocol):
 
 
 class Signals(Protocol):
-    """Opens processes by pidfd: None where nobody has the pid. ``self_and_ancestors`` is our own pid and
+    """Opens processes by pidfd: None where no process has the pid. ``self_and_ancestors`` is our own pid and
     those of all our ancestors."""
 
     def open(self, pid: int) -> PidHandle | None: ...
@@ -249,12 +248,7 @@ class CheckpointWorker(Protocol):
         watch: Watch | None = None,
     ) -> tuple[CheckpointAnswer, ...]: ...
     def unpark(
-        self,
-        target: ParkTarget,
-        *,
-        room_patience_s: float,
-        deadline_s: float,
-        watch: Watch | None = None,
+        self, target: ParkTarget, *, room_patience_s: float, deadline_s: float, watch: Watch | None = None
     ) -> CheckpointAnswer: ...
     def keep_parked(self, pids: Sequence[int]) -> CheckpointAnswer: ...
     def until(self, handle: PidHandle) -> CheckpointAnswer: ...
@@ -272,7 +266,7 @@ class Checkpoint(Protocol):
 
 class CudaProcesses(Struct, frozen=True):
     """Who has the CUDA driver's library loaded, of those we may look into. Not ``complete``: the time
-    was up before everybody was looked at."""
+    was up before all processes were read."""
 
     pids: tuple[int, ...]
     complete: bool
@@ -322,7 +316,7 @@ class SelfTests(Protocol):
 
 
 class SystemInfo(Protocol):
-    """The machine around the GPUs, and what we may do on it. Nobody else's process is touched."""
+    """The machine around the GPUs, and what we may do on it. No process of others is touched."""
 
     def host_files(self) -> HostFiles: ...
     def cupti(self) -> tuple[str, ...]: ...

@@ -4,7 +4,7 @@
 def kill_nine(experiment: Experiment) -> Conclusion:
     \"\"\"kill -9 leaves GPU memory behind that stays used
 
-    Source, Method and Reading follow, each under a line of dashes: the docstring is the page.
+    Source: where it is said. Method and Reading are headings of their own: the docstring is the page.
     \"\"\"
 """
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from vram.model.lab import Figure, LabClaim, Unit
+from vram.pages import manual_page
 from vram.units import MIB, size
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ class Conclusion(Struct, frozen=True):
     because: str
     figures: tuple[Figure, ...] = ()
 
+    def and_later(self, nbytes: int, text: str, **figures: int) -> Conclusion:
+        """Add what was in use at a later stage; a figure's name has spaces for its underscores."""
+        named = tuple(Figure(name.replace("_", " "), value, "bytes") for name, value in figures.items())
+        return Conclusion(self.holds, f"{self.because}, {size(max(0, nbytes))} {text}", named)
+
 
 Measure = Callable[["Experiment"], Conclusion]
 
@@ -80,16 +85,16 @@ class DefinedClaim(Struct, frozen=True):
 
     def describe(self) -> LabClaim:
         """The claim as its page has it."""
-        page = cleandoc(self.measure.__doc__ or "")
-        parts = re.split(r"^(\w[\w ]*)\n-{3,}$", page, flags=re.MULTILINE)
+        page = manual_page(self.measure.__doc__)
+        claim, *parts = re.split(r"^(\w+)\n-{3,}$", page, flags=re.MULTILINE)
         sections = {
-            title: " ".join(body.split()) for title, body in zip(parts[1::2], parts[2::2], strict=True)
+            title: " ".join(body.split()) for title, body in zip(parts[::2], parts[1::2], strict=True)
         }
         return LabClaim(
             name=self.name,
             topic=self.topic,
             # Python -OO strips docstrings, and with them the pages.
-            claim=page.partition("\n")[0] or self.name,
+            claim=claim.strip() or self.name,
             source=sections.get("Source", ""),
             method=sections.get("Method", ""),
             reading=sections.get("Reading", ""),
@@ -138,7 +143,7 @@ def mostly(nbytes: int, whole: int) -> bool | None:
     return False if nbytes <= max(NEARLY_NOTHING * whole, NEAR) else None
 
 
-def judged(nbytes: int, whole: int, text: str, *, claimed: bool = True) -> Conclusion:
+def judge(nbytes: int, whole: int, text: str, *, claimed: bool = True) -> Conclusion:
     """Conclude on a claim that nearly all of *whole* is so (or with *claimed* False: hardly any)."""
     share = mostly(nbytes, whole)
     because = f"{of(nbytes, whole)} {text}"

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from subprocess import DEVNULL
 from typing import Any
 
+from vram.children import LineInbox, LocalPidHandle, start_program
 from vram.lab.claim import CannotTell
 from vram.units import size
 from vram.virtualgpu.demos import PROGRAMS
@@ -48,38 +47,27 @@ class MemoryBudget:
         self._left += nbytes
 
 
-class LabProcess:
+class LabProcess(LocalPidHandle):
     """One process of an experiment, held by pidfd from the moment it is named."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
         try:
-            self.pidfd = os.pidfd_open(pid)
+            super().__init__(pid, os.pidfd_open(pid))
         except ProcessLookupError as error:
             raise WorkerEnded(f"a process of the experiment exited at once (pid {pid})") from error
-
-    def signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
-
-    def gone(self, timeout_s: float = EXIT_S) -> bool:
-        """Whether it has ended within *timeout_s*; its files are closed by then, reaped or not."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
 
     def kill(self) -> float:
         """End it by SIGKILL; return the seconds until the kernel reported it dead."""
         began = time.monotonic()
-        self.signal(signal.SIGKILL)
-        if not self.gone():
+        self.send(signal.SIGKILL)
+        if not self.ended(EXIT_S):
             raise CannotTell(f"a process of the experiment cannot be killed (pid {self.pid})")
         return time.monotonic() - began
 
     def close(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.gone()
-        os.close(self.pidfd)
+        self.send(signal.SIGKILL)
+        self.ended(EXIT_S)
+        super().close()
 
 
 class WorkerClient(LabProcess):
@@ -90,22 +78,16 @@ class WorkerClient(LabProcess):
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "worker.py")],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # Ctrl-C at the terminal is ours to handle, in our order.
-            start_new_session=True,
-        )
-        super().__init__(self._popen.pid)
+        words = [sys.executable, str(PROGRAMS / "worker.py")]
+        self._program = start_program(words, env=environment, stderr=DEVNULL)
+        super().__init__(self._program.pid)
         self.left_s: Callable[[], float] = lambda: EXIT_S
         self.budget = MemoryBudget(0)
         self.children: list[LabProcess] = []
         self._sizes: dict[int, int] = {}
         self._operations: dict[str, list[str]] = {}
-        self._unread = b""
+        self._lines = LineInbox()
+        self._unread: deque[bytes] = deque()
         self._unanswered: deque[str] = deque()
 
     # ---- calls ----
@@ -126,7 +108,7 @@ class WorkerClient(LabProcess):
             self.budget.release(self._sizes.pop(arguments[0], 0))
         return value
 
-    def send(self, operation: str, *arguments: Any) -> None:
+    def begin_call(self, operation: str, *arguments: Any) -> None:
         """Send a call and do not wait: its answer is read before the next one's."""
         self._write([operation, *arguments])
         self._unanswered.append(operation)
@@ -135,12 +117,12 @@ class WorkerClient(LabProcess):
         """Send a call that ends the worker, and wait until it has ended."""
         self._check("operations", operation)
         self._write([operation])
-        if not self.gone(self.left_s()):
+        if not self.ended(self.left_s()):
             raise CannotTell(f"a process did not exit after {operation!r}")
 
     def stop(self) -> None:
         """Stop it as Ctrl-Z does."""
-        self.signal(signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
         # One that ended instead must not be waited for; it stays to be reaped.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -161,13 +143,8 @@ class WorkerClient(LabProcess):
         for child in reversed(self.children):
             child.close()
         super().close()
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        with suppress(BrokenPipeError):
-            self._popen.stdin.close()
-        self._popen.stdout.close()
-        with suppress(subprocess.TimeoutExpired):  # in the kernel for good: nobody can end it
-            self._popen.wait(EXIT_S)
+        self._program.hang_up()
+        self._program.wait(EXIT_S)  # one that hangs in the kernel for good cannot be ended
 
     def call_child(self, pid: int, operation: str, *arguments: Any) -> Any:
         self._check("child", operation)
@@ -195,34 +172,21 @@ class WorkerClient(LabProcess):
         return answer["value"]
 
     def _write(self, line: list[Any]) -> None:
-        assert self._popen.stdin is not None
         try:
-            self._popen.stdin.write(json.dumps(line).encode() + b"\n")
-            self._popen.stdin.flush()
+            self._program.write(json.dumps(line).encode() + b"\n")
         except BrokenPipeError as error:
             raise WorkerEnded("a process of the experiment exited early") from error
 
     def _read_line(self, operation: str) -> bytes:
-        while b"\n" not in self._unread:
-            self._unread += self._read_more(operation)
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-    def _read_more(self, operation: str) -> bytes:
-        assert self._popen.stdout is not None
-        poll = select.poll()
-        poll.register(self._popen.stdout, select.POLLIN)
-        # A forked child may keep the pipe open after the process itself is gone.
-        poll.register(self.pidfd, select.POLLIN)
-        ready = poll.poll(max(0.0, self.left_s()) * 1000)
-        if not ready:
-            raise CannotTell(f"not done by the deadline: {operation!r} did not return")
-        chunk = b""
-        if any(number != self.pidfd for number, _ in ready):
-            chunk = os.read(self._popen.stdout.fileno(), 1 << 16)
-        if not chunk:
-            raise WorkerEnded(f"a process of the experiment exited in {operation!r}")
-        return chunk
+        while not self._unread:
+            try:
+                part = next(self._program.parts(time.monotonic() + self.left_s()), b"")
+            except TimeoutError as error:
+                raise CannotTell(f"not done by the deadline: {operation!r} did not return") from error
+            if not part:
+                raise WorkerEnded(f"a process of the experiment exited in {operation!r}")
+            self._unread += self._lines.add(part)
+        return self._unread.popleft()
 
 
 class ForkedChild(LabProcess):
@@ -257,7 +221,7 @@ class WorkerPool:
         worker = WorkerClient(self.environment)
         self._waiting.setdefault(library, deque()).append(worker)
         if library:
-            worker.send("run_python", f"import {library}")
+            worker.begin_call("run_python", f"import {library}")
 
     def take(self, library: str) -> WorkerClient:
         """Return one that waits, or a new one. An import that failed is reported by its first call."""

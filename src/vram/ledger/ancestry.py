@@ -52,7 +52,7 @@ class Ancestry:
 
 
 class _Tour:
-    """A walk down from every root: whoever is entered while another is not left yet is below it."""
+    """A walk down from every root: a process that is entered before another is left is below that one."""
 
     def __init__(self, parents: Mapping[int, int]) -> None:
         self._children: dict[int, list[int]] = {}

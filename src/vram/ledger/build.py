@@ -15,8 +15,7 @@ from vram.ledger import mig
 from vram.ledger.charges import charged_entries
 from vram.ledger.exports import Place, PlacedExports, place_exports
 from vram.ledger.file_holders import with_files_open
-from vram.ledger.holders import holders
-from vram.ledger.indexed_survey import GpuObservations, IndexedSurvey, index_survey
+from vram.ledger.indexed_survey import GpuObservations, IndexedSurvey, holders, index_survey
 from vram.ledger.mig import Part
 from vram.ledger.process_lists import (
     ended_entries,
@@ -26,12 +25,18 @@ from vram.ledger.process_lists import (
     set_ended_apart,
     unnamed_entries,
 )
-from vram.ledger.reconcile import fit, overlapping, split
-from vram.ledger.remainder import expected, managed_entries, managed_explains, remainder_entries
+from vram.ledger.remainder import (
+    expected,
+    fit,
+    managed_entries,
+    managed_explains,
+    overlapping,
+    remainder_entries,
+    split,
+)
 from vram.model.gpu import MemoryFacts
 from vram.model.ledger import Entry, GpuLedger, Ledger, Note, OpenOnly, known_bytes
 from vram.model.observation import Survey
-from vram.model.windows import WindowsSide
 from vram.units import size
 
 Claims = tuple[list[Entry], list[OpenOnly]]
@@ -116,7 +121,8 @@ def _under_windows(survey: IndexedSurvey) -> tuple[GpuLedger, ...]:
         reported = account(survey, gpu, adapters[index], split(gpu.memory)[2])
         aged = (Note("windows-old", survey.windows_age),) if survey.windows_age else ()
         notes = (*_moved(gpu.memory), *aged, *reported.notes, *list_notes(gpu), *_apart(gpu.memory))
-        drafts.append(_gpu_ledger(gpu, gpu.memory, reported.entries, notes, windows=reported.side))
+        entries = _with_unused(reported.entries, gpu.memory)
+        drafts.append(replace(_read(gpu), entries=entries, notes=notes, windows=reported.side))
     return tuple(drafts)
 
 
@@ -159,8 +165,8 @@ class LedgerBuilder:
         self._exports = exports
         self._claims = claims
         self._importers: dict[int, list[OpenOnly]] = {}
-        for (index, _), placed in exports.items():
-            self._importers.setdefault(index, []).extend(placed.open_only)
+        for (index, _), (_, importers) in exports.items():
+            self._importers.setdefault(index, []).extend(importers)
 
     def gpu(self, gpu: GpuObservations, parts: Sequence[Part] | None) -> GpuLedger:
         if parts is not None:
@@ -168,9 +174,12 @@ class LedgerBuilder:
         draft = self._drafts.get((gpu.index, None))
         if draft is None or gpu.memory is None:
             return _without_draft(self._survey, gpu)
-        notes = (*_notes(draft), *mig.note(gpu, mig.parts(gpu)))
-        held = self._held((gpu.index, None))
-        return _gpu_ledger(gpu, gpu.memory, held, notes, self._open_only(gpu.index))
+        return replace(
+            _read(gpu),
+            entries=_with_unused(self._held((gpu.index, None)), gpu.memory),
+            notes=(*_notes(draft), *mig.note(gpu, mig.parts(gpu))),
+            open_only=self._open_only(gpu.index),
+        )
 
     def _divided(self, gpu: GpuObservations, parts: Sequence[Part]) -> GpuLedger:
         numbers = {part.number for part in parts if part.memory}
@@ -183,21 +192,16 @@ class LedgerBuilder:
         ]
         notes = {number: _notes(self._drafts[gpu.index, number]) for number in numbers}
         return replace(
-            _unread(gpu),
-            total_bytes=gpu.memory.total if gpu.memory else None,
+            _read(gpu),
             entries=(*inside, *mig.outside(gpu, parts, loose)),
-            status=gpu.status,
-            message=gpu.message,
-            code=gpu.code,
             open_only=self._open_only(gpu.index),
-            memory=gpu.memory,
             instances=tuple(mig.instance(part, notes.get(part.number, ())) for part in parts),
         )
 
     def _held(self, place: Place) -> tuple[Entry, ...]:
         """Entries that sum to what is in use in one place."""
         survey, draft = self._survey, self._drafts[place]
-        exported = fit(self._exports[place].entries, draft.rest)
+        exported = fit(self._exports[place][0], draft.rest)
         rest = draft.rest - known_bytes(exported)
         managed = managed_entries(survey, draft.gpu, rest - expected(survey, draft.gpu))
         rest -= known_bytes(managed)
@@ -207,27 +211,11 @@ class LedgerBuilder:
         return (*self._claims[index][1], *self._importers.get(index, ()))
 
 
-def _gpu_ledger(
-    gpu: GpuObservations,
-    memory: MemoryFacts,
-    held: tuple[Entry, ...],
-    notes: tuple[Note, ...],
-    open_only: tuple[OpenOnly, ...] = (),
-    windows: WindowsSide | None = None,
-) -> GpuLedger:
-    """One GPU's ledger; *held* sums to what is in use."""
-    return replace(
-        _unread(gpu),
-        total_bytes=memory.total,
-        entries=_with_unused(held, memory),
-        status=gpu.status,
-        message=gpu.message,
-        code=gpu.code,
-        notes=notes,
-        open_only=open_only,
-        memory=memory,
-        windows=windows,
-    )
+def _read(gpu: GpuObservations) -> GpuLedger:
+    """A GPU whose memory was read, as a whole or by its instances; without its entries."""
+    total = gpu.memory.total if gpu.memory else None
+    about = {"status": gpu.status, "message": gpu.message, "code": gpu.code}
+    return replace(_unread(gpu), total_bytes=total, memory=gpu.memory, **about)
 
 
 def _with_unused(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -14,11 +15,9 @@ from vram.ledger.file_holders import (
     match,
     sources,
     uncharged,
-    unmapped,
     unreadable_relatives,
 )
-from vram.ledger.holders import departed, holder, holders
-from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey
+from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey, departed, holder, holders
 from vram.model.ledger import Entry, Holder, OpenOnly
 from vram.model.process import ProcessFacts
 from vram.protected import is_mps_server
@@ -27,6 +26,7 @@ from vram.units import counted, size
 # How often holders are named for dead pids that may be any of theirs: beyond it the smallest share an
 # entry, since naming every process for every pid grows with the square of them.
 _MAX_MENTIONS = 1 << 14
+_MAX_WATCHERS = 5
 
 
 class _Owners(Struct, frozen=True):
@@ -99,7 +99,8 @@ def _owners(survey: IndexedSurvey, gpu: GpuObservations) -> _Owners:
     for charge in gpu.charges:
         (living if _still_there(survey, charge) else dead).append(charge)
     charged = [charge.process.pid for charge in living]
-    present = uncharged(survey, minor, (*charged, *(charge.process.pid for charge in gpu.unnamed)))
+    named = (*charged, *(charge.process.pid for charge in gpu.unnamed))
+    present = uncharged(survey, minor, named, mapped=True)
     candidates = likely_holders(present)
     found = sources(survey, candidates, minor, charged)
     forked: dict[int, list[int]] = {}
@@ -110,16 +111,15 @@ def _owners(survey: IndexedSurvey, gpu: GpuObservations) -> _Owners:
     gone = [charge.process.pid for charge in dead]
     matched = match(survey, gone, families(survey, loose, minor), charged, minor)
     if not all(each.families for each in matched.values()):
-        _add_unmapped(survey, gpu, charged, matched)
+        _add_unmapped(survey, minor, named, matched)
     return _Owners(living, dead, found, forked, matched, list(present))
 
 
 def _add_unmapped(
-    survey: IndexedSurvey, gpu: GpuObservations, charged: list[int], matched: dict[int, Match]
+    survey: IndexedSurvey, minor: int | None, named: Sequence[int], matched: dict[int, Match]
 ) -> None:
-    """Dead pids that no other holder was found for: somebody may keep their memory by descriptors alone."""
-    minor = gpu.facts.minor if gpu.facts else None
-    there = unmapped(survey, minor, (*charged, *(charge.process.pid for charge in gpu.unnamed)))
+    """Dead pids that no other holder was found for: a process may keep their memory by descriptors alone."""
+    there = uncharged(survey, minor, named, mapped=False)
     found = tuple(families(survey, likely_holders(there), minor))
     for pid, each in matched.items():
         if not each.families and found:
@@ -181,18 +181,27 @@ def _dead(survey: IndexedSurvey, charge: Charge, held: _DeadOwnersMemory) -> Ent
     evidence = [_statement(charge), gone(survey, pid)]
     if not held.holders:
         return _without_holder(survey, charge, evidence)
-    return Entry(
-        kind="orphaned",
-        nbytes=charge.nbytes,
-        holder=held.holders[0],
-        co_holders=held.holders[1:],
+    return replace(
+        _of_dead(survey, charge, held.holders),
         sharing=found.sharing or ("all" if len(held.holders) > 1 else None),
-        charged_pid=pid,
-        charged_state=_state(survey, pid),
         evidence=(*evidence, *held.files, _link(pid, held), *_may_be_more(survey)),
         confidence="fact" if found.proof else "likely",
         proof=found.proof,
         unheld=found.unheld,
+    )
+
+
+def _of_dead(survey: IndexedSurvey, charge: Charge, people: tuple[Holder, ...]) -> Entry:
+    """The entry of a dead pid's charge, likely held by *people*."""
+    return Entry(
+        kind="orphaned",
+        nbytes=charge.nbytes,
+        holder=people[0],
+        co_holders=people[1:],
+        sharing="all" if len(people) > 1 else None,
+        charged_pid=charge.process.pid,
+        charged_state=survey.state_of(charge.process.pid),
+        confidence="likely",
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
     )
@@ -221,46 +230,45 @@ def _may_be_more(survey: IndexedSurvey) -> list[str]:
 
 def _without_holder(survey: IndexedSurvey, charge: Charge, evidence: list[str]) -> Entry:
     """No visible process holds a listed, dead pid's memory: its holder is hidden, or there is none."""
-    relatives = unreadable_relatives(survey, charge.process.pid)
+    # Of another user, with open files that are closed to us, and of a session that names the dead pid.
+    relatives = holders(survey, unreadable_relatives(survey, charge.process.pid))
     if relatives:
-        return _unreadable(survey, charge, evidence, relatives)
+        evidence.append(
+            f"{_pids(relatives)} {'is' if len(relatives) == 1 else 'are'} of its session, group or children,"
+            " and the open files are not readable"
+        )
+        return replace(_of_dead(survey, charge, relatives), evidence=tuple(evidence))
     reason, why = out_of_sight(survey, charge.process.pid)
-    evidence.append(why)
-    return Entry(
+    nobody = departed(charge.process.pid, charge.lists, visible=reason is None)
+    return replace(
+        _of_dead(survey, charge, (nobody,)),
         kind="hidden" if reason else "orphaned",
-        nbytes=charge.nbytes,
-        holder=departed(charge.process.pid, charge.lists, visible=reason is None),
-        charged_pid=charge.process.pid,
-        charged_state=_state(survey, charge.process.pid),
         hidden_by=reason,
-        evidence=tuple(evidence),
+        evidence=(*evidence, why, *_with_any_file(survey)),
         confidence="likely" if reason else "unknown",
-        gpu_instance=charge.gpu_instance,
-        compute_instance=charge.compute_instance,
     )
 
 
-def _unreadable(survey: IndexedSurvey, charge: Charge, evidence: list[str], relatives: list[int]) -> Entry:
-    """Processes of another user whose open files are closed to us, and whose session names the dead pid."""
-    pid = charge.process.pid
-    holding = holders(survey, relatives)
-    evidence.append(
-        f"{_pids(holding)} {'is' if len(holding) == 1 else 'are'} of its session, group or children, and"
-        " the open files are not readable"
-    )
-    return Entry(
-        kind="orphaned",
-        nbytes=charge.nbytes,
-        holder=holding[0],
-        co_holders=holding[1:],
-        sharing="all" if len(holding) > 1 else None,
-        charged_pid=pid,
-        charged_state=_state(survey, pid),
-        evidence=tuple(evidence),
-        confidence="likely",
-        gpu_instance=charge.gpu_instance,
-        compute_instance=charge.compute_instance,
-    )
+def _with_any_file(survey: IndexedSurvey) -> list[str]:
+    """What is said of those who have files of the driver's open and are charged on no GPU.
+
+    A single descriptor keeps all memory of a context, be it of the GPU, of nvidiactl or of nvidia-uvm (H200).
+    Programs that only watch the GPU look the same.
+    """
+    if survey.made_uncharged is None:
+        survey.made_uncharged = sorted(_charged_nowhere(survey))
+    found = survey.made_uncharged
+    if not found:
+        return []
+    shown = ", ".join(map(str, found[:_MAX_WATCHERS])) + (", …" if len(found) > _MAX_WATCHERS else "")
+    return [f"driver files are open, and nothing is charged, in pid {shown}: one descriptor can hold this"]
+
+
+def _charged_nowhere(survey: IndexedSurvey) -> Iterator[int]:
+    charged = {charge.process.pid for gpu in survey.gpus.values() for charge in (*gpu.charges, *gpu.unnamed)}
+    for pid, facts in survey.files.items():
+        if pid not in charged and any(file.kind in ("gpu", "control", "uvm") for file in facts.files):
+            yield pid
 
 
 def out_of_sight(survey: IndexedSurvey, pid: int) -> tuple[Literal["namespace", "permission"] | None, str]:
@@ -270,11 +278,6 @@ def out_of_sight(survey: IndexedSurvey, pid: int) -> tuple[Literal["namespace", 
     if survey.host.hides_processes and pid not in survey.processes:
         return "permission", "/proc hides processes of other users (hidepid): it may be one of them"
     return None, "every readable process that has a context's files open is itself charged"
-
-
-def _state(survey: IndexedSurvey, pid: int) -> str | None:
-    known = survey.processes.get(pid)
-    return known[1].state if known else None
 
 
 def gone(survey: IndexedSurvey, pid: int) -> str:

@@ -8,9 +8,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.model.inside import CacheLine, Inside, Split, Trimmed, Via
-from vram.model.kinds import Kind
-from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
-from vram.units import size
+from vram.model.ledger import Entry, GpuLedger, Kind, Ledger, known_bytes
+from vram.units import GIB, size
+
+_MAX_CONTEXT = GIB
+"""A context costs 518 MiB on an H200, and the code of libraries such as cuBLAS a few hundred more. What is
+beyond that was allocated by something that no framework accounts for."""
 
 
 class Measured(Struct, frozen=True):
@@ -34,11 +37,12 @@ def deepen(ledger: Ledger, measured: Mapping[int, Measured]) -> Ledger:
 
 
 def _gpu(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool) -> GpuLedger:
-    if any(_is_pool(entry) for entry in gpu.entries):
-        return _shared_out(gpu, measured, is_only)
+    pool = next((entry for entry in gpu.entries if _is_pool(entry)), None)
+    if pool is not None:
+        return _shared_out(gpu, pool, measured, is_only)
     entries: list[Entry] = []
     for entry in gpu.entries:
-        reported = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+        reported = _report_on(entry, measured)
         if reported is None or entry.nbytes is None:
             entries.append(entry)
         else:
@@ -46,18 +50,21 @@ def _gpu(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool) -> Gpu
     return replace(gpu, entries=tuple(entries))
 
 
+def _report_on(entry: Entry, measured: Mapping[int, Measured]) -> Measured | None:
+    return measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+
+
 def _is_pool(entry: Entry) -> bool:
     """Bytes of several processes together, as WSL2 shows them: what each reports comes out of these."""
     return entry.kind == "guest" or entry.hidden_by == "windows"
 
 
-def _shared_out(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool) -> GpuLedger:
-    pool = next(entry for entry in gpu.entries if _is_pool(entry))
+def _shared_out(gpu: GpuLedger, pool: Entry, measured: Mapping[int, Measured], is_only: bool) -> GpuLedger:
     left, entries = pool.nbytes or 0, []
     for entry in gpu.entries:
-        reported = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+        reported = _report_on(entry, measured)
         if reported is not None and entry.nbytes is None:
-            for share in _shares(_lines(reported.answer, uuids(gpu, entry.gpu_instance), is_only)):
+            for share in _shares(reported.answer, uuids(gpu, entry.gpu_instance), is_only):
                 nbytes = min(share.nbytes, left)
                 left -= nbytes
                 if nbytes:
@@ -78,34 +85,30 @@ def _split_entry(
     entry: Entry, nbytes: int, reported: Measured, gpu: GpuLedger, is_only: bool
 ) -> Iterator[Entry]:
     left = nbytes
-    for share in _shares(_lines(reported.answer, uuids(gpu, entry.gpu_instance), is_only)):
+    for share in _shares(reported.answer, uuids(gpu, entry.gpu_instance), is_only):
         # Read a moment after the driver's figure: what does not fit was allocated in between.
         part = min(share.nbytes, left)
         left -= part
         if part:
             yield _own_account(entry, reported, share, part)
-    word = "not accounted for by its frameworks: context, code, and allocations outside them"
-    yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
+    if left > _MAX_CONTEXT:
+        kind: Kind = "outside"
+        word = "not accounted for by its frameworks: allocations outside them, its context and code"
+    else:
+        kind, word = "context", "not accounted for by its frameworks: its context and code"
+    yield replace(entry, kind=kind, nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 
 
-def _lines(answer: Trimmed, names: set[str], is_only: bool) -> list[CacheLine]:
-    """The lines about this GPU: the process may number its GPUs in its own way."""
+def _shares(answer: Trimmed, names: set[str], is_only: bool) -> list[_Share]:
+    """What the process accounts for on this GPU, which it may number in its own way."""
     numbers = ordinals(answer.devices, names, is_only=is_only)
-    on_device = [line for line in answer.lines if line.memory == "device"]
-    # Pools of the program's own do not say where they are; with one GPU there is no question.
-    return [
-        line for line in on_device if line.device in numbers or (line.device is None and len(numbers) == 1)
-    ]
-
-
-def _shares(lines: list[CacheLine]) -> list[_Share]:
     live, cached, fragmented = (_Share(kind, 0, []) for kind in ("live", "cached", "fragmented"))
-    for line in lines:
+    for line in answer.lines:
         # Where unused bytes are not reported, they lie in the driver's pool, which reports them.
-        if line.held is None or line.reclaimable is None or line.used is None:
+        if not _is_here(line, numbers) or None in (line.held, line.reclaimable, line.used):
             continue
-        lost = max(0, line.held - line.reclaimable - line.used)
-        for share, nbytes in ((live, line.used), (cached, line.reclaimable), (fragmented, lost)):
+        parts = ((live, line.used), (cached, line.reclaimable), (fragmented, _lost(line)))
+        for share, nbytes in parts:
             if nbytes:
                 share.nbytes += nbytes
                 share.words.append(f"{line.name} {size(nbytes)}")
@@ -173,9 +176,10 @@ def _account_split(index: int, charged: int, answer: Inside, numbers: set[int]) 
         return taken
 
     theirs = [line for line in answer.lines if _is_here(line, numbers)]
+    used = {name: sum(line.used or 0 for line in theirs if line.name == name) for name in _OWN_POOL}
     by_framework = _arrays(answer, numbers)
     arrays = part(sum(by_framework.values()))
-    unseen = part(sum(max(0, _total(theirs, name, "used") - by_framework.get(name, 0)) for name in _OWN_POOL))
+    unseen = part(sum(max(0, used[name] - by_framework.get(name, 0)) for name in _OWN_POOL))
     cached = part(sum(line.reclaimable or 0 for line in theirs))
     pooled = part(sum(_lost(line) for line in theirs))
     return Split(
@@ -198,10 +202,6 @@ def _is_here(line: CacheLine, numbers: set[int]) -> bool:
     # Pools of the program's own do not say where they are; with one GPU there is no question.
     alone = line.device is None and len(numbers) == 1
     return line.memory == "device" and (line.device in numbers or alone)
-
-
-def _total(lines: list[CacheLine], name: str, field: str) -> int:
-    return sum(getattr(line, field) or 0 for line in lines if line.name == name)
 
 
 def _lost(line: CacheLine) -> int:

@@ -1,33 +1,34 @@
 """The account of a GPU of AMD or Intel: clients' figures, fitted into what the device says.
 
 What keeps a byte from being counted twice:
-- a client counts once, whoever has it open (see drm_clients);
+- a client counts once, however many processes have it open (see drm_clients);
 - ROCm's figure and the clients' figures of a process overlap: the larger of them counts;
 - memory that clients share counts once for the GPU: the largest such figure, under its client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from vram.ledger.charges import gone, out_of_sight
-from vram.ledger.drm_clients import ClientGroup, ClientHolders, client_groups, holding
-from vram.ledger.holders import departed, holder, holders
+from vram.ledger.drm_clients import ClientGroup, ClientHolders, client_groups
+from vram.ledger.exports import exported_entry, statement
 from vram.ledger.indexed_survey import (
     Charge,
-    ExportedDescriptor,
     GpuObservations,
     IndexedSurvey,
     by_allocation,
+    departed,
+    holder,
+    holders,
 )
-from vram.ledger.reconcile import fit, overlapping, split
-from vram.ledger.remainder import unexplained
+from vram.ledger.remainder import fit, overlapping, split, unexplained
 from vram.model.files import SystemMemoryFacts
 from vram.model.gpu import MemoryFacts
-from vram.model.kinds import Kind
-from vram.model.ledger import Entry, GpuLedger, Note, OpenOnly, SystemMemory, known_bytes
+from vram.model.ledger import Entry, GpuLedger, Kind, Note, OpenOnly, SystemMemory, known_bytes
+from vram.model.process import ProcessRef
 from vram.units import MIB, counted, size
 
 # What the kernel's drivers use themselves is charged to no client: page tables, firmware, screen
@@ -38,10 +39,9 @@ _SURELY_OWN = 64 * MIB
 
 def drm_ledger(survey: IndexedSurvey, gpu: GpuObservations) -> GpuLedger:
     """The balanced account of *gpu*."""
-    found = client_groups(gpu.clients)
-    client_holders = {group.pids: holding(survey, group.pids) for group in found}
-    entries = [*_private(survey, gpu, found, client_holders), *_shared(survey, found, client_holders)]
-    total, balanced, notes = _balanced(survey, gpu, found, entries)
+    found = client_groups(survey, gpu.clients)
+    entries = [*_private(survey, gpu, found), *_shared(survey, found)]
+    total, balanced, notes = _balance(survey, gpu, found, entries)
     facts = gpu.facts
     return GpuLedger(
         index=gpu.index,
@@ -53,11 +53,11 @@ def drm_ledger(survey: IndexedSurvey, gpu: GpuObservations) -> GpuLedger:
         message=gpu.message or (None if total is not None else _no_size(gpu)),
         code=gpu.code or (None if total is not None else "no-figures"),
         notes=notes,
-        open_only=_open_only(survey, found, client_holders),
+        open_only=_open_only(survey, found),
         facts=facts,
         memory=gpu.memory,
         vendor=facts.vendor if facts else "nvidia",
-        system=system_memory(survey, gpu, found, client_holders),
+        system=system_memory(survey, gpu, found),
     )
 
 
@@ -66,7 +66,7 @@ def _no_size(gpu: GpuObservations) -> str:
     return f"{why}; what its clients use is known"
 
 
-def _balanced(
+def _balance(
     survey: IndexedSurvey, gpu: GpuObservations, found: list[ClientGroup], entries: list[Entry]
 ) -> tuple[int | None, tuple[Entry, ...], tuple[Note, ...]]:
     if gpu.memory is not None:
@@ -113,48 +113,53 @@ def _notes(memory: MemoryFacts, fitted: Sequence[Entry]) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def _private(
-    survey: IndexedSurvey,
-    gpu: GpuObservations,
-    found: list[ClientGroup],
-    client_holders: dict[tuple[int, ...], ClientHolders],
-) -> list[Entry]:
+def _private(survey: IndexedSurvey, gpu: GpuObservations, found: list[ClientGroup]) -> list[Entry]:
     """What each set of processes has for itself, with ROCm's figures where those are larger."""
     outside = not survey.host.initial_pid_namespace
-    listed = {} if outside else {charge.process.pid: charge for charge in gpu.compute}
-    reported = _told(found)
-    entries = []
-    for group in found:
-        alone = listed.pop(group.pids[0], None) if len(group.pids) == 1 else None
-        more = max(0, (alone.nbytes or 0) - reported[group.pids[0]]) if alone else 0
-        if group.private or more or not group.has_figure:
-            entries.append(_private_entry(survey, gpu, group, client_holders[group.pids], alone, more))
-    for pid, charge in listed.items():
-        more = max(0, (charge.nbytes or 0) - reported.get(pid, 0))
-        if more or (charge.nbytes is None and pid not in reported):
+    reported = _sums(found, lambda group: group.private + group.shared)
+    clients, listed = _with_rocm(found, () if outside else gpu.compute, reported)
+    entries = [
+        _private_entry(survey, gpu, group, charge, more)
+        for group, charge, more in clients
+        if group.private or more or not group.has_figure
+    ]
+    for charge, more in listed:
+        if more or (charge.nbytes is None and charge.process.pid not in reported):
             entries.append(_listed_only(survey, charge, more or None))
     return entries + (_outside(gpu, sum(reported.values())) if outside else [])
 
 
-def _told(found: list[ClientGroup]) -> dict[int, int]:
-    """What clients report of each process, shared memory included."""
+def _with_rocm(
+    found: list[ClientGroup], charges: Iterable[Charge], reported: dict[int, int]
+) -> tuple[list[tuple[ClientGroup, Charge | None, int]], list[tuple[Charge, int]]]:
+    """Each group of clients with ROCm's charge of its only process, and the other charges.
+
+    Each with how much more ROCm reports of the process than its clients do.
+    """
+    listed = {charge.process.pid: charge for charge in charges}
+
+    def more(charge: Charge | None) -> int:
+        return max(0, (charge.nbytes or 0) - reported.get(charge.process.pid, 0)) if charge else 0
+
+    own = [(group, listed.pop(group.pids[0], None) if len(group.pids) == 1 else None) for group in found]
+    clients = [(group, charge, more(charge)) for group, charge in own]
+    return clients, [(charge, more(charge)) for charge in listed.values()]
+
+
+def _sums(found: list[ClientGroup], nbytes: Callable[[ClientGroup], int]) -> dict[int, int]:
+    """What all clients of each process report together."""
     reported: dict[int, int] = {}
     for group in found:
-        nbytes = group.private + group.shared
+        of_group = nbytes(group)
         for pid in group.pids:
-            reported[pid] = reported.get(pid, 0) + nbytes
+            reported[pid] = reported.get(pid, 0) + of_group
     return reported
 
 
 def _private_entry(
-    survey: IndexedSurvey,
-    gpu: GpuObservations,
-    group: ClientGroup,
-    who: ClientHolders,
-    listed: Charge | None,
-    more: int,
+    survey: IndexedSurvey, gpu: GpuObservations, group: ClientGroup, listed: Charge | None, more: int
 ) -> Entry:
-    evidence = [_figure(gpu, group, who)]
+    who, evidence = group.who, [_figure(gpu, group)]
     if listed and listed.nbytes:
         evidence.append(
             f"ROCm's list names pid {who.first} with {size(listed.nbytes)}; both count the same memory,"
@@ -163,27 +168,36 @@ def _private_entry(
     others = holders(survey, who.others)
     if others:
         evidence.append(_sharing(who))
-    ref = survey.processes[who.first][0] if who.first in survey.processes else None
     gone_owner = who.departed
-    reported = group.has_figure or more
+    entry = _of_client(survey, who, group.private + more, evidence, who.others)
+    if not (group.has_figure or more):
+        entry = replace(entry, nbytes=None, confidence="unknown")
+    elif group.certain and gone_owner is None:
+        entry = replace(entry, confidence="fact")
+    if gone_owner is None:
+        return entry
+    state = survey.state_of(gone_owner)
+    return replace(entry, kind="orphaned", charged_pid=gone_owner, charged_state=state)
+
+
+def _of_client(
+    survey: IndexedSurvey, who: ClientHolders, nbytes: int, evidence: Sequence[str], others: Iterable[int]
+) -> Entry:
+    """The entry of a client's memory, likely its first holder's and that of *others*."""
+    co_holders = holders(survey, others)
     return Entry(
-        kind="orphaned" if gone_owner is not None else "process",
-        nbytes=group.private + more if reported else None,
-        holder=holder(survey, ref, ("drm",)) if ref else departed(who.first, ("drm",)),
-        co_holders=others,
-        sharing="all" if others else None,
-        charged_pid=gone_owner,
-        charged_state=_state(survey, gone_owner),
+        kind="process",
+        nbytes=nbytes,
+        holder=holder(survey, ProcessRef(who.first), ("drm",)),
+        co_holders=co_holders,
+        sharing="all" if co_holders else None,
         evidence=tuple(evidence),
-        confidence="unknown"
-        if not reported
-        else "fact"
-        if group.certain and gone_owner is None
-        else "likely",
+        confidence="likely",
     )
 
 
-def _figure(gpu: GpuObservations, group: ClientGroup, who: ClientHolders) -> str:
+def _figure(gpu: GpuObservations, group: ClientGroup) -> str:
+    who = group.who
     what = counted(sum(client.descriptors for client in group.clients), "descriptor")
     if not group.has_figure:
         return (
@@ -205,11 +219,6 @@ def _sharing(who: ClientHolders) -> str:
 
 def _have(pids: Sequence[int]) -> str:
     return f"pid {', '.join(map(str, pids))} {'has' if len(pids) == 1 else 'have'}"
-
-
-def _state(survey: IndexedSurvey, pid: int | None) -> str | None:
-    known = survey.processes.get(pid) if pid is not None else None
-    return known[1].state if known else None
 
 
 def _listed_only(survey: IndexedSurvey, charge: Charge, nbytes: int | None) -> Entry:
@@ -234,7 +243,7 @@ def _listed_only(survey: IndexedSurvey, charge: Charge, nbytes: int | None) -> E
         nbytes=nbytes,
         holder=departed(pid, charge.lists, visible=reason is None),
         charged_pid=pid,
-        charged_state=_state(survey, pid),
+        charged_state=survey.state_of(pid),
         hidden_by=reason,
         evidence=tuple(evidence),
         confidence="likely" if reason else "unknown",
@@ -253,14 +262,12 @@ def _outside(gpu: GpuObservations, reported: int) -> list[Entry]:
     ]
 
 
-def _shared(
-    survey: IndexedSurvey, found: list[ClientGroup], client_holders: dict[tuple[int, ...], ClientHolders]
-) -> list[Entry]:
+def _shared(survey: IndexedSurvey, found: list[ClientGroup]) -> list[Entry]:
     """Shared buffers show in every client that has them; which are the same is unknown."""
     sharing = sorted((group for group in found if group.shared), key=lambda group: -group.shared)
     if not sharing:
         return []
-    first, who = sharing[0], client_holders[sharing[0].pids]
+    first, who = sharing[0], sharing[0].who
     others = {pid for group in sharing[1:] for pid in group.pids} | set(who.others)
     words = [f"fdinfo of pid {who.first}: {size(first.shared)} is shared with other clients"]
     if len(sharing) > 1:
@@ -268,20 +275,8 @@ def _shared(
             f"{counted(len(sharing) - 1, 'other set')} of clients share at most"
             f" {size(sharing[1].shared)}; shared memory is counted once"
         )
-    ref = survey.processes[who.first][0] if who.first in survey.processes else None
-    co_holders = holders(survey, sorted(others - {who.first}))
-    return [
-        Entry(
-            kind="process",
-            nbytes=first.shared,
-            holder=holder(survey, ref, ("drm",)) if ref else departed(who.first, ("drm",)),
-            co_holders=co_holders,
-            sharing="all" if co_holders else None,
-            evidence=tuple(words),
-            confidence="likely",
-            medium="shared",
-        )
-    ]
+    entry = _of_client(survey, who, first.shared, words, others - {who.first})
+    return [replace(entry, medium="shared")]
 
 
 def _remainder(
@@ -306,14 +301,12 @@ def _remainder(
     return [entry]
 
 
-def _open_only(
-    survey: IndexedSurvey, found: list[ClientGroup], client_holders: dict[tuple[int, ...], ClientHolders]
-) -> tuple[OpenOnly, ...]:
-    """Whoever inherited a client of a living process, or has the GPU open and uses nothing of it."""
+def _open_only(survey: IndexedSurvey, found: list[ClientGroup]) -> tuple[OpenOnly, ...]:
+    """Processes that inherited a client of a living one, or have the GPU open and use nothing of it."""
     sources: dict[int, int | None] = {}
     users: set[int] = set()
     for group in found:
-        who = client_holders[group.pids]
+        who = group.who
         if group.private or group.shared or group.system or not group.has_figure:
             users.add(who.first)
         else:
@@ -345,33 +338,15 @@ def dmabuf_entries(
         nbytes = shares[0].nbytes
         if alone and owned < nbytes <= rest:
             rest -= nbytes
-            entries.append(_dmabuf_entry(survey, shares))
+            evidence = [statement(share) for share in shares]
+            evidence.append("no client of the GPU is large enough to have allocated it")
+            entries.append(exported_entry(survey, shares, evidence, "likely"))
     return entries
 
 
 def _ownable(group: ClientGroup) -> int:
     """The most that one exported buffer of these clients can have; older kernels report no shared part."""
     return max((client.shared or client.dedicated or 0 for client in group.clients), default=0)
-
-
-def _dmabuf_entry(survey: IndexedSurvey, shares: list[ExportedDescriptor]) -> Entry:
-    holding = holders(survey, sorted({share.process.pid for share in shares}))
-    first = holding[0] if holding else holder(survey, shares[0].process)
-    words = [
-        f"descriptor {share.fd} of pid {share.process.pid} is a dma-buf of {size(share.nbytes)}"
-        for share in shares
-    ]
-    words.append("no client of the GPU is large enough to have allocated it")
-    return Entry(
-        kind="exported",
-        nbytes=shares[0].nbytes,
-        holder=first,
-        co_holders=holding[1:],
-        sharing="all" if len(holding) > 1 else None,
-        evidence=tuple(words),
-        confidence="likely",
-        medium="dmabuf",
-    )
 
 
 # ---- the machine's own memory: what an integrated GPU uses, and what others spill into ----
@@ -381,13 +356,10 @@ _MACHINES = "which the GPU takes from the machine's memory"
 
 
 def system_memory(
-    survey: IndexedSurvey,
-    gpu: GpuObservations,
-    found: list[ClientGroup],
-    client_holders: dict[tuple[int, ...], ClientHolders],
+    survey: IndexedSurvey, gpu: GpuObservations, found: list[ClientGroup]
 ) -> SystemMemory | None:
     """Everybody's part; None where nothing is used and nothing is reported."""
-    entries = tuple(_system_entries(survey, gpu, found, client_holders))
+    entries = tuple(_system_entries(survey, gpu, found))
     reported = gpu.system or SystemMemoryFacts(None, None)
     if reported.used is not None:
         entries = fit(entries, reported.used)
@@ -397,44 +369,26 @@ def system_memory(
             entries += (Entry(kind="unattributed", nbytes=rest, evidence=(word,), confidence="unknown"),)
     if not entries and not reported.used:
         return None
-    ordered = tuple(sorted(entries, key=lambda entry: -(entry.nbytes or 0)))
-    return SystemMemory(total_bytes=reported.total, used_bytes=reported.used, entries=ordered)
+    return SystemMemory(total_bytes=reported.total, used_bytes=reported.used, entries=_by_size(entries))
 
 
-def _system_entries(
-    survey: IndexedSurvey,
-    gpu: GpuObservations,
-    found: list[ClientGroup],
-    client_holders: dict[tuple[int, ...], ClientHolders],
-) -> Iterator[Entry]:
+def _system_entries(survey: IndexedSurvey, gpu: GpuObservations, found: list[ClientGroup]) -> Iterator[Entry]:
     """What clients report, with ROCm's figures where it uses this memory and reports more."""
-    # ROCm lists the host's pids: inside of a namespace they name nobody, or somebody else.
-    listed = {c.process.pid: c for c in gpu.compute_system} if survey.host.initial_pid_namespace else {}
-    reported: dict[int, int] = {}
-    for group in found:
-        nbytes = group.system
-        for pid in group.pids:
-            reported[pid] = reported.get(pid, 0) + nbytes
-    for group in found:
-        rocm = listed.pop(group.pids[0], None) if len(group.pids) == 1 else None
-        more = max(0, (rocm.nbytes or 0) - reported[group.pids[0]]) if rocm else 0
+    # ROCm lists the host's pids: inside of a namespace they name no process, or another one.
+    charges = gpu.compute_system if survey.host.initial_pid_namespace else ()
+    clients, listed = _with_rocm(found, charges, _sums(found, lambda group: group.system))
+    for group, rocm, more in clients:
         if group.system or more:
-            yield _system_entry(survey, group, client_holders[group.pids], rocm, more)
-    for pid, charge in listed.items():
-        more = max(0, (charge.nbytes or 0) - reported.get(pid, 0))
-        if more and survey.alive(pid):
-            yield _system_listed(survey, charge, more)
+            yield _system_entry(survey, group, rocm, more)
+    for charge, more in listed:
+        if more and survey.alive(charge.process.pid):
+            words = f"ROCm's list names pid {charge.process.pid} with {size(charge.nbytes or 0)}, {_MACHINES}"
+            who = holder(survey, charge.process, charge.lists)
+            yield Entry(kind="process", nbytes=more, holder=who, evidence=(words,))
 
 
-def _system_listed(survey: IndexedSurvey, charge: Charge, nbytes: int) -> Entry:
-    words = f"ROCm's list names pid {charge.process.pid} with {size(charge.nbytes or 0)}"
-    who = holder(survey, charge.process, charge.lists)
-    return Entry(kind="process", nbytes=nbytes, holder=who, evidence=(f"{words}, {_MACHINES}",))
-
-
-def _system_entry(
-    survey: IndexedSurvey, group: ClientGroup, who: ClientHolders, rocm: Charge | None, more: int
-) -> Entry:
+def _system_entry(survey: IndexedSurvey, group: ClientGroup, rocm: Charge | None, more: int) -> Entry:
+    who = group.who
     clients = counted(len(group.clients), "client")
     words = [f"fdinfo of pid {who.first}: {size(group.system)} of system memory in {clients}"]
     if rocm and rocm.nbytes:
@@ -442,14 +396,5 @@ def _system_entry(
             f"ROCm's list names pid {who.first} with {size(rocm.nbytes)}, {_MACHINES}; both count the"
             " same memory, so the larger figure is used"
         )
-    ref = survey.processes[who.first][0] if who.first in survey.processes else None
-    co_holders = holders(survey, who.others)
-    return Entry(
-        kind="process",
-        nbytes=group.system + more,
-        holder=holder(survey, ref, ("drm",)) if ref else departed(who.first, ("drm",)),
-        co_holders=co_holders,
-        sharing="all" if co_holders else None,
-        evidence=tuple(words),
-        confidence="fact" if group.certain else "likely",
-    )
+    entry = _of_client(survey, who, group.system + more, words, who.others)
+    return replace(entry, confidence="fact") if group.certain else entry

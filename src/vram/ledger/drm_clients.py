@@ -1,4 +1,4 @@
-"""Clients of a DRM GPU, each counted once: by its number, whoever has it open, however often.
+"""Clients of a DRM GPU, each counted once, by its number: however many processes have it open.
 
 A fork inherits a client, a dup repeats it, a descriptor that is passed on shares it; the kernel
 shows its figures behind every one of them. So clients come first here, and then who has them.
@@ -36,10 +36,24 @@ class Client(Struct):
         return (self.dedicated or 0) - self.shared
 
 
+class ClientHolders(Struct, frozen=True):
+    """Who of several processes has a client: who opened it, or the one that stands for it.
+
+    ``inherited``: the others descend from that one; ``departed`` names who opened it
+    and is gone.
+    """
+
+    first: int
+    others: tuple[int, ...]
+    inherited: bool = False
+    departed: int | None = None
+
+
 class ClientGroup(Struct):
     """What the same processes have through all their clients together."""
 
     pids: tuple[int, ...]
+    who: ClientHolders
     clients: list[Client]
 
     @property
@@ -64,13 +78,12 @@ class ClientGroup(Struct):
         return any(client.dedicated is not None or client.system is not None for client in self.clients)
 
 
-def client_groups(observed: Iterable[ClientObservation]) -> list[ClientGroup]:
-    """Everybody's clients, gathered by the set of processes that have them."""
-    found: dict[tuple[int, ...], ClientGroup] = {}
+def client_groups(survey: IndexedSurvey, observed: Iterable[ClientObservation]) -> list[ClientGroup]:
+    """All clients, gathered by the set of processes that have them."""
+    found: dict[tuple[int, ...], list[Client]] = {}
     for client in _clients(observed):
-        pids = tuple(sorted(client.pids))
-        found.setdefault(pids, ClientGroup(pids, [])).clients.append(client)
-    return list(found.values())
+        found.setdefault(tuple(sorted(client.pids)), []).append(client)
+    return [ClientGroup(pids, _choose_holders(survey, pids), clients) for pids, clients in found.items()]
 
 
 def _clients(observed: Iterable[ClientObservation]) -> list[Client]:
@@ -115,20 +128,7 @@ def _add(known: Client, other: Client) -> None:
     known.system = max((each for each in (known.system, other.system) if each is not None), default=None)
 
 
-class ClientHolders(Struct, frozen=True):
-    """Who of several processes has a client: who opened it, or the one that stands for it.
-
-    ``inherited``: the others descend from that one; ``departed`` names who opened it
-    and is gone.
-    """
-
-    first: int
-    others: tuple[int, ...]
-    inherited: bool = False
-    departed: int | None = None
-
-
-def holding(survey: IndexedSurvey, pids: tuple[int, ...]) -> ClientHolders:
+def _choose_holders(survey: IndexedSurvey, pids: tuple[int, ...]) -> ClientHolders:
     """Choose among *pids*, which have the same client open."""
     ordinary = [pid for pid in pids if not _is_session_service(survey, pid)] or list(pids)
     below = survey.ancestry.below_others(ordinary)
@@ -142,7 +142,7 @@ def holding(survey: IndexedSurvey, pids: tuple[int, ...]) -> ClientHolders:
 
 def _common_dead(survey: IndexedSurvey, heads: list[int]) -> int | None:
     """The dead process that all of *heads* come from, as their process groups and sessions show."""
-    if survey.host.hides_processes:  # whoever is not shown to us may live
+    if survey.host.hides_processes:  # a process that is not shown to us may live
         return None
     sources = [
         {facts.parent, facts.group, facts.session}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 from msgspec import Struct
 
-from vram.ledger.holders import holder, holders
-from vram.ledger.indexed_survey import ExportedDescriptor, IndexedSurvey, by_allocation
-from vram.model.ledger import Entry, OpenOnly
+from vram.ledger.indexed_survey import ExportedDescriptor, IndexedSurvey, by_allocation, holder, holders
+from vram.model.ledger import Confidence, Entry, OpenOnly
 from vram.model.process import ProcessRef
 from vram.units import size
 
@@ -22,11 +22,8 @@ _ANY = 1 << 63  # a charge without a figure may be of any size
 _NONE = -1
 
 
-class PlacedExports(Struct, frozen=True):
-    """What exported memory adds to one place."""
-
-    entries: list[Entry]
-    open_only: list[OpenOnly]
+PlacedExports = tuple[list[Entry], list[OpenOnly]]
+"""What exported memory adds to one place."""
 
 
 class _Draft(Struct):
@@ -46,48 +43,44 @@ def place_exports(survey: IndexedSurvey, rooms: dict[Place, int]) -> dict[Place,
     """Place every exported allocation; *rooms* are bytes there that nobody is charged for.
 
     While its maker lives, an exported allocation is part of the maker's own charge, and
-    there is no room for it: then whoever has it open holds it only when the maker has ended.
+    there is no room for it: then a process that has it open holds it only when the maker has ended.
     Nothing says who made an allocation. So those that no listed process is charged enough
     for come first, and those whose holder is close to a possible maker last.
     """
     drafts = {place: _Draft(room=room) for place, room in rooms.items()}
-    makers = _AllMakers(survey)
+
+    @cache
+    def makers_on(gpu: int | None) -> _Makers:
+        return _Makers(survey, gpu)
+
+    def makers(shares: list[ExportedDescriptor]) -> _Makers:
+        """Who may have made an allocation: processes on its GPU, or, where that is unknown, on any."""
+        return makers_on(next((share.gpu for share in shares if share.gpu is not None), None))
+
     groups = by_allocation(share for share in survey.shares if _may_be_nvidias(share))
-    for shares in sorted(groups, key=lambda group: makers.of(group).closeness(group)):
+    for shares in sorted(groups, key=lambda group: makers(group).closeness(group)):
         place, certain = _place_of(shares, drafts)
         if place is None:
             continue
         draft = drafts[place]
-        if _fits(shares[0].nbytes, draft.room):
+        nbytes = shares[0].nbytes
+        if nbytes - nbytes // _SLACK <= draft.room:
             draft.kept.append((shares, certain))
-            draft.room = max(0, draft.room - shares[0].nbytes)
+            draft.room = max(0, draft.room - nbytes)
         else:
             draft.charged.append(shares)
-    return {place: _placed(survey, draft, makers) for place, draft in drafts.items()}
-
-
-def _placed(survey: IndexedSurvey, draft: _Draft, makers: _AllMakers) -> PlacedExports:
     # Bytes that are charged to nobody prove nothing here: a descriptor that is on its way from one process to
     # another is in nobody's list of files, and keeps as much.
-    entries = [
-        _entry(survey, shares, certain, makers.of(shares).living(shares[0].nbytes))
-        for shares, certain in draft.kept
-    ]
-    return PlacedExports(entries, _open_only(survey, draft.charged, makers))
-
-
-class _AllMakers:
-    """Who may have made allocations of one GPU, or, where that is unknown, of any."""
-
-    def __init__(self, survey: IndexedSurvey) -> None:
-        self._seen = survey
-        self._found: dict[int | None, _Makers] = {}
-
-    def of(self, shares: list[ExportedDescriptor]) -> _Makers:
-        reported = next((share.gpu for share in shares if share.gpu is not None), None)
-        if reported not in self._found:
-            self._found[reported] = _Makers(self._seen, reported)
-        return self._found[reported]
+    return {
+        place: (
+            [
+                _entry(survey, shares, certain, makers(shares).living(shares[0].nbytes))
+                for shares, certain in draft.kept
+            ],
+            _open_only(survey, draft.charged, makers),
+        )
+        for place, draft in drafts.items()
+    }
 
 
 class _Makers:
@@ -159,23 +152,26 @@ def _place_of(shares: list[ExportedDescriptor], drafts: dict[Place, _Draft]) -> 
     return roomiest, len(possible) == 1
 
 
-def _fits(nbytes: int, room: int) -> bool:
-    return nbytes - nbytes // _SLACK <= room
-
-
 def _entry(
     survey: IndexedSurvey, shares: list[ExportedDescriptor], certain: bool, makers: Sequence[int]
 ) -> Entry:
     """*makers* may be charged for it after all; *certain* says that it lies on this GPU."""
-    pids = sorted({share.process.pid for share in shares})
-    holding = holders(survey, pids) or (holder(survey, shares[0].process),)
-    evidence = [_statement(share) for share in shares]
+    evidence = [statement(share) for share in shares]
     if makers:
         evidence.append(_doubt(shares[0].nbytes, makers))
     else:
         evidence.append("the driver's process lists charge this memory to nobody")
     if not certain:
         evidence.append("a dma-buf does not name its GPU; this one has room for it")
+    return exported_entry(survey, shares, evidence, "fact" if certain and not makers else "likely")
+
+
+def exported_entry(
+    survey: IndexedSurvey, shares: list[ExportedDescriptor], evidence: list[str], confidence: Confidence
+) -> Entry:
+    """The entry of one allocation, held by all processes that have a descriptor on it."""
+    pids = {share.process.pid for share in shares}
+    holding = holders(survey, pids) or (holder(survey, shares[0].process),)
     return Entry(
         kind="exported",
         nbytes=shares[0].nbytes,
@@ -183,7 +179,7 @@ def _entry(
         co_holders=holding[1:],
         sharing="all" if len(holding) > 1 else None,
         evidence=tuple(evidence),
-        confidence="fact" if certain and not makers else "likely",
+        confidence=confidence,
         medium=shares[0].medium,
     )
 
@@ -196,7 +192,7 @@ def _doubt(nbytes: int, makers: Sequence[int]) -> str:
     )
 
 
-def _statement(share: ExportedDescriptor) -> str:
+def statement(share: ExportedDescriptor) -> str:
     if share.medium == "dmabuf":
         return f"descriptor {share.fd} of pid {share.process.pid} is a dma-buf of {size(share.nbytes)}"
     return (
@@ -206,12 +202,14 @@ def _statement(share: ExportedDescriptor) -> str:
 
 
 def _open_only(
-    survey: IndexedSurvey, charged: list[list[ExportedDescriptor]], makers: _AllMakers
+    survey: IndexedSurvey,
+    charged: list[list[ExportedDescriptor]],
+    makers: Callable[[list[ExportedDescriptor]], _Makers],
 ) -> list[OpenOnly]:
-    """Whoever has allocations of others open, once, with the bytes of all of them."""
+    """Each process that has allocations of others open, once, with the bytes of all of them."""
     held: dict[ProcessRef, int] = {}
     for shares in charged:
-        possible, nbytes = makers.of(shares), shares[0].nbytes
+        possible, nbytes = makers(shares), shares[0].nbytes
         for process in {share.process for share in shares if not possible.can_be(share.process.pid, nbytes)}:
             held[process] = held.get(process, 0) + nbytes
     people = sorted(held.items(), key=lambda each: each[0].pid)

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from vram.ledger.ancestry import NOBODY
 from vram.ledger.indexed_survey import GpuObservations, IndexedSurvey
-from vram.ledger.proof import PossibleSources, left_behind
 from vram.model.ledger import Proof
+from vram.model.process import ProcessFacts
 
 # Descriptors on a GPU of a process that initialised CUDA and made no context (H200, driver 580.159).
 _ONLY_INITIALISED = 4
@@ -39,7 +39,7 @@ def possible_holders(survey: IndexedSurvey, minor: int | None, charged: Iterable
     looked for GPUs has 4. Who has no more than that, or far fewer than the best candidate,
     has no context.
     """
-    return likely_holders(uncharged(survey, minor, charged))
+    return likely_holders(uncharged(survey, minor, charged, mapped=True))
 
 
 def likely_holders(uncharged: Mapping[int, int]) -> list[int]:
@@ -48,28 +48,19 @@ def likely_holders(uncharged: Mapping[int, int]) -> list[int]:
     return [pid for pid, count in uncharged.items() if count > _ONLY_INITIALISED and count * 2 >= most]
 
 
-def uncharged(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) -> dict[int, int]:
-    """Processes that run CUDA on the GPU and are not charged for it, and how many descriptors each has.
+def uncharged(
+    survey: IndexedSurvey, minor: int | None, charged: Iterable[int], *, mapped: bool
+) -> dict[int, int]:
+    """Processes with files of the GPU that are not charged for it, and how many descriptors each has.
 
-    A monitoring tool has descriptors too, and maps none of them.
+    Who runs CUDA has *mapped* some. Tools that watch map nothing, and neither does a process that executed
+    another program, or was handed the descriptors, and keeps memory by them alone.
     """
-    present = _uncharged(survey, minor, charged)
-    return {pid: count for pid, count in present.items() if survey.files[pid].mappings != 0}
-
-
-def unmapped(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) -> dict[int, int]:
-    """The same of those that map nothing: tools that watch, and whoever executed another program or was
-    handed the descriptors, and keeps memory by them alone."""
-    present = _uncharged(survey, minor, charged)
-    return {pid: count for pid, count in present.items() if survey.files[pid].mappings == 0}
-
-
-def _uncharged(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) -> dict[int, int]:
     spoken_for = set(charged)
     return {
         pid: opened.descriptors
         for pid, opened in survey.opened(minor).items()
-        if pid not in spoken_for and survey.alive(pid)
+        if pid not in spoken_for and survey.alive(pid) and (survey.files[pid].mappings != 0) == mapped
     }
 
 
@@ -198,9 +189,11 @@ def match(
     minor: int | None = None,
 ) -> dict[int, Match]:
     """For every dead pid, who holds its memory. *charged* are the living processes that the list names."""
-    possible = PossibleSources(survey, charged, minor)
     gone = frozenset(dead)
     holders = frozenset(pid for family in families for pid in family.pids)
+    known = ((pid, survey.processes[pid][1]) for pid in holders if pid in survey.processes)
+    makers = [pid for pid, facts in known if makes_its_own_context(facts)]
+    possible = PossibleSources(survey, (*charged, *makers), minor)
     proofs = [
         left_behind(survey, family.pids, holders, gone, possible, is_numbered=family.is_numbered)
         for family in families
@@ -309,3 +302,144 @@ def _relatives(survey: IndexedSurvey) -> dict[int, list[int]]:
         for other in {facts.parent, facts.group, facts.session} - {None}:
             found.setdefault(other, []).append(pid)  # type: ignore[arg-type]  # None is left out
     return found
+
+
+# ---- what proves that a process is left behind: it holds the memory of a dead one, and no living one's ----
+#
+# A fact ends processes: `vram free`, policies and the epilog act on it without being told a name. So each
+# fact below is one that no other user can bring about for somebody else's healthy process; docs/decisions/19
+# has the table of what can be forged, and of what then follows. Whatever is not proven is "likely", and
+# "likely" is never ended without a name.
+
+
+_ALWAYS = -1  # the start of a process that does not show it: it may have been there before all others
+
+
+def left_behind(
+    survey: IndexedSurvey,
+    family: Collection[int],
+    holders: Collection[int],
+    dead: Collection[int],
+    possible: PossibleSources,
+    *,
+    is_numbered: bool,
+) -> Proof | None:
+    """What proves that the files of a *family* come from one of the *dead*; None where nothing does.
+
+    They were forked and never executed a program, which would have closed the files, and whoever of them has
+    no other of the *holders* above it has lost its parent. A program that is just making its own context has
+    files and no charge too, for up to six seconds where many start at once (H200). But it was executed, or
+    its parent lives, or the driver runs a thread in it, as it does from cuInit on. For drivers that do not,
+    who is not of a dead pid's session, group or children either is ended only when it is seen twice.
+    """
+    if not dead or survey.lists_other_pids or survey.unfinished:
+        return None
+    proof: Proof = "relative"
+    for pid in family:
+        if pid not in survey.processes:
+            return None
+        ref, facts = survey.processes[pid]
+        eldest = _eldest(survey, pid, holders)
+        if facts.initialised_cuda or eldest is None or not _has_lost_its_parent(survey, eldest, dead):
+            return None
+        if not _is_of(facts, dead):
+            proof = "adopted"
+        if possible.may_be_source_of(ref.started_at, facts, is_numbered=is_numbered):
+            return None
+    return proof
+
+
+def _eldest(survey: IndexedSurvey, pid: int, holders: Collection[int]) -> int | None:
+    """The first of the *holders* above *pid*; None where one of them has executed a program."""
+    seen: set[int] = set()
+    while pid not in seen:
+        seen.add(pid)
+        known = survey.processes.get(pid)
+        if known is None or known[1].forked is False:
+            return None
+        parent = known[1].parent
+        if parent is None or parent not in holders:
+            return pid
+        pid = parent
+    return None
+
+
+def _has_lost_its_parent(survey: IndexedSurvey, pid: int, dead: Collection[int]) -> bool:
+    facts = survey.processes[pid][1]
+    return facts.parent in dead or _was_adopted(survey, pid, facts)
+
+
+def _is_of(facts: ProcessFacts, dead: Collection[int]) -> bool:
+    return any(pid in dead for pid in (facts.parent, facts.group, facts.session))
+
+
+def _was_adopted(survey: IndexedSurvey, pid: int, facts: ProcessFacts) -> bool:
+    """Whether its own parent is dead: the kernel then gives it to an init, or to whoever asked for such.
+
+    Sessions are inherited. One who is no leader of its session and whose parent is of another session
+    was not forked by that parent.
+    """
+    if facts.parent is None or facts.parent <= 1:
+        return True
+    known = survey.processes.get(facts.parent)
+    if known is None:
+        return False
+    parent = known[1]
+    if parent.namespace_pids and parent.namespace_pids[-1] == 1:
+        return True
+    return bool(facts.session) and facts.session != pid and parent.session != facts.session
+
+
+def makes_its_own_context(facts: ProcessFacts) -> bool:
+    """Whether files that a process maps, and is not charged for, are its own: it was executed, or the driver
+    runs a thread in it."""
+    return facts.forked is False or bool(facts.initialised_cuda)
+
+
+class PossibleSources:
+    """Living processes that may have given their files to a process that lost its parent.
+
+    Where all open file descriptions of both are numbered, one that shares none with a family is not its
+    source. Else it may be: not numbered means "may share". The earliest start of each user's, and of each
+    session of theirs, decides then.
+    """
+
+    def __init__(self, survey: IndexedSurvey, owners: Iterable[int], minor: int | None) -> None:
+        self._seen = survey
+        self._unknown, self._all = _Earliest(), _Earliest()
+        for pid in owners:
+            if pid not in survey.processes:
+                continue
+            ref, facts = survey.processes[pid]
+            start = _ALWAYS if ref.started_at is None else ref.started_at
+            self._all.add(start, facts)
+            if not survey.is_numbered(pid, minor):
+                self._unknown.add(start, facts)
+
+    def may_be_source_of(self, started_at: int | None, facts: ProcessFacts, *, is_numbered: bool) -> bool:
+        """Whether one of them started before this process, as root or its user, and may be of its session."""
+        leader = self._seen.processes.get(facts.session or 0)
+        anywhere = leader is None or leader[1].is_dead
+        start = (self._unknown if is_numbered else self._all).of(facts, anywhere=anywhere)
+        return start is not None and (started_at is None or start <= started_at)
+
+
+class _Earliest:
+    """When the first process of each user, and of each session of theirs, started."""
+
+    def __init__(self) -> None:
+        self._by_user: dict[int | None, int] = {}
+        self._by_session: dict[tuple[int | None, int | None], int] = {}
+
+    def add(self, start: int, facts: ProcessFacts) -> None:
+        session = (facts.uid, facts.session)
+        self._by_user[facts.uid] = min(start, self._by_user.get(facts.uid, start))
+        self._by_session[session] = min(start, self._by_session.get(session, start))
+
+    def of(self, facts: ProcessFacts, *, anywhere: bool) -> int | None:
+        """The earliest start of root's and of this user's, in its session or *anywhere*."""
+        found = (
+            self._by_user.get(uid) if anywhere else self._by_session.get((uid, facts.session))
+            for uid in (0, facts.uid)
+        )
+        return min((start for start in found if start is not None), default=None)

@@ -2,53 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 from weakref import ReferenceType, ref
 
+from msgspec.structs import replace
+
 from vram.ledger.mig import mig_device
-from vram.ledger.processes import identity, in_use, living_holders
+from vram.ledger.processes import identity, in_use, living_holder, living_holders
 from vram.model.hold import HeldPart, Hold, State, What
-from vram.model.ledger import Entry, Holder, Ledger, OpenOnly
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly
 
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
 MAX_DEPTH = 16
 
 
+class _Found(NamedTuple):
+    """The holds of one ledger: those with bytes, and with them those that have none."""
+
+    of: ReferenceType[Ledger]
+    held: tuple[Hold, ...]
+    whole: tuple[Hold, ...]
+
+
 # Those of the ledger that was asked about last: several views of one reading ask one after the other.
-_last: tuple[ReferenceType[Ledger], tuple[Hold, ...]] | None = None
+_last: _Found | None = None
 
 
-def find_holds(ledger: Ledger) -> tuple[Hold, ...]:
-    """Everything that is held on the GPUs of *ledger*, and what is parked; each held byte is in one hold."""
+def find_holds(ledger: Ledger, *, empty: bool = False) -> tuple[Hold, ...]:
+    """Everything that is held on the GPUs of *ledger*, and what is parked; each held byte is in one hold.
+
+    With *empty* also entries of no bytes: where the driver's figures overlap, a process may be charged with
+    nothing that is left to count. Code that ends processes must know of these, too.
+    """
     global _last
     last = _last
-    if last is not None and last[0]() is ledger:
-        return last[1]
-    found = _find(ledger)
-    _last = ref(ledger, _forget), found
-    return found
+    if last is None or last.of() is not ledger:
+        whole = _find(ledger, _lines(ledger, empty=True))
+        has_empty = any(part.entry.nbytes == 0 for hold in whole for part in hold.parts)
+        held = _find(ledger, _lines(ledger, empty=False)) if has_empty else whole
+        last = _last = _Found(ref(ledger, _forget), held, whole)
+    return last.whole if empty else last.held
 
 
 def _forget(gone: ReferenceType[Ledger]) -> None:
     """Keep nothing of a ledger that nobody has any more."""
     global _last
-    if _last is not None and _last[0] is gone:
+    if _last is not None and _last.of is gone:
         _last = None
 
 
-def _find(ledger: Ledger) -> tuple[Hold, ...]:
-    drafts = _Drafts()
+def _lines(ledger: Ledger, *, empty: bool) -> Iterator[HeldPart]:
     for at, gpu in enumerate(ledger.gpus):
         whole = str(gpu.index)
-        for entry in gpu.accounted:
-            if entry.nbytes != 0 and entry.kind_facts.held:
-                living = living_holders(entry)
+        for line, entry in enumerate(gpu.accounted):
+            if entry.kind_facts.held and (empty or entry.nbytes != 0):
                 place = (mig_device(gpu, entry) or whole) if gpu.instances else whole
-                drafts.of(entry, place, living).add(HeldPart(at, gpu.index, place, entry), living)
+                yield HeldPart(at, gpu.index, place, entry, line)
+
+
+def _find(ledger: Ledger, lines: Iterable[HeldPart]) -> tuple[Hold, ...]:
+    drafts = _Drafts()
+    for part in lines:
+        living = living_holders(part.entry)
+        drafts.of(part.entry, part.place, living).add(part, living)
     found = drafts.all()
     _give_workers(found, open_only(ledger))
     working = _on_working_gpus(ledger)
     return (*(draft.finished(working) for draft in found), *_parked(ledger))
+
+
+def narrow(hold: Hold, wanted: Callable[[Entry], bool]) -> Hold | None:
+    """*hold* with its *wanted* entries alone, and with those who hold them; None where it has no such."""
+    parts = tuple(part for part in hold.parts if wanted(part.entry))
+    return _with(hold, parts) if parts else None
+
+
+def _with(hold: Hold, parts: tuple[HeldPart, ...]) -> Hold:
+    if len(parts) == len(hold.parts):
+        return hold
+    holders = hold.holders if hold.what == "process" else _living(part.entry for part in parts)
+    return replace(hold, parts=parts, holders=holders)
+
+
+def on_gpu(hold: Hold, at: int) -> Hold:
+    """*hold* with what it has on the GPU at this place in the ledger, which must be some."""
+    return _with(hold, tuple(part for part in hold.parts if part.at == at))
+
+
+def by_first_holder(hold: Hold, wanted: Callable[[Holder], bool]) -> Iterator[tuple[Holder, Hold]]:
+    """Each *wanted* process that stands first among the holders of some bytes of *hold*, with these bytes."""
+    found: dict[object, tuple[Holder, list[HeldPart]]] = {}
+    for part in hold.parts:
+        holder = living_holder(part.entry)
+        if part.entry.nbytes and holder is not None and wanted(holder):
+            found.setdefault(identity(holder), (holder, []))[1].append(part)
+    for holder, parts in found.values():
+        yield holder, _with(hold, tuple(parts))
+
+
+def everyone(hold: Hold) -> tuple[Holder, ...]:
+    """All living processes that must release *hold*: also children that have a process's files."""
+    return hold.holders if hold.what != "process" else _living(hold.entries)
+
+
+def _living(entries: Iterable[Entry]) -> tuple[Holder, ...]:
+    return tuple({identity(each): each for entry in entries for each in living_holders(entry)}.values())
+
+
+def in_ledger_order(holds: Iterable[Hold], also: Iterable[HeldPart] = ()) -> list[HeldPart]:
+    """The parts of *holds*, and *also* these, as the ledger has them: GPU by GPU, the largest first."""
+    parts = (*(part for hold in holds for part in hold.parts), *also)
+    return sorted(parts, key=lambda part: (part.at, part.line))
+
+
+def by_gpu(holds: Iterable[Hold], also: Iterable[HeldPart] = ()) -> dict[int, list[HeldPart]]:
+    """The same by the place of their GPU in the ledger, where there are any."""
+    found: dict[int, list[HeldPart]] = {}
+    for part in in_ledger_order(holds, also):
+        found.setdefault(part.at, []).append(part)
+    return found
+
+
+def on_each_gpu(
+    ledger: Ledger, wanted: Callable[[Entry], bool], *, empty: bool = False
+) -> Iterator[tuple[GpuLedger, list[Hold]]]:
+    """Each GPU, and the holds of its own memory with their *wanted* bytes alone, the largest first."""
+    found: dict[int, list[Hold]] = {}
+    for hold in find_holds(ledger, empty=empty):
+        parts: dict[int, list[HeldPart]] = {}
+        for part in hold.parts:
+            if wanted(part.entry):
+                parts.setdefault(part.at, []).append(part)
+        for at, on_it in parts.items():
+            found.setdefault(at, []).append(_with(hold, tuple(on_it)))
+    for at, gpu in enumerate(ledger.gpus):
+        # What is accounted for on a GPU without memory of its own lies in the machine's.
+        holds = found.get(at, []) if gpu.total_bytes != 0 else []
+        yield gpu, sorted(holds, key=lambda hold: hold.parts[0].line)
+
+
+def overhead(ledger: Ledger) -> Iterator[HeldPart]:
+    """What is in use and held by no process: contexts cost it beyond what they are charged with."""
+    for at, gpu in enumerate(ledger.gpus):
+        for line, entry in enumerate(gpu.accounted):
+            if entry.kind_facts.used and not entry.kind_facts.held and entry.nbytes != 0:
+                yield HeldPart(at, gpu.index, str(gpu.index), entry, line)
 
 
 def _on_working_gpus(ledger: Ledger) -> set[int]:

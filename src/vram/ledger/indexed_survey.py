@@ -81,10 +81,10 @@ class GpuObservations(Struct):
     code: str | None = None
     charges: list[Charge] = []
     ended: list[Charge] = []
-    """Charges of processes that ended while they were read (ledger/ended.py)."""
+    """Charges of processes that ended while they were read (ledger/process_lists.py)."""
     unnamed: list[Charge] = []
-    """Charges that are too many to be named one by one (ledger/lists.py), and how often others were repeated
-    on each GPU instance."""
+    """Charges that are too many to be named one by one (ledger/process_lists.py), and how often others were
+    repeated on each GPU instance."""
     repeated: dict[int | None, int] = {}
     lists: Status = "ok"
     """How the process lists were read; unless well, nothing follows from who is not charged."""
@@ -133,6 +133,7 @@ class IndexedSurvey(Struct):
     made_opened: dict[int, dict[int, OpenedByProcess]] | None = None
     made_ancestry: Ancestry | None = None
     made_relatives: dict[int, list[int]] | None = None
+    made_uncharged: list[int] | None = None
     made_in_use: bool | None = None
     made_holders: dict[tuple[int, tuple[str, ...]], Holder] = {}
     """Made from the rest when they are first asked for: each is needed for every GPU."""
@@ -165,6 +166,11 @@ class IndexedSurvey(Struct):
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
         known = self.processes.get(pid)
         return known is not None and not known[1].is_dead
+
+    def state_of(self, pid: int | None) -> str | None:
+        """The state of the process that has *pid* now; None where there is none."""
+        known = self.processes.get(pid) if pid is not None else None
+        return known[1].state if known else None
 
     @property
     def lists_other_pids(self) -> bool:
@@ -208,11 +214,8 @@ def _opened_by_gpu(files: dict[int, FilesFacts]) -> dict[int, dict[int, OpenedBy
     for pid, facts in files.items():
         numbers: dict[int, list[int | None]] = {}
         for file in facts.files:
-            if file.kind == "gpu" and (minor := file.minor) is not None:
-                if minor in numbers:
-                    numbers[minor].append(file.description)
-                else:
-                    numbers[minor] = [file.description]
+            if file.kind == "gpu" and file.minor is not None:
+                numbers.setdefault(file.minor, []).append(file.description)
         for minor, reported in numbers.items():
             found.setdefault(minor, {})[pid] = _opened(reported)
     return found
@@ -226,10 +229,7 @@ def _opened_anywhere(files: dict[int, FilesFacts]) -> dict[int, OpenedByProcess]
 
 
 def _opened(descriptions: list[int | None]) -> OpenedByProcess:
-    reported = (
-        descriptions if None not in descriptions else [each for each in descriptions if each is not None]
-    )
-    return OpenedByProcess(len(descriptions), tuple(reported))  # type: ignore[arg-type]  # None is left out
+    return OpenedByProcess(len(descriptions), tuple(each for each in descriptions if each is not None))
 
 
 def _join(survey: IndexedSurvey) -> None:
@@ -250,7 +250,7 @@ def _join(survey: IndexedSurvey) -> None:
 
 
 def _unplugged(survey: IndexedSurvey, address: str, driver: str) -> GpuObservations:
-    """A GPU that somebody has open still, and that the kernel does not show any more."""
+    """A GPU that processes have open still, and that the kernel does not show any more."""
     index = max(survey.gpus, default=-1) + 1
     facts = GpuFacts(
         uuid=f"PCI-{address}", name="unknown GPU", bus_id=address, vendor=_VENDORS[driver], driver=driver
@@ -351,3 +351,57 @@ def by_allocation(shares: Iterable[ExportedDescriptor]) -> list[list[ExportedDes
     for share in shares:
         groups.setdefault((share.medium, share.identity), []).append(share)
     return sorted(groups.values(), key=lambda group: (-group[0].nbytes, group[0].process.pid, group[0].fd))
+
+
+# ---- from a pid to what is known of the process ----
+
+
+def holder(survey: IndexedSurvey, process: ProcessRef, lists: tuple[str, ...] = ()) -> Holder:
+    """Describe *process* as far as /proc let us see it."""
+    key = (process.pid, lists)
+    made = survey.made_holders.get(key)
+    if made is None:
+        made = survey.made_holders[key] = _describe(survey, process, lists)
+    return made
+
+
+def _describe(survey: IndexedSurvey, process: ProcessRef, lists: tuple[str, ...]) -> Holder:
+    known = survey.processes.get(process.pid)
+    if known is None:
+        return departed(process.pid, lists)
+    ref, facts = known
+    files = survey.files.get(process.pid)
+    return Holder(
+        pid=ref.pid,
+        started_at=ref.started_at,
+        user=facts.user,
+        command=" ".join(facts.argv) or facts.command,
+        alive=not facts.is_dead,
+        age_s=facts.age_s,
+        state=facts.state,
+        exiting=facts.exiting,
+        parent=facts.parent,
+        executable=facts.executable,
+        executable_deleted=facts.executable_deleted,
+        executable_trusted=facts.executable_trusted,
+        kernel_thread=facts.kernel_thread,
+        descriptors=len(files.files) if files else None,
+        lists=lists,
+        workload=facts.workload,
+        inner_pid=facts.namespace_pids[-1] if len(facts.namespace_pids) > 1 else None,
+        uid=facts.uid,
+    )
+
+
+def departed(pid: int, lists: tuple[str, ...] = (), *, visible: bool = True) -> Holder:
+    """A process that is gone, or out of sight; nothing is said of another process that has its pid now."""
+    return Holder(
+        pid=pid, started_at=None, user=None, command=None, alive=False, lists=lists, visible=visible
+    )
+
+
+def holders(survey: IndexedSurvey, pids: Iterable[int]) -> tuple[Holder, ...]:
+    """Describe *pids*, each once, in ascending order."""
+    return tuple(
+        holder(survey, survey.processes[pid][0]) for pid in sorted(set(pids)) if pid in survey.processes
+    )

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey
-from vram.ledger.reconcile import fit, split
+from vram.ledger.remainder import fit, split
 from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice, Note, known_bytes
 from vram.units import size
@@ -22,9 +22,10 @@ class Part(Struct, frozen=True):
     memory: MemoryFacts | None
 
 
-def is_divided(gpu: GpuObservations) -> bool:
+def _is_divided(gpu: GpuObservations) -> bool:
     """Whether MIG is on, and its devices are known: then no program uses the GPU as a whole."""
-    return gpu.facts is not None and bool(gpu.facts.mig_enabled) and gpu.facts.mig_devices is not None
+    facts = gpu.facts if gpu.driver == "nvidia" else None
+    return facts is not None and bool(facts.mig_enabled) and facts.mig_devices is not None
 
 
 def parts(gpu: GpuObservations) -> tuple[Part, ...]:
@@ -42,10 +43,10 @@ def _memory(devices: Sequence[MigFacts]) -> MemoryFacts | None:
     return next((each.memory for each in reversed(devices) if each.memory is not None), None)
 
 
-def disagree(gpu: GpuObservations, found: Sequence[Part]) -> bool:
-    """Whether the instances have more than their GPU: MIG was changed between the readings."""
+def _beyond(gpu: GpuObservations, found: Sequence[Part]) -> int | None:
+    """What the instances have, where that is more than their GPU has: MIG changed between the readings."""
     inside = sum(part.memory.total for part in found if part.memory)
-    return gpu.memory is not None and inside > gpu.memory.total
+    return inside if gpu.memory is not None and inside > gpu.memory.total else None
 
 
 def instance_observations(
@@ -155,9 +156,12 @@ def alone(gpu: GpuLedger, number: int, index: int | None = None) -> GpuLedger:
 
 
 def mig_device(gpu: GpuLedger, entry: Entry) -> str | None:
-    """Return the MIG device that an entry's bytes are on, as --gpu takes it; None on a whole GPU."""
+    """Return the MIG device that an entry's bytes are on, as --gpu takes it.
+
+    None on a whole GPU, and in an instance that has no device yet.
+    """
     for instance in gpu.instances:
-        if instance.gpu_instance == entry.gpu_instance:
+        if instance.gpu_instance == entry.gpu_instance and instance.devices:
             own = [each for each in instance.devices if each.compute_instance == entry.compute_instance]
             return f"{gpu.index}:{(own or instance.devices)[0].index}"
     return None
@@ -165,9 +169,9 @@ def mig_device(gpu: GpuLedger, entry: Entry) -> str | None:
 
 def note(gpu: GpuObservations, found: Sequence[Part]) -> tuple[Note, ...]:
     """What to say where the instances cannot be counted one by one."""
-    if not disagree(gpu, found) or gpu.memory is None:
+    inside = _beyond(gpu, found)
+    if inside is None:
         return ()
-    inside = sum(part.memory.total for part in found if part.memory)
     text = (
         f"the MIG instances add up to {size(inside)}, more than the GPU has: MIG was changed during the"
         " read, so the GPU is shown as a whole"
@@ -177,7 +181,6 @@ def note(gpu: GpuObservations, found: Sequence[Part]) -> tuple[Note, ...]:
 
 def known(survey: IndexedSurvey) -> dict[int, tuple[Part, ...]]:
     """The instances of every divided GPU whose figures agree, by the GPU's number."""
-    found = {
-        index: parts(gpu) for index, gpu in survey.gpus.items() if gpu.driver == "nvidia" and is_divided(gpu)
-    }
-    return {index: each for index, each in found.items() if not disagree(survey.gpus[index], each)}
+    divided = {index: gpu for index, gpu in survey.gpus.items() if _is_divided(gpu)}
+    found = {index: parts(gpu) for index, gpu in divided.items()}
+    return {index: each for index, each in found.items() if _beyond(divided[index], each) is None}

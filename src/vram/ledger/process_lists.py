@@ -5,13 +5,12 @@ Processes that ended while the host was read are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from vram.ledger.file_holders import possible_holders
-from vram.ledger.holders import departed
-from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey
+from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey, departed
 from vram.model.ledger import Entry, Note
 from vram.units import counted, size
 
@@ -29,7 +28,7 @@ def merge_repeated(gpu: GpuObservations) -> None:
         key = (charge.process, charge.gpu_instance, charge.compute_instance, charge.ended, charge.exiting)
         known = merged.setdefault(key, charge)
         if known is not charge:
-            merged[key] = _merged(known, charge)
+            merged[key] = _merge(known, charge)
             gpu.repeated[charge.gpu_instance] = gpu.repeated.get(charge.gpu_instance, 0) + 1
     gpu.charges = list(merged.values())
     if len(gpu.charges) > MAX_CHARGES:
@@ -39,7 +38,7 @@ def merge_repeated(gpu: GpuObservations) -> None:
         gpu.charges = [charge for charge in gpu.charges if id(charge) not in unnamed]
 
 
-def _merged(one: Charge, other: Charge) -> Charge:
+def _merge(one: Charge, other: Charge) -> Charge:
     known = [each.nbytes for each in (one, other) if each.nbytes is not None]
     lists = tuple(dict.fromkeys((*one.lists, *other.lists)))
     return replace(one, nbytes=max(known, default=None), lists=lists)
@@ -67,22 +66,18 @@ def _unnamed_entry(instance: int | None, charges: list[Charge]) -> Entry:
     )
 
 
-def list_notes(gpu: GpuObservations) -> tuple[Note, ...]:
+def list_notes(gpu: GpuObservations) -> Iterator[Note]:
     """What was done to the lists."""
-    return tuple(_list_notes(sum(gpu.repeated.values()), gpu.unnamed))
-
-
-def _list_notes(repeated: int, unnamed: list[Charge]) -> Iterable[Note]:
-    if repeated:
+    if repeated := sum(gpu.repeated.values()):
         text = (
             f"the driver's lists name some processes more than once ({repeated:,} times): each is counted"
             " once, with its largest figure"
         )
         yield Note("listed-again", text)
-    if unnamed:
+    if gpu.unnamed:
         text = (
-            f"the driver's lists name {len(unnamed):,} more processes than the {MAX_CHARGES:,} listed here:"
-            " they share one line"
+            f"the driver's lists name {len(gpu.unnamed):,} more processes than the {MAX_CHARGES:,} listed"
+            " here: they share one line"
         )
         yield Note("too-many-listed", text)
 
@@ -91,7 +86,7 @@ def _list_notes(repeated: int, unnamed: list[Charge]) -> Iterable[Note]:
 #
 # The driver's list, the open files and the processes are read one after the other. A process that was
 # alive when it was listed and is gone when /proc is read had its memory then; that is no memory of a
-# dead process, unless somebody living is seen to have its files.
+# dead process, unless a living process is seen to have its files.
 
 
 def set_ended_apart(survey: IndexedSurvey) -> None:

@@ -1,15 +1,17 @@
 """Who holds what, process by process: the one view of the ledger that every choice of processes is made from.
 
 An entry belongs to a process in one of two ways: it is charged to it, or the process holds it although it is
-charged to somebody else, who is mostly dead. Only living processes are listed.
+charged to another process, which is mostly dead. Only living processes are listed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from vram.model.finding import Finding
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 from vram.protected import role
 
@@ -118,7 +120,7 @@ def living_holder(entry: Entry) -> Holder | None:
     holder = entry.holder
     if holder is None or not holder.alive:
         return None
-    # Whoever has a dead process's pid now is a newcomer that was given a used number.
+    # A process that has a dead one's pid now is a newcomer that was given a used number.
     newcomer = entry.kind == "orphaned" and holder.pid == entry.charged_pid
     return None if newcomer else holder
 
@@ -132,6 +134,21 @@ def living_holders(entry: Entry) -> tuple[Holder, ...]:
 def in_use(entry: Entry) -> bool:
     """A living process is charged with this entry."""
     return entry.kind_facts.charged and entry.holder is not None and entry.holder.alive
+
+
+def is_stopped(holder: Holder) -> bool:
+    """Stopped by a signal (T) or by a debugger (t): it runs nothing and keeps everything."""
+    return holder.alive and holder.state in ("T", "t")
+
+
+def is_stuck(holder: Holder) -> bool:
+    """Waiting inside the kernel (D) or already exiting: no signal changes anything now."""
+    return holder.alive and (holder.state == "D" or holder.exiting)
+
+
+def is_healthy(holder: Holder) -> bool:
+    """Alive, running from a file that still exists, and able to answer a signal."""
+    return holder.alive and not holder.executable_deleted and not is_stopped(holder) and not is_stuck(holder)
 
 
 def is_silent(gpu: GpuLedger) -> bool:
@@ -194,3 +211,46 @@ def _held(gpu: GpuLedger) -> Iterator[tuple[Holder, Entry | None]]:
     for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
         for holder in living_holders(entry):
             yield holder, None
+
+
+# ---- what of a ledger concerns one process ----
+
+
+def concerning(ledger: Ledger, pid: int) -> Ledger:
+    """Return *ledger* with only the entries of *pid*, on the GPUs where it has any."""
+    gpus = (_narrowed(gpu, pid) for gpu in ledger.gpus)
+    return replace(ledger, gpus=tuple(gpu for gpu in gpus if _is_there(gpu)))
+
+
+def findings_about(findings: Iterable[Finding], pid: int) -> tuple[Finding, ...]:
+    """The findings that name *pid*, or that are about what it left behind: few name a dead one."""
+    return tuple(
+        each for each in findings if pid in each.pids or any(hold.dead_pid == pid for hold in each.holds)
+    )
+
+
+def pids_of(entry: Entry) -> set[int]:
+    """Everybody whom an entry names: its holder, co-holders, and the pid that the driver charges."""
+    named = {each.pid for each in entry.holders}
+    return named | ({entry.charged_pid} if entry.charged_pid is not None else set())
+
+
+def _narrowed(gpu: GpuLedger, pid: int) -> GpuLedger:
+    system = gpu.system
+    if system is not None:
+        system = replace(system, entries=_theirs(system.entries, pid), used_bytes=None)
+    return replace(
+        gpu,
+        entries=_theirs(gpu.entries, pid),
+        open_only=tuple(each for each in gpu.open_only if each.holder.pid == pid),
+        system=system if system is not None and system.entries else None,
+        notes=(),
+    )
+
+
+def _theirs(entries: Iterable[Entry], pid: int) -> tuple[Entry, ...]:
+    return tuple(entry for entry in entries if pid in pids_of(entry))
+
+
+def _is_there(gpu: GpuLedger) -> bool:
+    return bool(gpu.entries or gpu.open_only or gpu.system)

@@ -13,9 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.ledger.file_holders import joined
-from vram.ledger.holders import holder, holders
-from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey
-from vram.ledger.reconcile import fit
+from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey, holder, holders
+from vram.ledger.remainder import fit
 from vram.model.ledger import Entry, Note, known_bytes
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WindowsProcess, WindowsSide
 from vram.units import MIB, counted, size
@@ -48,7 +47,7 @@ def account(survey: IndexedSurvey, gpu: GpuObservations, joined: AdapterMatch, u
     room = None if guest is None else guest.device_bytes or 0
     machine = None if guest is None else _process(guest, guest=True)
     linux = linux_entries(survey, gpu, Linux(room, machine))
-    fitted = _fitted((*claims, *linux), used)
+    fitted = _fit_to_used((*claims, *linux), used)
     rest = used - known_bytes(fitted)
     side = _side(joined.adapter, joined.certain, rows, guest)
     return WddmAccount(
@@ -128,7 +127,7 @@ def _statement(row: WindowsMemoryFacts) -> str:
     return f"Windows counts {size(row.local)} resident for its pid {row.pid}{committed}"
 
 
-def _fitted(claims: Sequence[Entry], used: int) -> tuple[Entry, ...]:
+def _fit_to_used(claims: Sequence[Entry], used: int) -> tuple[Entry, ...]:
     """Cut the claims to what is in use, in Windows' name: these are its figures, not the driver's."""
     return tuple(
         replace(entry, evidence=(*before.evidence, _shortened(before, entry)))
@@ -245,26 +244,15 @@ def _listed(survey: IndexedSurvey, charge: Charge) -> Entry:
 
 
 def _lone(survey: IndexedSurvey, family: tuple[int, ...], linux: Linux, nbytes: int) -> Entry:
-    people = holders(survey, family)
-    return Entry(
-        kind="process",
-        nbytes=nbytes,
-        holder=people[0],
-        co_holders=people[1:],
-        sharing="all" if len(people) > 1 else None,
-        windows=linux.machine,
-        evidence=(
-            _descriptors(survey, family[0]),
-            f"Windows counts {size(linux.room or 0)} for the WSL2 virtual machine, and no other readable"
-            " process has its GPUs open",
-            *_unreadable(survey),
-            _ELSEWHERE,
-        ),
-        confidence="likely",
+    words = (
+        f"Windows counts {size(linux.room or 0)} for the WSL2 virtual machine, and no other readable process"
+        " has its GPUs open"
     )
+    entry = _unknown(survey, family, words, *_unreadable(survey), _ELSEWHERE)
+    return replace(entry, nbytes=nbytes, windows=linux.machine, confidence="likely")
 
 
-def _unknown(survey: IndexedSurvey, family: tuple[int, ...], words: str) -> Entry:
+def _unknown(survey: IndexedSurvey, family: tuple[int, ...], *words: str) -> Entry:
     people = holders(survey, family)
     return Entry(
         kind="process",
@@ -272,7 +260,7 @@ def _unknown(survey: IndexedSurvey, family: tuple[int, ...], words: str) -> Entr
         holder=people[0],
         co_holders=people[1:],
         sharing="all" if len(people) > 1 else None,
-        evidence=(_descriptors(survey, family[0]), words),
+        evidence=(_descriptors(survey, family[0]), *words),
         confidence="unknown",
     )
 

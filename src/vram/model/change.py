@@ -6,8 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.model.kinds import Kind
-from vram.model.ledger import Confidence
+from vram.model.ledger import Confidence, Kind
 from vram.model.observation import Status
 from vram.model.process import Workload
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vram.model.hold import HoldShare
+
 Harm = Literal["none", "interrupts", "loses-work", "affects-others"]
 
 
@@ -25,8 +27,8 @@ class Remedy(Struct, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
 
 
-class Finding(Struct, frozen=True, kw_only=True):
-    """A cause that a rule found in the ledger."""
+class FindingFields(Struct, frozen=True, kw_only=True):
+    """What a report says of a finding."""
 
     code: str
     title: str
@@ -37,3 +39,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     severity: Literal["problem", "warning", "info"] = "problem"
+
+
+class Finding(FindingFields, frozen=True, kw_only=True):
+    """A cause that a rule found in the ledger. ``holds`` name the memory that it is about: in no report."""
+
+    holds: tuple[HoldShare, ...] = ()

@@ -8,19 +8,8 @@ from msgspec import Struct
 
 from vram.model.observation import Status
 
-FLEET_SCHEMA = 1
-
 NodeState = Literal["leftovers", "unexplained", "incomplete", "rejected", "unread", "ok"]
 """In the order of the table: what somebody should look at comes first."""
-
-STATE_MEANINGS: dict[NodeState, str] = {
-    "leftovers": "memory that no healthy process accounts for: its owner is dead, exiting or stopped",
-    "unexplained": "memory in use, and no holder was found",
-    "incomplete": "a GPU or a source on the node did not answer",
-    "rejected": "its snapshot contradicts itself, the node or another node: not counted, not acted on",
-    "unread": "it gave no snapshot",
-    "ok": "nothing to do",
-}
 
 NodeCode = Literal[
     "no-answer",  # the deadline passed
@@ -68,9 +57,13 @@ class FleetGpu(Struct, frozen=True, kw_only=True):
 
 
 class FleetGhost(Struct, frozen=True, kw_only=True):
-    """Memory of a dead owner, and the process that holds it; ``pid`` None: nobody visible does."""
+    """Memory of a dead owner, and the process that holds it; ``pid`` None: no visible one does.
 
-    gpus: tuple[str, ...]
+    ``places`` are its GPUs as people write them: numbers, or MIG devices such as "0:1".
+    """
+
+    gpus: tuple[int, ...]
+    places: tuple[str, ...]
     nbytes: int | None
     pid: int | None
     user: str | None
@@ -135,7 +128,7 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     ``schema`` changes when a field changes its meaning or goes away; new fields may come without that.
     """
 
-    schema: Literal[1]
+    schema: Literal[2]
     taken_at: str
     source: str
     took_s: float

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.model.kinds import Kind
+from vram.model.ledger import Kind
 from vram.model.process import Workload
 
 
@@ -57,11 +57,12 @@ class Recorded(Struct, frozen=True, kw_only=True):
 class HoldersReport(Struct, frozen=True, kw_only=True):
     """``vram history --json``: who held memory at ``at``, by the reading of ``read_at``.
 
-    ``gpu`` is the GPU that was asked for; null: all of them.
+    ``gpu`` and ``mig`` are the GPU, or the MIG device of it, that was asked for; null: all of them.
     """
 
-    schema: Literal[1] = 1
-    gpu: str | None
+    schema: Literal[2] = 2
+    gpu: int | None
+    mig: str | None = None
     at: str
     read_at: str
     holders: tuple[Held, ...]
@@ -132,8 +133,9 @@ class SeriesPoint(Struct, frozen=True, kw_only=True):
 class SeriesReport(Struct, frozen=True, kw_only=True):
     """``vram history series --json``: one GPU over time. A point holds until the next one."""
 
-    schema: Literal[1] = 1
-    gpu: str
+    schema: Literal[2] = 2
+    gpu: int
+    mig: str | None = None
     points: tuple[SeriesPoint, ...]
     recorded: Recorded
     notes: tuple[str, ...] = ()

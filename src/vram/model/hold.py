@@ -1,8 +1,8 @@
-"""Somebody holds some bytes: the noun that every view, action, policy and record is about."""
+"""Processes hold bytes: the noun that every view, action, policy and record is about."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from vram.model.process import ParkedProcess
 from vram.units import size
 
 Identity = tuple[int, int | None]
-"""A pid and the start time of its process: the pid alone names whoever has it now."""
+"""A pid and the start time of its process: the pid alone names the process that has it now."""
 
 What = Literal["process", "ghost", "together", "unattributed", "hidden", "windows", "parked"]
 """process: charged to a living process. ghost: its owner is dead. together: several processes have it among
@@ -34,7 +34,7 @@ State = Literal[
 
 
 class StateFacts(NamedTuple):
-    """How a state is shown, whether somebody should do something about it, and what it means."""
+    """How a state is shown, whether a user should do something about it, and what it means."""
 
     label: str
     trouble: bool
@@ -61,13 +61,34 @@ STATES: dict[State, StateFacts] = {
 class HeldPart(Struct, frozen=True):
     """Bytes of one hold on one GPU: ``at`` is its place in the ledger, ``gpu`` its number.
 
-    ``place`` is that number as a word, or a MIG device such as "0:1".
+    ``place`` is that number as a word, or a MIG device such as "0:1". ``line`` is the place of ``entry``
+    among the GPU's entries.
     """
 
     at: int
     gpu: int
     place: str
     entry: Entry
+    line: int = 0
+
+
+class HoldShare(Struct, frozen=True):
+    """As much of a hold as a finding is about; ``key`` and ``members`` are those of :class:`Hold`."""
+
+    key: tuple[str | int | None, ...]
+    members: frozenset[Identity]
+    certain: bool
+    has_holders: bool
+    bytes_by_gpu: tuple[tuple[int, int], ...]
+    dead_pid: int | None = None
+
+    @property
+    def what(self) -> str | int | None:
+        return self.key[0]
+
+    def is_of(self, hold: Hold) -> bool:
+        """Whether *hold*, of this reading or another one, is the one that this is a part of."""
+        return is_same_memory(self, hold)
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -111,7 +132,7 @@ class Hold(Struct, frozen=True, kw_only=True):
         return self.holders[1:]
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> tuple[str | int | None, ...]:
         """What finds it again in another reading; where there are ``members``, together with one of them."""
         if self.dead_pid is not None:
             return self.what, self.dead_pid
@@ -129,10 +150,23 @@ class Hold(Struct, frozen=True, kw_only=True):
         return frozenset((each.pid, each.started_at) for each in self.holders)
 
     def is_same(self, other: Hold) -> bool:
-        """Whether another reading shows the same memory, whoever of its holders came or went."""
-        if self.key != other.key:
-            return False
-        return not self.members or not other.members or not self.members.isdisjoint(other.members)
+        """Whether another reading shows the same memory, also where holders came or went."""
+        return is_same_memory(self, other)
+
+    @property
+    def share(self) -> HoldShare:
+        """All of it, as a finding names it."""
+        nbytes: dict[int, int] = {}
+        for part in self.parts:
+            nbytes[part.gpu] = nbytes.get(part.gpu, 0) + (part.entry.nbytes or 0)
+        return HoldShare(
+            key=self.key,
+            members=self.members,
+            certain=self.certain,
+            has_holders=bool(self.holders),
+            bytes_by_gpu=tuple(sorted(nbytes.items())),
+            dead_pid=self.dead_pid,
+        )
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -143,6 +177,11 @@ class Hold(Struct, frozen=True, kw_only=True):
         """The sum over its GPUs, as far as it is known; None where nothing is."""
         sizes = [part.entry.nbytes for part in self.parts if part.entry.nbytes is not None]
         return sum(sizes) if sizes or not self.parts else None
+
+    @property
+    def known_bytes(self) -> int:
+        """As ``nbytes``, and 0 where nothing is known."""
+        return known_bytes(part.entry for part in self.parts)
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -173,8 +212,31 @@ class Hold(Struct, frozen=True, kw_only=True):
             found[part.place] = known if nbytes is None else (known or 0) + nbytes
         return {place: found[place] for place in sorted(found, key=place_order)}
 
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        return tuple(line for part in self.parts for line in part.entry.evidence)
+
     def bytes_of(self, kind: str) -> int:
         return known_bytes(part.entry for part in self.parts if part.entry.kind == kind)
+
+
+class Comparable(Protocol):
+    """What two readings can both contain: a hold, what it has on one GPU, a finding."""
+
+    @property
+    def key(self) -> tuple[object, ...]: ...
+    @property
+    def members(self) -> frozenset[Identity | None]: ...
+
+
+def is_same_memory(one: Comparable, other: Comparable) -> bool:
+    """The one rule: the same key, and a common member, unless one of them names no members.
+
+    Memory that several processes hold is still the same when one of them has ended.
+    """
+    if one.key != other.key:
+        return False
+    return not one.members or not other.members or not one.members.isdisjoint(other.members)
 
 
 def place_order(place: str) -> list[int]:

@@ -72,6 +72,36 @@ class OomReading(Struct, frozen=True, kw_only=True):
     excerpt: str = ""
 
 
+class OomMessage(OomReading, frozen=True, kw_only=True):
+    """A reading with what its judgement needs beside figures. JSON has these facts as words among ``signs``.
+
+    ``code`` is the number of the CUDA error or the Xid, ``pids`` are the processes that the driver blames,
+    ``reporter`` is the dialect of the framework that reports an error of CUDA, ``assertion`` the condition
+    that failed in a kernel, ``library`` the one that ran out ("cuBLAS"), ``settings`` what was set for XLA.
+    """
+
+    code: int | None = None
+    pids: tuple[int, ...] = ()
+    reporter: str | None = None
+    assertion: str | None = None
+    library: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def as_reading(self) -> OomReading:
+        """The reading as JSON has it."""
+        words = [
+            *(f"{name}={value}" for name, value in self.settings),
+            *self.signs[:1],
+            *([self.library.lower()] if self.library else ()),
+            *([f"in={self.reporter}"] if self.reporter else ()),
+            *([f"assert={self.assertion}"] if self.assertion else ()),
+            *(f"pid={pid}" for pid in self.pids),
+            *self.signs[1:],
+        ]
+        fields = {name: getattr(self, name) for name in OomReading.__struct_fields__}
+        return OomReading(**{**fields, "signs": tuple(words)})
+
+
 class Term(Struct, frozen=True):
     """One line of a balance. ``sure`` is False for a remainder or an assumption, which nobody printed."""
 
@@ -145,3 +175,9 @@ class Case(Struct, frozen=True, kw_only=True):
     first_line: int = 1
     last_line: int = 1
     live: GpuMatch | None = None
+
+    @property
+    def message(self) -> OomMessage:
+        """The reading, with all facts; only what was decoded from JSON has none."""
+        assert isinstance(self.reading, OomMessage)
+        return self.reading

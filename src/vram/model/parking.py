@@ -105,9 +105,7 @@ class CheckpointAnswer(Struct, frozen=True, kw_only=True):
     was killed. "unavailable": no driver could be asked. ``took_s`` is spent in the driver's calls alone.
     """
 
-    status: Literal[
-        "ok", "refused", "short", "unknown", "ended", "not-held", "timeout", "died", "unavailable"
-    ]
+    status: CheckpointStatus
     state: CheckpointState | None = None
     call: str | None = None
     code: int | None = None

@@ -6,7 +6,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.deprecation import warn_renamed
 from vram.model.process import ProcessRef
 
 PLAN_SCHEMA = 2
@@ -116,12 +115,6 @@ class Draft(Struct, frozen=True, kw_only=True):
 
     plan: Plan
     skipped: tuple[Skipped, ...] = ()
-
-    @property
-    def spared(self) -> tuple[Skipped, ...]:  # old name
-        """The old name of ``skipped``."""
-        warn_renamed("Draft.spared", "Draft.skipped")  # old name
-        return self.skipped
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

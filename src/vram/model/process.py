@@ -50,9 +50,10 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
 
     ``state`` and ``exiting`` are its first thread's, or, where that has ended, those of a thread
     that lives on. ``forked`` says that it never executed a program since it was forked: only such a
-    process can have a parent's driver files, which close on exec. ``executable_trusted`` is asked of
-    programs whose path makes them a part of the system: True where root installed the file under that path,
-    False where somebody else may have put it there.
+    process can have a parent's driver files, which close on exec. ``initialised_cuda`` is asked of forked
+    processes: True where the driver runs a thread in it, which no fork inherits, so that its files are its
+    own. ``executable_trusted`` is asked of programs whose path makes them a part of the system:
+    True where root installed the file under that path, False where somebody else may have put it there.
     """
 
     command: str
@@ -66,6 +67,7 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     state: str = "?"
     exiting: bool = False
     forked: bool | None = None
+    initialised_cuda: bool | None = None
     parent: int | None = None
     group: int | None = None
     session: int | None = None

@@ -22,15 +22,15 @@ HookVerdict = Literal["clean", "held", "unknown"]
 
 
 class SlurmJob(Struct, frozen=True, kw_only=True):
-    """The job that slurmd runs a hook for. ``gpus`` are the words that name its GPUs; None: it has none."""
+    """The job that slurmd runs a hook for. ``gpu_words`` are what Slurm calls its GPUs; None: it has none."""
 
     job: str
     uid: int
     user: str | None = None
     node: str | None = None
-    gpus: tuple[str, ...] | None = None
+    gpu_words: tuple[str, ...] | None = None
     by_uuid: bool = False
-    """Whether ``gpus`` are UUIDs; else they are numbers of device files, as in /dev/nvidia0."""
+    """Whether ``gpu_words`` are UUIDs; else they are numbers of device files, as in /dev/nvidia0."""
 
 
 class JobClaim(Struct, frozen=True):
@@ -77,7 +77,7 @@ class HookResult(Struct, frozen=True, kw_only=True):
     ``free_bytes`` has each GPU's free memory at the end, where the driver tells.
     """
 
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     hook: Hook
     job: SlurmJob | None
     gpus: tuple[int, ...]

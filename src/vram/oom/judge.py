@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vram.model.finding import Remedy
-from vram.model.oom import Judgement, OomReading
+from vram.model.oom import Judgement, OomMessage
 from vram.oom import remedies, sums
-from vram.oom.kinds import Kind, capacity, holders, kind, not_gpu_memory, pools
-from vram.oom.remedies import change, join_live, options, record, run_why
-from vram.oom.sums import Sums, said, shortfall
+from vram.oom.kinds import Kind, capacity, holders, kind, not_gpu_memory
+from vram.oom.remedies import JOIN_LIVE, RECORD, change, options, run_why
+from vram.oom.sums import Sums, say, shortfall
 
 NEEDED = {
     "asked": "the size of the failed allocation",
@@ -20,50 +20,40 @@ NEEDED = {
 
 
 @kind("unknown", "the message does not say enough")
-def unknown(reading: OomReading, worked: Sums) -> Judgement:
+def unknown(reading: OomMessage, worked: Sums) -> Judgement:
     """unknown: the message does not say enough
 
-    What it is
-    ----------
+    What it is:
     Raw CUDA, Numba and PyCUDA say only "out of memory"; messages get truncated; sometimes the figures
     themselves show that it would have fit. Then vram does not guess.
 
-    How it is recognised
-    --------------------
+    How it is recognised:
     A figure that the arithmetic needs is missing; the answer says which one, and how to get it.
 
-    Remedies
-    --------
+    Remedies:
     Run `vram why` or `vram oom --live` on the machine while its GPU is still full, and let vram.on_oom()
     record the next one.
     """
     missing = tuple(words for name, words in NEEDED.items() if getattr(reading, name) is None)
-    return Judgement(
-        kind="unknown",
-        certainty="unknown",
-        title=unknown.title,
-        cause=_unknown_cause(reading, missing),
+    return unknown.conclude(
+        "unknown",
+        _unknown_cause(reading, missing),
         workings=shortfall(reading),
         missing=missing,
-        remedies=(
-            join_live(),
-            run_why(reading),
-            *(options(reading) or (record(),)),
-            *_contradiction(reading),
-        ),
+        remedies=(JOIN_LIVE, run_why(reading), *(options(reading) or (RECORD,)), *_contradiction(reading)),
     )
 
 
-def _fitted(reading: OomReading) -> bool:
+def _fitted(reading: OomMessage) -> bool:
     return (
         reading.asked is not None and reading.free is not None and reading.free.nbytes >= reading.asked.nbytes
     )
 
 
-def _unknown_cause(reading: OomReading, missing: tuple[str, ...]) -> str:
+def _unknown_cause(reading: OomMessage, missing: tuple[str, ...]) -> str:
     if _fitted(reading):
         return (
-            f"{said(reading.asked)} was requested and {said(reading.free)} was free when the message was"
+            f"{say(reading.asked)} was requested and {say(reading.free)} was free when the message was"
             " printed. Memory was freed in between, or the driver refused for another reason: the host's"
             " commit limit on Windows and WSL2, or a container's own limit."
         )
@@ -75,7 +65,7 @@ def _unknown_cause(reading: OomReading, missing: tuple[str, ...]) -> str:
     return "The GPU was out of memory. Without more figures it is unknown who held the memory."
 
 
-def _contradiction(reading: OomReading) -> tuple[Remedy, ...]:
+def _contradiction(reading: OomMessage) -> tuple[Remedy, ...]:
     if not _fitted(reading):
         return ()
     return (change("Try again: if it fits now, another process held the memory for a moment."),)
@@ -88,8 +78,8 @@ KINDS: tuple[Kind, ...] = (
     not_gpu_memory.bar1,
     not_gpu_memory.host,
     capacity.limit,
-    pools.cached,
-    pools.fragmented,
+    holders.cached,
+    holders.fragmented,
     capacity.too_large,
     holders.ghost,
     holders.other_process,
@@ -98,7 +88,7 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def judge(reading: OomReading) -> Judgement:
+def judge(reading: OomMessage) -> Judgement:
     """Return which kind of out-of-memory *reading* is, with the arithmetic and what to do."""
     worked = sums.work_out(reading)
     for each in KINDS:

@@ -1,7 +1,7 @@
 """Programs that people run and do not write: which one a message comes from, and its own options.
 
-Whoever starts ComfyUI cannot change its batch loop, but can start it with --lowvram. The options are those of
-the programs' own documentation.
+A user of ComfyUI cannot change its batch loop, but can start it with --lowvram. The options are those of the
+programs' own documentation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from vram.model.oom import OomReading
+from vram.model.oom import OomMessage
 from vram.oom.passage import Passage
 
 
@@ -111,7 +111,7 @@ _MARKS = tuple((name, mark) for name, program in PROGRAMS.items() for mark in pr
 _AFTER = 2000
 
 
-def program_of(reading: OomReading, passage: Passage, end: int) -> str | None:
+def program_of(reading: OomMessage, passage: Passage, end: int) -> str | None:
     """The program whose log this is; None where nothing around the message, up to its *end*, names one."""
     if reading.where not in ("device", "host") or reading.dialect in ("host", "cuda-error", "xid"):
         return None

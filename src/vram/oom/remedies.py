@@ -12,14 +12,21 @@ from msgspec.structs import replace
 
 from vram.diagnosis.remedies import ordered
 from vram.model.finding import Harm, Remedy
-from vram.model.oom import OomReading
+from vram.model.oom import OomMessage
 from vram.oom.programs import PROGRAMS
 from vram.oom.sums import Sums, usual_context
 from vram.units import size
 
 __all__ = ["ordered"]
 
-JOIN = "vram oom --live"
+# Read the message again beside the ledger of the machine where it happened.
+JOIN_LIVE = Remedy(
+    step="look",
+    target="host",
+    text="Run this on the machine where it happened, while its GPU is still full: it fills in what is"
+    " missing.",
+    command="vram oom --live",
+)
 # Left for contexts and rounding when a fraction of the GPU is worked out.
 MARGIN = 0.01
 
@@ -29,12 +36,22 @@ def change(text: str, command: str = "", *, target: str = "program", harm: Harm 
     return Remedy(step="change", target=target, text=text, command=command, harm=harm)
 
 
-def run_why(reading: OomReading, text: str = "Show who holds this GPU's memory now, and why.") -> Remedy:
+RECORD = change(
+    "Record the next one where it happens: call vram.on_oom() in the program. It writes the memory"
+    " of this process and of the whole GPU to a file."
+)
+RETRY = change(
+    "Let vram find the size that fits: decorate the step with @vram.retry_on_oom(shrink='batch_size')."
+)
+BIGGER = change("Spread it over more GPUs, keep part of it in host memory, or use a larger GPU.")
+
+
+def run_why(reading: OomMessage, text: str = "Show who holds this GPU's memory now, and why.") -> Remedy:
     """Read the ledger: changes nothing."""
     return Remedy(step="look", target=_gpu(reading), text=text, command="vram why" + _option(reading))
 
 
-def make_room(reading: OomReading) -> Remedy:
+def make_room(reading: OomMessage) -> Remedy:
     """Let vram free memory: it shows its plan before it does anything.
 
     Without a size: only on the machine where it happened is it known how much can be freed.
@@ -45,56 +62,35 @@ def make_room(reading: OomReading) -> Remedy:
     )
 
 
-def record() -> Remedy:
-    """Record more about the next one."""
-    text = (
-        "Record the next one where it happens: call vram.on_oom() in the program. It writes the memory"
-        " of this process and of the whole GPU to a file."
-    )
-    return change(text)
-
-
-def join_live() -> Remedy:
-    """Read the message again beside the ledger of the machine where it happened."""
-    text = (
-        "Run this on the machine where it happened, while its GPU is still full: it fills in what is missing."
-    )
-    return Remedy(step="look", target="host", text=text, command=JOIN)
-
-
 def naming(file: str, advice: Sequence[Remedy]) -> tuple[Remedy, ...]:
     """Return *advice* with the log's name in the command that reads it once more."""
     word = shlex.quote(f"./{file}" if file.startswith("-") else file)
-    return tuple(
-        replace(remedy, command=f"{JOIN} {word}") if remedy.command == JOIN else remedy for remedy in advice
-    )
+    named = replace(JOIN_LIVE, command=f"{JOIN_LIVE.command} {word}")
+    return tuple(named if remedy == JOIN_LIVE else remedy for remedy in advice)
 
 
-def use_less(reading: OomReading, room: int | None) -> tuple[Remedy, ...]:
-    """Use less than *room*: by the options of the program, or by what whoever writes it can change."""
+def use_less(reading: OomMessage, room: int | None) -> tuple[Remedy, ...]:
+    """Use less than *room*: by the options of the program, or by what its author can change."""
     if reading.program is None:
-        return (smaller(reading, room), retry(), bigger())
+        return (smaller(reading, room), RETRY, BIGGER)
     options = [change(text) for text in PROGRAMS[reading.program].options]
     if reading.program == "tgi" and reading.tokens_wanted:
-        options[0] = halve_the_batch(reading)
+        # What text-generation-inference itself advises, with a number.
+        which = "total" if reading.wording == "total tokens" else "prefill"
+        half = max(1, reading.tokens_wanted // 2)
+        options[0] = change(f"Allow smaller batches: --max-batch-{which}-tokens {half}.")
     wanted = _wanted(reading, room)
     if wanted and room and size(wanted) != size(room):
         options.insert(0, change(f"Use less: {size(wanted)} is needed and {size(room)} is available."))
     return tuple(options)
 
 
-def halve_the_batch(reading: OomReading) -> Remedy:
-    """What text-generation-inference itself advises, with a number."""
-    option = "--max-batch-total-tokens" if reading.wording == "total tokens" else "--max-batch-prefill-tokens"
-    return change(f"Allow smaller batches: {option} {max(1, (reading.tokens_wanted or 0) // 2)}.")
-
-
-def options(reading: OomReading) -> tuple[Remedy, ...]:
+def options(reading: OomMessage) -> tuple[Remedy, ...]:
     """The options of the program, where the message is from one that has some."""
     return use_less(reading, None) if reading.program else ()
 
 
-def smaller(reading: OomReading, room: int | None) -> Remedy:
+def smaller(reading: OomMessage, room: int | None) -> Remedy:
     """Ask for less: by how much follows from the figures, where they are known."""
     wanted = _wanted(reading, room)
     if wanted is None or room is None:
@@ -110,7 +106,7 @@ def smaller(reading: OomReading, room: int | None) -> Remedy:
     )
 
 
-def _wanted(reading: OomReading, room: int | None) -> int | None:
+def _wanted(reading: OomMessage, room: int | None) -> int | None:
     """What is used and requested, where it is known to be more than *room*."""
     if not room or reading.asked is None:
         return None
@@ -118,19 +114,7 @@ def _wanted(reading: OomReading, room: int | None) -> int | None:
     return wanted if wanted > room else None
 
 
-def retry() -> Remedy:
-    """Let the program find the size itself."""
-    return change(
-        "Let vram find the size that fits: decorate the step with @vram.retry_on_oom(shrink='batch_size')."
-    )
-
-
-def bigger() -> Remedy:
-    """More GPUs, or a larger one."""
-    return change("Spread it over more GPUs, keep part of it in host memory, or use a larger GPU.")
-
-
-def defragment(reading: OomReading) -> tuple[Remedy, ...]:
+def defragment(reading: OomMessage) -> tuple[Remedy, ...]:
     """Let the allocator join its pieces."""
     if reading.dialect in ("xla", "tensorflow", "bfc"):
         text = "Use the driver's own pool, which can map separate pieces together."
@@ -144,18 +128,14 @@ def defragment(reading: OomReading) -> tuple[Remedy, ...]:
     if "hip" in reading.signs and name != "PYTORCH_ALLOC_CONF":
         name = "PYTORCH_HIP_ALLOC_CONF"
     text = "Let segments grow instead of splitting memory (PyTorch 2.1 and later), and restart the program."
+    grow = change(text, f"export {name}=expandable_segments:True")
+    if reading.wording not in ("0.4-1.3", "1.4-2.0"):
+        return (grow,)
     older = "Before 2.1: keep large blocks from being split."
-    return (
-        change(text, f"export {name}=expandable_segments:True"),
-        *(
-            (change(older, f"export {name}=max_split_size_mb:128"),)
-            if reading.wording in ("0.4-1.3", "1.4-2.0")
-            else ()
-        ),
-    )
+    return (grow, change(older, f"export {name}=max_split_size_mb:128"))
 
 
-def release_caches(reading: OomReading) -> tuple[Remedy, ...]:
+def release_caches(reading: OomMessage) -> tuple[Remedy, ...]:
     """Release what the program itself only caches."""
     if reading.dialect in ("tensorflow", "xla", "bfc") or "pool-took-all" in reading.signs:
         return (
@@ -169,7 +149,7 @@ def release_caches(reading: OomReading) -> tuple[Remedy, ...]:
     return (change(text),)
 
 
-def utilization(reading: OomReading) -> tuple[Remedy, ...]:
+def utilization(reading: OomMessage) -> tuple[Remedy, ...]:
     """vLLM's share of the GPU that fits what was free."""
     if reading.free is None or reading.total is None or reading.total.nbytes == 0:
         return ()
@@ -203,17 +183,17 @@ def end(pids: Sequence[int]) -> tuple[Remedy, ...]:
     )
 
 
-def room_alone(reading: OomReading, worked: Sums) -> int | None:
-    """What this program could have if nobody else were there."""
+def room_alone(reading: OomMessage, worked: Sums) -> int | None:
+    """What this program could have on a GPU without other processes."""
     if reading.total is None:
         return reading.limit.nbytes if reading.limit else None
     context = usual_context(reading) if worked.outside is None else worked.outside
     return max(0, reading.total.nbytes - min(context, reading.total.nbytes // 8))
 
 
-def _option(reading: OomReading) -> str:
+def _option(reading: OomMessage) -> str:
     return "" if reading.gpu is None else f" --gpu {reading.gpu}"
 
 
-def _gpu(reading: OomReading) -> str:
+def _gpu(reading: OomMessage) -> str:
     return "gpu" if reading.gpu is None else f"gpu {reading.gpu}"

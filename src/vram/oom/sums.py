@@ -5,9 +5,10 @@ A figure that was not printed is calculated where the others allow it, and never
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from vram.model.oom import Amount, Balance, NamedProcess, OomReading, Term, Working
+from vram.model.oom import Amount, Balance, NamedProcess, OomMessage, Term, Working
 from vram.units import GIB, MIB, size
 
 # A CUDA context with its loaded code: 518 to 527 MiB measured on an H200; smaller GPUs take less.
@@ -18,7 +19,7 @@ DRIVER = 640 * MIB
 WASTE = 0.05
 # So many times what was asked for would hold it, were it in one piece, however small a share it is.
 MANY_TIMES = 4
-# No GPU has this much; whoever asks for it computed a shape wrong.
+# No GPU has this much: a program that asks for it computed a shape wrong.
 ANY_GPU = 512 * GIB
 _SELF_MARGIN = 3 * GIB
 # A smaller share than these explains nothing.
@@ -40,10 +41,10 @@ class Sums(NamedTuple):
     listed: tuple[NamedProcess, ...]
 
 
-def work_out(reading: OomReading) -> Sums:
+def work_out(reading: OomMessage) -> Sums:
     """Work out every sum that the figures of *reading* allow."""
     asked, total, free, live = reading.asked, reading.total, reading.free, reading.live
-    process, listed = _ourselves(reading)
+    process, listed = _separate_ourselves(reading)
     reserved = _sum(live, reading.idle, reading.pooled) if live else None
     outside = max(0, process.nbytes - reserved) if process and reserved is not None else None
     named = (
@@ -68,13 +69,13 @@ def work_out(reading: OomReading) -> Sums:
     )
 
 
-def slack(reading: OomReading) -> int:
+def slack(reading: OomMessage) -> int:
     """How far a sum over all printed figures may be off."""
     printed = (reading.asked, reading.total, reading.free, reading.live, reading.idle, reading.process)
     return sum(each.slack for each in printed if each)
 
 
-def balance(reading: OomReading, sums: Sums) -> Balance | None:
+def balance(reading: OomMessage, sums: Sums) -> Balance | None:
     """Terms that sum to the GPU's total; None where the message does not say enough for one."""
     total, free, live = reading.total, reading.free, reading.live
     if total is None or free is None:
@@ -92,43 +93,55 @@ def balance(reading: OomReading, sums: Sums) -> Balance | None:
             terms.append(Term(f"process {share.pid}", share.nbytes.nbytes))
     terms.append(Term("free", free.nbytes))
     rest = total.nbytes - sum(term.nbytes for term in terms)
-    return _closed(terms, rest, total, sums, known=live is not None)
+    return _close(terms, rest, total, sums, known=live is not None)
 
 
-def _closed(terms: list[Term], rest: int, total: Amount, sums: Sums, *, known: bool) -> Balance | None:
+def _close(terms: list[Term], rest: int, total: Amount, sums: Sums, *, known: bool) -> Balance | None:
     if rest < -max(sums.slack, total.nbytes // 200):
         return None  # more than there is: the figures contradict each other
     if rest > sums.slack:
-        name = (
-            ("everything else (not in this message)")
-            if known
-            else ("in use; the message does not say by whom")
-        )
+        name = "everything else (not in this message)"
+        if not known:
+            name = "in use; the message does not say by whom"
         terms.insert(-1, Term(name, rest, sure=False))
     return Balance(tuple(terms), total.nbytes, max(sums.slack, abs(min(0, rest))))
 
 
-def shortfall(reading: OomReading) -> tuple[Working, ...]:
+Figures = Mapping[str, Amount | int | None]
+
+
+def calculate(name: str, plus: Figures, less: Figures) -> Working:
+    """What *plus* less *less* come to; figures that are unknown (None) are left out."""
+    signed = [(each, figure, 1) for each, figure in plus.items()]
+    signed += [(each, figure, -1) for each, figure in less.items()]
+    terms = tuple(
+        Term(each, sign * (figure if isinstance(figure, int) else figure.nbytes))
+        for each, figure, sign in signed
+        if figure is not None
+    )
+    return Working(terms, name, sum(term.nbytes for term in terms))
+
+
+def shortfall(reading: OomMessage) -> tuple[Working, ...]:
     """asked - free = missing."""
     if reading.asked is None or reading.free is None:
         return ()
-    missing = reading.asked.nbytes - reading.free.nbytes
-    terms = (Term("asked", reading.asked.nbytes), Term("free", -reading.free.nbytes))
-    return (Working(terms, "missing" if missing > 0 else "left over", abs(missing)),)
+    found = calculate("missing", {"asked": reading.asked}, {"free": reading.free})
+    return (found if found.nbytes > 0 else Working(found.terms, "left over", -found.nbytes),)
 
 
-def needed_context(reading: OomReading, outside: int | None) -> int:
+def needed_context(reading: OomMessage, outside: int | None) -> int:
     """Of what lies *outside* the allocator, what a program cannot be without; where None, the usual."""
     total = reading.total.nbytes if reading.total else 8 * CONTEXT
     return min(usual_context(reading) if outside is None else outside, CONTEXT, total // 8)
 
 
-def usual_context(reading: OomReading) -> int:
+def usual_context(reading: OomMessage) -> int:
     """What a context is assumed to need where it was not printed: measured on NVIDIA, unknown elsewhere."""
     return 0 if {"hip", "xpu"} & set(reading.signs) else CONTEXT
 
 
-def blamed(reading: OomReading, worked: Sums) -> Literal["ghost", "other-process", "context"] | None:
+def blamed(reading: OomMessage, worked: Sums) -> Literal["ghost", "other-process", "context"] | None:
     """The largest share that is not this program's own work; None where nothing stands out."""
     free_enough = (
         reading.asked is not None
@@ -149,7 +162,7 @@ def blamed(reading: OomReading, worked: Sums) -> Literal["ghost", "other-process
     return name if nbytes >= least else None  # type: ignore[return-value]
 
 
-def said(amount: Amount | int | None) -> str:
+def say(amount: Amount | int | None) -> str:
     """A size in a sentence; "an unknown size" where there is none. Beyond an exabyte no figure is given."""
     if amount is None:
         return "an unknown size"
@@ -157,11 +170,11 @@ def said(amount: Amount | int | None) -> str:
     return "more than an exabyte" if nbytes >= 1 << 60 else size(nbytes)
 
 
-def _ourselves(reading: OomReading) -> tuple[Amount | None, tuple[NamedProcess, ...]]:
-    """What the driver charges us for, and everybody else.
+def _separate_ourselves(reading: OomMessage) -> tuple[Amount | None, tuple[NamedProcess, ...]]:
+    """What the driver charges this program for, and the other processes that it lists.
 
-    Inside a container a process is listed under a pid that it does not know: it then names itself
-    as somebody else. Whoever holds just what our allocator holds, and a context, is ourselves.
+    Inside a container a process is listed under a pid that it does not know, as another process: the one
+    that holds what its allocator holds, and a context, is itself.
     """
     listed = reading.others or ()
     ours = _sum(reading.live, reading.idle, reading.pooled)
@@ -183,7 +196,7 @@ def _ourselves(reading: OomReading) -> tuple[Amount | None, tuple[NamedProcess, 
     return me.nbytes, tuple(share for share in listed if share is not me)
 
 
-def _fits_alone(reading: OomReading, outside: int | None) -> bool | None:
+def _fits_alone(reading: OomMessage, outside: int | None) -> bool | None:
     """Would it fit if the GPU were empty but for what this program really uses?"""
     if reading.asked is None or reading.total is None:
         return None

@@ -9,9 +9,28 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs ``main()`` of *module* in this package, in a fresh interpreter.
-
-    Nothing of the user's environment, working directory or site packages takes part in it.
-    """
+    """Runs ``main()`` of *module* in a fresh Python, without the user's environment, folder and packages."""
     code = f"import sys; sys.path.append({_ROOT!r}); from vram.payloads.{module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", code, *arguments]
+
+
+# ---- in such a process ----
+
+PIPE = 3
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+
+
+def say(**fields: object) -> None:
+    """Answer the vram that started this process: a line of JSON on descriptor 3."""
+    import json
+
+    os.write(PIPE, json.dumps(fields).encode() + b"\n")
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Be killed when the parent ends (*parent*: also where it has): no call that hangs outlives it."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)

@@ -1,7 +1,7 @@
 """A thread that answers ``vram trim`` on a private socket, started by the program itself.
 
 It runs nothing that comes over the socket. A request may name one of a few payloads, which are shipped with
-vram. The socket is in a folder of this user alone, and whoever connects must be this user too.
+vram. The socket is in a folder of this user alone, and a client must be of this user too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _serving: dict[str, Any] = {}
 _payloads: dict[str, delivery.Answer] = {}
 
 
-def _loaded() -> dict[str, delivery.Answer]:
+def _load_payloads() -> dict[str, delivery.Answer]:
     """What may be asked for. Loaded when the agent starts: clients that only search for sockets need none."""
     from vram.payloads import inside, trim
     from vram.payloads.tracer import control
@@ -48,10 +48,7 @@ def folders() -> list[str]:
 
 
 def open_folder(path: str, *, make: bool) -> int:
-    """Return a descriptor of *path*, a folder of this user alone on a path that nobody else can change.
-
-    Raises OSError otherwise.
-    """
+    """A descriptor of *path*; raises OSError unless this user alone can change it and the path to it."""
     return open_private(path, make=make)
 
 
@@ -76,11 +73,11 @@ def start() -> str:
     """Let ``vram trim`` reach this process from now on; return the path of its socket.
 
     Called again, it does nothing more. Raises OSError where the private folder is missing,
-    or is somebody else's: there is no other place to fall back to.
+    or is another user's: there is no other place to fall back to.
     """
     with _lock:
         if _serving.get("pid") != os.getpid():
-            _payloads.update(_loaded())
+            _payloads.update(_load_payloads())
             _serve(folders()[0])
         return str(_serving["path"])
 
@@ -144,7 +141,7 @@ def _answer(connection: socket.socket) -> None:
     wanted.update(pid=os.getpid(), until=float("inf"))
     answer = delivery.answered(payload, wanted)
     until = time.monotonic() + ANSWERING_S
-    for portion in delivery.portions(delivery.encoded(answer)):
+    for portion in delivery.portions(delivery.encode(answer)):
         delivery.send(connection, portion, until)
 
 
@@ -160,7 +157,7 @@ def _read(connection: socket.socket) -> dict[str, Any]:
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """Whether whoever asked has given up meanwhile: this thread may have waited long for its turn."""
+    """Whether the client has given up meanwhile: this thread may have waited long for its turn."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))

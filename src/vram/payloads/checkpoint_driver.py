@@ -30,11 +30,7 @@ class Unavailable(Exception):
 
 
 class CheckpointLockArgs(ctypes.Structure):
-    _fields_ = (
-        ("timeout_ms", ctypes.c_uint),
-        ("reserved", ctypes.c_uint),
-        ("more", ctypes.c_uint64 * 7),
-    )
+    _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_uint), ("more", ctypes.c_uint64 * 7))
 
 
 class CheckpointDriver:
@@ -57,19 +53,10 @@ class CheckpointDriver:
         code = int(self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state)))
         return code, None if code else state.value
 
-    def lock(self, pid: int, timeout_ms: int) -> int:
-        # Without a timeout the driver would wait for good for a kernel that never ends.
-        arguments = CheckpointLockArgs(timeout_ms=max(1, timeout_ms))
-        return int(self._cuda.cuCheckpointProcessLock(pid, ctypes.byref(arguments)))
-
-    def checkpoint(self, pid: int) -> int:
-        return int(self._cuda.cuCheckpointProcessCheckpoint(pid, None))
-
-    def restore(self, pid: int) -> int:
-        return int(self._cuda.cuCheckpointProcessRestore(pid, None))
-
-    def unlock(self, pid: int) -> int:
-        return int(self._cuda.cuCheckpointProcessUnlock(pid, None))
+    def make(self, call: str, pid: int, arguments: CheckpointLockArgs | None = None) -> int:
+        """The driver's answer to *call*, cuCheckpointProcessLock for example."""
+        pointer = None if arguments is None else ctypes.byref(arguments)
+        return int(getattr(self._cuda, call)(pid, pointer))
 
 
 class Move:
@@ -98,7 +85,8 @@ class Move:
             return None
 
     def lock(self, timeout_ms: int) -> bool:
-        self._locked = self._make("lock", timeout_ms)
+        # Without a timeout the driver would wait for good for a kernel that never ends.
+        self._locked = self._make("Lock", CheckpointLockArgs(timeout_ms=max(1, timeout_ms)))
         return self._locked
 
     def stop(self) -> bool:
@@ -111,14 +99,14 @@ class Move:
         return True
 
     def checkpoint(self) -> bool:
-        self._checkpointed = self._make("checkpoint")
+        self._checkpointed = self._make("Checkpoint")
         return self._checkpointed
 
     def restore(self) -> bool:
         """Bring the memory back, where it is away."""
         if not self._checkpointed:
             return True
-        restored = self._make("restore")
+        restored = self._make("Restore")
         # One that failed half-way for good may run on: what it has in host memory can still be saved.
         self._checkpointed = not restored and self._driver.state(self.pid)[1] == CHECKPOINTED
         return restored
@@ -129,7 +117,7 @@ class Move:
             return False
         if self._stopped:
             resume(self._pidfd)
-        return not self._locked or self._make("unlock")
+        return not self._locked or self._make("Unlock")
 
     def unpark(self) -> bool:
         """Bring the memory back and let the process run on; also one that is only locked, or only stopped.
@@ -138,15 +126,17 @@ class Move:
         """
         try:
             with DriverThreads(self.pid):
-                restored = self._restored()
+                restored = self._restore_where_parked()
         except CannotHold as error:
             if is_stopped(self.pid):
                 self.not_held = str(error)
                 return False
-            restored = self._restored()  # parked by a program that lets it run: nothing is safer than this
+            restored = (
+                self._restore_where_parked()
+            )  # parked by a program that lets it run: nothing is safer than this
         return self.go_on() and restored
 
-    def _restored(self) -> bool:
+    def _restore_where_parked(self) -> bool:
         self.call = "cuCheckpointProcessGetState"
         self.code, state = self._driver.state(self.pid)
         if state not in STATES:
@@ -156,12 +146,12 @@ class Move:
         self._checkpointed = state == CHECKPOINTED
         return not self._checkpointed or ((self._stopped or self.stop()) and self.restore())
 
-    def _make(self, verb: str, *arguments: int) -> bool:
-        began = time.monotonic()
-        code = getattr(self._driver, verb)(self.pid, *arguments)
+    def _make(self, verb: str, arguments: CheckpointLockArgs | None = None) -> bool:
+        call, began = f"cuCheckpointProcess{verb}", time.monotonic()
+        code = self._driver.make(call, self.pid, arguments)
         self.took_s += time.monotonic() - began
         if not self.failed:  # what is done to undo a failure does not hide it
-            self.call, self.code = f"cuCheckpointProcess{verb.title()}", code
+            self.call, self.code = call, code
         return not code
 
 
@@ -172,7 +162,7 @@ def park_together(moves: Iterable[Move], lock_timeout_ms: int) -> bool:
     with ExitStack() as held:
         parked = (
             all(_hold(held, each) for each in moves)
-            and all(each.lock(_left_ms(deadline)) for each in moves)
+            and all(each.lock(int(1000 * (deadline - time.monotonic()))) for each in moves)
             and all(each.stop() for each in moves)
             and all(each.checkpoint() for each in moves)
         )
@@ -203,7 +193,3 @@ def _hold(held: ExitStack, move: Move) -> bool:
         move.not_held = str(error)
         return False
     return True
-
-
-def _left_ms(deadline: float) -> int:
-    return int(1000 * max(0.0, deadline - time.monotonic()))

@@ -12,7 +12,7 @@ one message per packet:
 
 A park is temporary until it is to be kept: when the socket is closed, on purpose or by a death, every
 such process is brought back. Each comes with a claim, a locked file; the lock lasts as long as this
-process, so whoever gets it knows that nobody is moving the process any more.
+process, so another worker that gets it knows that this one does not move the process any more.
 
 With nothing to bring back, this process ends as soon as the socket is closed or a signal asks for it,
 even from within a driver call that never returns. Otherwise only SIGKILL ends it.
@@ -29,7 +29,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
@@ -42,7 +42,7 @@ from vram.payloads.checkpoint_driver import (
     park_together,
 )
 from vram.payloads.driver_threads import CannotHold
-from vram.payloads.gauge import Gauge
+from vram.payloads.libnvml import MemoryInfo, Nvml
 
 SOCKET_FD = 3
 MAX_LENGTH = 1 << 16
@@ -51,6 +51,7 @@ REPORT_EVERY_S = 0.1
 ROOM_PATIENCE_S = 60.0
 ROOM_EVERY_S = 0.2
 REPORTER_S = 1.0
+ANSWER_S = 5.0
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # The kernel passes so many descriptors with one message at most; each process has two.
 MAX_DESCRIPTORS = 253
@@ -81,13 +82,7 @@ class Obligations:
         self._count = 0
         self._changed = threading.Condition()
 
-    def add(self) -> None:
-        self._change(1)
-
-    def remove(self) -> None:
-        self._change(-1)
-
-    def _change(self, number: int) -> None:
+    def add(self, number: int = 1) -> None:
         with self._changed:
             self._count += number
             self._changed.notify_all()
@@ -98,7 +93,7 @@ class Obligations:
         try:
             yield
         finally:
-            self.remove()
+            self.add(-1)
 
     def watch(self, connection: socket.socket) -> None:
         """Start both threads. Raises RuntimeError where this user may have no more of them."""
@@ -122,6 +117,61 @@ class Obligations:
             with self._changed:
                 if not self._count:
                     os._exit(0)
+
+
+class Gauge:
+    """How much of each GPU is used and free, by UUID; a GPU that does not answer is left out.
+
+    NVML may never answer. It is called in threads that are waited for at most ``ANSWER_S``; while one of them
+    hangs, no GPU answers. The library is loaded at once, and anew where its driver left meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._nvml: Nvml | None = None
+        self._latest = threading.Thread(target=self._open, daemon=True)
+        self._latest.start()
+
+    def _open(self) -> None:
+        self._nvml = Nvml.start()
+
+    def used(self, uuids: Iterable[str]) -> dict[str, int]:
+        return {uuid: int(memory.used) for uuid, memory in self._read(uuids).items()}
+
+    def shortage(self, room: Iterable[tuple[str, int]]) -> dict[str, int]:
+        """How many bytes each GPU has too few for *room*; one that does not answer has none."""
+        wanted: dict[str, int] = {}
+        for uuid, nbytes in room:
+            wanted[uuid] = wanted.get(uuid, 0) + nbytes
+        read = self._read(wanted)
+        free = {uuid: int(read[uuid].free) if uuid in read else 0 for uuid in wanted}
+        return {uuid: wanted[uuid] - free[uuid] for uuid in wanted if free[uuid] < wanted[uuid]}
+
+    def _read(self, uuids: Iterable[str]) -> dict[str, MemoryInfo]:
+        self._latest.join(ANSWER_S)
+        if self._latest.is_alive():
+            return {}
+        read: dict[str, MemoryInfo] = {}
+        reading = threading.Thread(target=self._read_into, args=(read, list(uuids)), daemon=True)
+        self._latest = reading
+        reading.start()
+        reading.join(ANSWER_S)
+        return {} if reading.is_alive() else read
+
+    def _read_into(self, read: dict[str, MemoryInfo], uuids: list[str]) -> None:
+        if self._nvml is None:
+            self._open()
+        nvml = self._nvml
+        if nvml is None:
+            return
+        for uuid in uuids:
+            handle = nvml.handle(uuid)
+            memory = nvml.memory(handle) if handle else None
+            if memory is not None:
+                read[uuid] = memory
+            if nvml.gone:
+                nvml.close()
+                self._nvml = None
+                return
 
 
 class CheckpointServer:
@@ -155,7 +205,7 @@ class CheckpointServer:
         self._order = order["order"]
         match order["do"]:
             case "state":
-                self._tell_state(order["pid"])
+                self._report_state(order["pid"])
             case "park":
                 self._park(order, descriptors)
             case "unpark":
@@ -168,7 +218,7 @@ class CheckpointServer:
                 (self._until,) = descriptors
                 self._reply()
 
-    def _tell_state(self, pid: int) -> None:
+    def _report_state(self, pid: int) -> None:
         try:
             code, state = ask_state(self._driver, pid)
         except CannotHold as error:
@@ -195,7 +245,7 @@ class CheckpointServer:
 
     def _forget(self, pid: int) -> None:
         self._owed_processes.pop(pid).close()
-        self._obligations.remove()
+        self._obligations.add(-1)
 
     def _unpark(self, order: dict[str, Any], owed: OwedProcess) -> None:
         pid = order["pid"]
@@ -214,18 +264,9 @@ class CheckpointServer:
             owed.close()
 
     def _answer(self, moves: list[Move]) -> None:
-        moved = [
-            {
-                "pid": each.pid,
-                "code": each.code,
-                "call": each.call,
-                "not_held": each.not_held,
-                "took_s": each.took_s,
-                "state": each.state(),
-            }
-            for each in moves
-        ]
-        self._reply(moved=moved)
+        fields = ("pid", "code", "call", "not_held", "took_s")
+        told = [{**{name: getattr(each, name) for name in fields}, "state": each.state()} for each in moves]
+        self._reply(moved=told)
 
     @contextmanager
     def _reporting(self, order: dict[str, Any], uuids: list[str]) -> Iterator[None]:
@@ -264,7 +305,7 @@ class CheckpointServer:
     ) -> dict[str, int]:
         """What is still missing in the end: a restore that finds too little leaves the process stuck.
 
-        Who *asked* for it ends the wait by closing the socket; otherwise nobody has to be there.
+        Who *asked* for it ends the wait by closing the socket; otherwise that vram need not be there.
         """
         deadline = time.monotonic() + patience_s
         while (short := self._shortage(pid, owed)) and time.monotonic() < deadline:
@@ -281,14 +322,14 @@ def ended(pidfd: int, wait_s: float | None) -> bool:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Whether nobody is at the other end any more."""
+    """Whether the vram at the other end has closed it, or has died."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 def send(connection: socket.socket, **fields: object) -> None:
-    with suppress(OSError):  # nobody listens any more: then the next read of the socket ends it
+    with suppress(OSError):  # the vram has gone: then the next read of the socket ends it
         connection.send(json.dumps(fields).encode())
 
 

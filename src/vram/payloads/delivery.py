@@ -56,22 +56,22 @@ def deliver(answer: Answer, request: dict[str, Any], pace: Pace | None = None) -
     """Ask for permission on the socket in the folder that *request* names, and answer there."""
     if why_cancelled(request):
         return
-    connection = connected(request["folder"], request["until"])
+    connection = connect(request["folder"], request["until"])
     try:
         if pace is not None:
             pace.mark()
-        if received(connection, len(GO)) != GO:
+        if receive(connection, len(GO)) != GO:
             return
         if pace is not None:
             pace.resume()
-        for portion in portions(encoded(answered(answer, request, pace))):
+        for portion in portions(encode(answered(answer, request, pace))):
             send(connection, portion, request["until"])
     finally:
         connection.close()
         forget_this_thread()
 
 
-def connected(path: str, until: float) -> Any:
+def connect(path: str, until: float) -> Any:
     import _socket  # socket would import three more modules into the program
 
     close_on_exec = 0o2000000
@@ -89,7 +89,7 @@ def connected(path: str, until: float) -> Any:
     return connection
 
 
-def received(connection: Any, nbytes: int) -> bytes:
+def receive(connection: Any, nbytes: int) -> bytes:
     """So many bytes, or fewer where the other side closes the connection."""
     heard = b""
     while len(heard) < nbytes:
@@ -108,7 +108,7 @@ def send(connection: Any, portion: bytes, until: float) -> None:
         rest = rest[connection.send(rest, MSG_NOSIGNAL) :]
 
 
-def encoded(answer: dict[str, Any]) -> Iterator[str]:
+def encode(answer: dict[str, Any]) -> Iterator[str]:
     """JSON in pieces: one call for everything would keep other threads from running meanwhile."""
     separator = "{"
     for key, value in answer.items():

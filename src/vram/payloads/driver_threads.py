@@ -10,21 +10,17 @@ them again, so the program never runs without its memory, whatever happens to us
 from __future__ import annotations
 
 import random
-import re
 import signal
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 
 from vram.payloads import ptrace
-from vram.payloads.procfs import ProcessFolder, Stat
+from vram.payloads.procfs import ProcessFolder, Stat, is_driver_thread
 
-# "cuda00001400006" carries out the checkpoints, "cuda-EvtHandlr" comes with the first context.
-_NAMES = re.compile(r"cuda[0-9a-f]{8,11}|cuda-EvtHandlr")
 NO_PERMISSION = "no permission to trace it"
 KEEPS_STARTING = "it keeps starting threads with names of the driver's"
-_TURN_S = 0.0005
+_TURN_S, _MAX_TURN_S = 0.0005, 0.005
 # A thread that hangs in the kernel (state D) does not stop before its call returns.
 STOP_S = 5.0
 _LEAVE_S = 2.0
@@ -59,9 +55,7 @@ class DriverThreads:
             raise self._error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._leave.set()
         self._tracer.join()
 
@@ -75,8 +69,10 @@ class DriverThreads:
             if self._error is not None:
                 self._detach_all()
             self._begun.set()
-        while not self._leave.wait(_TURN_S):
-            self._continue_stopped()
+        # They stop when the work begins; after that a checkpoint takes seconds in which nothing happens.
+        pause_s = _TURN_S
+        while not self._leave.wait(pause_s):
+            pause_s = _TURN_S if self._continue_stopped() else min(1.1 * pause_s, _MAX_TURN_S)
         self._detach_all()
 
     def _seize_all(self) -> None:
@@ -106,12 +102,14 @@ class DriverThreads:
                     self._seized.add(tid)
         return True
 
-    def _continue_stopped(self) -> None:
-        """Continue those that have stopped: with their process, for a signal, or for a thread they began."""
+    def _continue_stopped(self) -> bool:
+        """Continue those that stopped, with their process, for a signal or a new thread; whether any had."""
+        found = False
         for tid in tuple(self._seized):
             seen = ptrace.look(tid)
             if seen is None:
                 continue
+            found = True
             if seen.ended:
                 self._seized.discard(tid)
                 continue
@@ -119,6 +117,7 @@ class DriverThreads:
                 if seen.started:
                     self._seized.add(ptrace.started_by(tid))
                 ptrace.request(ptrace.CONT, tid, 0, seen.signal)
+        return found
 
     def _detach_all(self) -> None:
         """Detach from all: where the process is stopped they stop too, else they run on."""
@@ -138,12 +137,12 @@ class DriverThreads:
 
 
 def driver_threads(pid: int) -> list[int]:
-    return [tid for tid, stat in _threads(pid).items() if _NAMES.fullmatch(stat.name)]
+    return [tid for tid, stat in _threads(pid).items() if is_driver_thread(stat.name)]
 
 
 def is_stopped(pid: int) -> bool:
     """Whether no thread of the program itself runs."""
-    states = [stat.state for stat in _threads(pid).values() if not _NAMES.fullmatch(stat.name)]
+    states = [stat.state for stat in _threads(pid).values() if not is_driver_thread(stat.name)]
     return bool(states) and all(state in "TZX" for state in states)
 
 
@@ -168,9 +167,9 @@ def tracer_of(pid: int) -> int | None:
     """Who traces one of its threads, a debugger for example."""
     with suppress(OSError), ProcessFolder("/proc", pid) as folder:
         for thread in folder.names("task"):
-            found = re.search(rb"^TracerPid:\t([1-9]\d*)$", folder.read(f"task/{thread}/status") or b"", re.M)
-            if found:
-                return int(found[1])
+            tracer = int(folder.status(int(thread)).get(b"TracerPid", b"0"))
+            if tracer:
+                return tracer
     return None
 
 

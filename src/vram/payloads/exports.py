@@ -17,7 +17,7 @@ import os
 import sys
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_ushort, c_void_p
 
-from .json_lines import end_with_parent, say
+from . import end_with_parent, say
 from .libcuda import device_uuid, load
 from .procfs import started_at
 
@@ -79,17 +79,13 @@ class Importer:
             raise ImportFailed("unsupported", "no-driver-call", f"this driver has no {name}")
         return int(function(*arguments))
 
-    def uuid(self, ordinal: int) -> str:
-        device, raw = c_int(), (c_char * 16)()
+    def about(self, ordinal: int) -> tuple[str, int]:
+        """The UUID of a device, and how much memory it has."""
+        device, raw, nbytes = c_int(), (c_char * 16)(), c_size_t()
         self.check("cuDeviceGet", byref(device), ordinal)
         self.check("cuDeviceGetUuid_v2", raw, device)
-        return device_uuid(bytes(raw))
-
-    def total(self, ordinal: int) -> int:
-        device, nbytes = c_int(), c_size_t()
-        self.check("cuDeviceGet", byref(device), ordinal)
         self.check("cuDeviceTotalMem_v2", byref(nbytes), device)
-        return nbytes.value
+        return device_uuid(bytes(raw)), nbytes.value
 
 
 def copy_descriptor(pid: int, start: int, fd: int) -> int:
@@ -102,22 +98,19 @@ def copy_descriptor(pid: int, start: int, fd: int) -> int:
         if started_at(pid) != start:
             raise ImportFailed("failed", "process-ended", "the process has exited")
         copy = libc.syscall(PIDFD_GETFD, pidfd, fd, 0)
-        if copy < 0:
-            raise refusal(ctypes.get_errno())
-        return int(copy)
+        if copy >= 0:
+            return int(copy)
+        code = ctypes.get_errno()
+        if code == errno.EPERM:
+            # Where kernel.yama.ptrace_scope is 1, as on Ubuntu, that needs root even for one's own.
+            raise ImportFailed(
+                "denied", "copy-denied", "no permission to copy its control descriptor: that needs root here"
+            )
+        raise ImportFailed(
+            "failed", "copy-failed", f"its control descriptor could not be copied ({os.strerror(code)})"
+        )
     finally:
         os.close(pidfd)
-
-
-def refusal(code: int) -> ImportFailed:
-    if code == errno.EPERM:
-        # Where kernel.yama.ptrace_scope is 1, as on Ubuntu, that needs root even for one's own.
-        return ImportFailed(
-            "denied", "copy-denied", "no permission to copy its control descriptor: that needs root here"
-        )
-    return ImportFailed(
-        "failed", "copy-failed", f"its control descriptor could not be copied ({os.strerror(code)})"
-    )
 
 
 def examine(driver: Importer, copy: int) -> dict[str, object]:
@@ -131,18 +124,18 @@ def examine(driver: Importer, copy: int) -> dict[str, object]:
     try:
         properties = Properties()
         driver.check("cuMemGetAllocationPropertiesFromHandle", byref(properties), handle)
-        ordinal = properties.location.id
-        measured = {"nbytes": measure(driver, handle, properties)}
-        return {"exported": True, "uuid": driver.uuid(ordinal), **measured}
+        uuid, total = driver.about(properties.location.id)
+        nbytes = measure(driver, handle, properties, total)
+        return {"exported": True, "uuid": uuid, "nbytes": nbytes}
     finally:
         driver.result("cuMemRelease", handle)
 
 
-def measure(driver: Importer, handle: c_uint64, properties: Properties) -> int | None:
-    """The one size at which *handle* can be mapped, None where the driver takes none."""
+def measure(driver: Importer, handle: c_uint64, properties: Properties, total: int) -> int | None:
+    """The one size, up to *total*, at which *handle* can be mapped; None where the driver takes none."""
     unit = c_size_t()
     driver.check("cuMemGetAllocationGranularity", byref(unit), byref(properties), c_int(MINIMUM_GRANULARITY))
-    most = driver.total(properties.location.id) // unit.value * unit.value
+    most = total // unit.value * unit.value
     room, start = c_size_t(most), c_uint64()
     driver.check("cuMemAddressReserve", byref(start), room, c_size_t(0), c_uint64(0), c_uint64(0))
     try:

@@ -24,10 +24,10 @@ from typing import Any
 from . import trim
 from .arrays.frameworks import secondary_holders
 from .arrays.heap.introspection import inert
+from .arrays.heap.references import spanned, split_positions
 from .arrays.heap.search import MAX_LISTED, NATIVE, Discovery, ObjectHolder, ReferencePaths
 from .arrays.inventory import ArrayInventory, ArrayRecord
 from .arrays.native_references import name_by_array_holders, possible_holder_keys
-from .arrays.positions import spanned, split_positions
 from .arrays.record import Struct
 from .pace import Pace, Pause
 from .trim.driver import driver
@@ -56,10 +56,7 @@ class ArrayReading(Struct):
 
 
 def read_arrays(budget_s: float, min_nbytes: int, pause: Pause, notes: list[str]) -> ArrayReading:
-    """Read all arrays; they are searched for at most *budget_s* seconds of processor time.
-
-    *pause* rests between two parts of the work.
-    """
+    """Read all arrays, in *budget_s* of processor time at most; *pause* rests between parts of the work."""
     inventory = ArrayInventory(notes)
     if not inventory.kinds:
         return ArrayReading([], ReferencePaths(), set(), 0)
@@ -228,7 +225,7 @@ def _answer(
             name = str(each.provider.NAME)
             by_framework[name] = by_framework.get(name, 0) + each.description.nbytes
     pace()
-    shown, left_out = _bounded(groups(found, pace), int(request.get("most", MAX_GROUPS)))
+    shown, left_out = _limit(groups(found, pace), int(request.get("most", MAX_GROUPS)))
     pace()
     yield {
         "python": sys.version.split()[0],
@@ -247,7 +244,7 @@ def _answer(
     }
 
 
-def _bounded(found: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _limit(found: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The largest groups that fit into an answer, and how much was left out."""
     shown, length = [], 0
     for each in found[:most]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
+from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -100,10 +100,7 @@ CHECKPOINT_CALLS = tuple(name for name in SIGNATURES if name.startswith("cuCheck
 
 
 class Libcuda(ctypes.CDLL):
-    """The library, with the types of :data:`SIGNATURES` on its calls.
-
-    A handle of our own: nothing changes for others in this process who have the library loaded.
-    """
+    """The library with typed calls: a handle of our own, which changes nothing for others in the process."""
 
     def __getattr__(self, name: str) -> Any:
         function = super().__getattr__(name)
@@ -140,6 +137,19 @@ def open_library(name: str, kind: type[Library], folder: str = WSL_FOLDER) -> Li
         if not os.path.exists(path):
             raise
         return kind(path)
+
+
+def count_devices(library: Libcuda | None) -> int:
+    """How many devices this process sees; none where it has not started CUDA."""
+    count = c_int()
+    return 0 if library is None or library.cuDeviceGetCount(byref(count)) else count.value
+
+
+def read_uuid(library: Libcuda | None, ordinal: int) -> str | None:
+    """What the whole machine calls a device: each process may number its GPUs differently."""
+    raw = (ctypes.c_char * 16)()
+    ask = getattr(library, "cuDeviceGetUuid_v2", None)  # old drivers lack it
+    return None if ask is None or ask(byref(raw), c_int(ordinal)) else device_uuid(bytes(raw))
 
 
 def device_uuid(raw: bytes) -> str:

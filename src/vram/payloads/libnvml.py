@@ -1,7 +1,7 @@
 """NVML, NVIDIA's management library, by ctypes: the one place that loads it without nvidia-ml-py.
 
 It reads what a GPU has free and who is charged for what, without a context and without libcuda.
-Any of its calls may hang in the driver: whoever cannot afford that makes them in a thread or a process.
+Any of its calls may hang in the driver: a caller that cannot afford that makes them in a thread or a process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VERSION_2 = 0x02000000
 _NOT_AVAILABLE = 2**64 - 1
 _INSUFFICIENT_SIZE = 7
 # Uninitialized, driver not loaded, another version: what was opened is worth
-# nothing any more, and whoever opens it anew may find a driver that works.
+# nothing any more, and a caller that opens it anew may find a driver that works.
 _GONE = (1, 9, 18)
 _FIRST_GUESS = 64  # processes on one GPU; the call tells when there are more
 
@@ -75,19 +75,15 @@ class Nvml:
     def handle(self, name: str) -> c_void_p | None:
         """The GPU that *name* means: a UUID, or a number in the driver's own order."""
         if name not in self._handles:
-            found = self._find(name)
-            if found is None:
+            found = c_void_p()
+            if name.isdecimal():
+                failed = self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(found))
+            else:
+                failed = self._call("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(found))
+            if failed:
                 return None
             self._handles[name] = found
         return self._handles[name]
-
-    def _find(self, name: str) -> c_void_p | None:
-        found = c_void_p()
-        if name.isdecimal():
-            failed = self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(found))
-        else:
-            failed = self._call("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(found))
-        return None if failed else found
 
     def _call(self, function: str, *arguments: object) -> int:
         """The library's code, 0 for success; remembers where it means that the driver has left."""

@@ -1,10 +1,10 @@
 """How work inside another program leaves that program its time, and how long its threads waited all the same.
 
 Python runs one thread at a time. So the work is done in slices of a few milliseconds, with a rest after each
-in which the interpreter is free. A single call that takes longer than a slice still holds everybody up. What
-that came to is measured, not assumed: beside the work another thread of ours sleeps for a millisecond at a
-time and notes how late it wakes, as any thread of the program would. It may also wake late because the
-program itself kept the interpreter busy; so the wait never counts for more than our longest slice.
+in which the interpreter is free. A single call that takes longer than a slice still holds other threads up:
+that is measured, not assumed. Beside the work another thread of ours sleeps for a millisecond at a time and
+notes how late it wakes, as any thread of the program would. It may also wake late because the program itself
+kept the interpreter busy; so the wait never counts for more than our longest slice.
 
 Without the interpreter's lock (free-threaded Python) only calls that stop all threads show, as they should.
 """
@@ -89,7 +89,7 @@ class Pace:
         self._start_slice()
 
     def begin(self, since: float | None = None) -> Pace:
-        """Measure from now on; *since* is when the work began. Until now nobody noted who waited."""
+        """Measure from now on; *since* is when the work began. Until now no beat noted who waited."""
         self._unmeasured_s = 0.0 if since is None else time.monotonic() - since
         self._restore_collections = postpone_full_collections()
         self._beat = Beat()
@@ -133,7 +133,7 @@ class Pace:
         return False
 
     def resume(self) -> None:
-        """The time since the last slice was spent waiting for somebody else, without the interpreter."""
+        """The time since the last slice was spent waiting for vram, without the interpreter."""
         self._start_slice()
 
     def _start_slice(self) -> None:

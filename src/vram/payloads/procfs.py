@@ -6,8 +6,8 @@ Everything that vram reads of another process's /proc files is read through here
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 # Of the kernel's task flags, field 9 of stat: PF_EXITING, PF_FORKNOEXEC, and PF_KTHREAD.
 _EXITING, _FORKED, _KERNEL_THREAD = 0x4, 0x40, 0x200000
@@ -65,10 +65,9 @@ class Stat:
 
 
 class ProcessFolder:
-    """/proc/PID held open: whatever is read through it is of that very process.
+    """/proc/PID held open: once that process has ended every read fails, even when the pid lives again.
 
-    Once the process has ended every read fails, even when the pid lives again. Raises OSError where
-    nobody has that pid.
+    Raises OSError where no process has that pid.
     """
 
     def __init__(self, root: str, pid: int) -> None:
@@ -78,9 +77,7 @@ class ProcessFolder:
     def __enter__(self) -> ProcessFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         os.close(self._folder)
 
     def read(self, name: str, limit: int = 1 << 26) -> bytes | None:
@@ -158,7 +155,7 @@ def drain(file: int, limit: int) -> bytes:
 
 
 def read_stat(pid: int, thread: int | None = None, root: str = "/proc") -> Stat | None:
-    """Of *pid*, or of one of its threads; None where nobody has that pid."""
+    """Of *pid*, or of one of its threads; None where no process has that pid."""
     try:
         with ProcessFolder(root, pid) as folder:
             return folder.stat(thread)
@@ -166,8 +163,17 @@ def read_stat(pid: int, thread: int | None = None, root: str = "/proc") -> Stat 
         return None
 
 
+def read_status(pid: int) -> dict[bytes, bytes]:
+    """The lines of /proc/PID/status by their names; nothing where it is denied or gone."""
+    try:
+        with ProcessFolder("/proc", pid) as folder:
+            return folder.status()
+    except OSError:
+        return {}
+
+
 def started_at(pid: int, root: str = "/proc") -> int | None:
-    """When *pid* was started, in clock ticks since boot; None where nobody has that pid."""
+    """When *pid* was started, in clock ticks since boot; None where no process has that pid."""
     stat = read_stat(pid, root=root)
     return stat.started_at if stat else None
 
@@ -206,6 +212,9 @@ class MapLine:
         path = fields[5] if len(fields) > 5 else b""
         self.path = path[: -len(_DELETED)] if path.endswith(_DELETED) else path
 
+    def __contains__(self, address: int) -> bool:
+        return self.start <= address < self.end
+
     @property
     def nbytes(self) -> int:
         return self.end - self.start
@@ -216,3 +225,23 @@ def map_lines(maps: bytes, needles: Sequence[bytes] = (b"",)) -> Iterator[MapLin
     for line in maps.split(b"\n"):  # a name may hold any other line break
         if line and any(needle in line for needle in needles):
             yield MapLine(line)
+
+
+# ---- the threads that the CUDA driver starts in a process ----
+
+# "cuda00001400006" comes with cuInit and carries out checkpoints, "cuda-EvtHandlr" with the first context.
+_DRIVER_THREAD = r"cuda[0-9a-f]{8,11}|cuda-EvtHandlr"
+_MAX_THREADS_READ = 256
+
+
+def is_driver_thread(name: str) -> bool:
+    return re.fullmatch(_DRIVER_THREAD, name) is not None
+
+
+def may_run_driver_threads(folder: ProcessFolder) -> bool:
+    """Whether one of its threads has such a name; also where they are too many, or cannot be listed."""
+    threads = folder.names("task")
+    if not 0 < len(threads) <= _MAX_THREADS_READ:
+        return True
+    stats = (folder.stat(int(name)) for name in threads)
+    return any(stat is not None and is_driver_thread(stat.name) for stat in stats)

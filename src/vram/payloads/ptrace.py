@@ -17,7 +17,7 @@ TRACE_CLONES = 1 << 3
 """Of SEIZE: threads that a seized thread starts are seized too."""
 
 WALL = 0x40000000
-_CLONE, _STOP = 3, 128
+_CLONE = 3
 
 _ptrace = ctypes.PyDLL(None, use_errno=True).ptrace
 _ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)

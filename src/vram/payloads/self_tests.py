@@ -15,7 +15,7 @@ import re
 import sys
 import time
 
-from .json_lines import PIPE, end_with_parent, say
+from . import PIPE, end_with_parent, say
 from .libcuda import CHECKPOINT_CALLS, IN_MAPS, Libcuda, load
 from .procfs import map_lines
 

@@ -8,113 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
-
-from msgspec import Struct
 
 from vram.diagnosis.leftover import CODES
 from vram.errors import ConfigError, UsageError
-from vram.units import MIB, parse_duration, parse_size
-
-PolicyAction = Literal["end-leftovers", "park-idle", "warn-owner", "alert-unexplained"]
-PolicyMode = Literal["dry-run", "act"]
+from vram.policy.kinds import KINDS, PolicyKind
+from vram.policy.policy import MAX_TEXT_LENGTH, NotifyConfig, Policy, PolicyMatch, PolicyMode
+from vram.units import parse_duration, parse_size
 
 MAX_POLICIES = 64
 MAX_PER_HOUR = 12
 """Actions and messages of all policies together."""
-_MAX_TEXT_LENGTH = 256  # of what a pattern is compared with, and of a pattern
 _MAX_WORDS = 256
-_MIN_NARROWING = MIB
 
-_COMMON = ("name", "do", "mode", "after", "readings", "most-per-hour", "all", "match")
-_KEYS: dict[PolicyAction, tuple[str, ...]] = {
-    "end-leftovers": (*_COMMON, "grace"),
-    "park-idle": (*_COMMON, "unpark-after"),
-    "warn-owner": (*_COMMON, "again-after", "notify"),
-    "alert-unexplained": (*_COMMON, "again-after", "notify"),
-}
-_PEOPLE = (
-    "gpus",
-    "users",
-    "not-users",
-    "min-size",
-    "min-age",
-    "commands",
-    "units",
-    "slurm-jobs",
-    "containers",
-)
-_MATCH_KEYS: dict[PolicyAction, tuple[str, ...]] = {
-    "end-leftovers": (*_PEOPLE, "codes"),
-    "park-idle": _PEOPLE,
-    "warn-owner": (*_PEOPLE, "codes"),
-    "alert-unexplained": ("gpus", "min-size"),
-}
+_COMMON_KEYS = ("name", "do", "mode", "after", "readings", "most-per-hour", "all", "match")
 _NOTIFY_KEYS = ("terminals", "mail", "mail-to", "webhook", "webhook-token-file")
-_AFTER_S: dict[PolicyAction, float] = {
-    "end-leftovers": 900.0,
-    "park-idle": 900.0,
-    "warn-owner": 300.0,
-    "alert-unexplained": 600.0,
-}
-
-
-class PolicyMatch(Struct, frozen=True, kw_only=True):
-    """Which memory a policy is about; what is empty excludes nothing.
-
-    Every holder must match: a leftover of two users is matched only by a policy that means both.
-    """
-
-    gpus: tuple[int, ...] = ()
-    users: tuple[str, ...] = ()
-    not_users: tuple[str, ...] = ()
-    codes: tuple[str, ...] = ()
-    min_bytes: int = 0
-    min_age_s: float = 0.0
-    commands: tuple[str, ...] = ()
-    units: tuple[str, ...] = ()
-    slurm_jobs: tuple[str, ...] = ()
-    containers: tuple[str, ...] = ()
-
-    @property
-    def narrows(self) -> bool:
-        """Whether anything is surely left out. Ages and exceptions do not count: they match the rest."""
-        patterns = (self.users, self.commands, self.units, self.slurm_jobs, self.containers)
-        return bool(
-            self.gpus
-            or (self.codes and set(self.codes) < set(CODES))
-            or self.min_bytes >= _MIN_NARROWING
-            or any(each and not any(map(_matches_everything, each)) for each in patterns)
-        )
-
-
-class NotifyConfig(Struct, frozen=True, kw_only=True):
-    """How people are told. ``mail`` is a command that reads a message; ``{user}`` in it is the recipient."""
-
-    terminals: bool = False
-    mail: tuple[str, ...] = ()
-    mail_to: str = ""
-    webhook: str = ""
-    webhook_token_file: str = ""
-
-
-class Policy(Struct, frozen=True, kw_only=True):
-    """What to do, to whom, after how long. ``after_s`` counts while the condition holds in every reading."""
-
-    name: str
-    do: PolicyAction
-    mode: PolicyMode = "dry-run"
-    after_s: float = 900.0
-    readings: int = 3
-    most_per_hour: int = 4
-    all: bool = False
-    match: PolicyMatch = PolicyMatch()
-    grace_s: float = 10.0
-    unpark_after_s: float = 60.0
-    again_after_s: float = 86400.0
-    notify: NotifyConfig = NotifyConfig()
 
 
 def read_policies(tables: Any) -> tuple[Policy, ...]:
@@ -138,57 +47,51 @@ def _read(table: Any, at: int) -> Policy:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} is not a table", hint="begin it with [[policy]]")
     do: Any = table.get("do")
-    if do not in get_args(PolicyAction):
+    kind = KINDS.get(do) if isinstance(do, str) else None
+    if kind is None:
         said = "does not say what to do" if do is None else f"says do = {do!r}"
-        raise ConfigError(f"{where} {said}", hint=f"do is one of {', '.join(get_args(PolicyAction))}")
+        raise ConfigError(f"{where} {said}", hint=f"do is one of {', '.join(KINDS)}")
     if isinstance(table.get("name"), str):
-        where = f"policy {table['name'][:_MAX_TEXT_LENGTH]!r}"
-    known = _Table(table, where, _KEYS[do])
+        where = f"policy {table['name'][:MAX_TEXT_LENGTH]!r}"
+    known = _Table(table, where, (*_COMMON_KEYS, *kind.keys))
     policy = Policy(
         name=known.text("name", "", needed=True),
-        do=do,
+        do=kind.name,
         mode=known.choice("mode", get_args(PolicyMode), "dry-run"),
-        after_s=known.duration("after", _AFTER_S[do], least=1.0),
+        after_s=known.duration("after", kind.after_s, least=1.0),
         readings=known.number("readings", 3, 2, 1000),
         most_per_hour=known.number("most-per-hour", 4, 1, 1000),
         all=known.flag("all"),
-        match=_read_match(known.table("match"), f"{where}: match", do),
+        match=_read_match(known.table("match"), f"{where}: match", kind),
         grace_s=known.duration("grace", 10.0, least=0.1, most=600.0),
         unpark_after_s=known.duration("unpark-after", 60.0, least=0.0),
         again_after_s=known.duration("again-after", 86400.0, least=60.0),
         notify=_read_notify(known.table("notify"), f"{where}: notify"),
     )
-    _require_meant(policy, where)
+    _require_meant(policy, kind, where)
     return policy
 
 
-def _require_meant(policy: Policy, where: str) -> None:
-    match, notify = policy.match, policy.notify
-    if policy.do == "alert-unexplained" and match.min_bytes < _MIN_NARROWING:
-        raise ConfigError(
-            f"{where} does not say from which size on", hint='add min-size = "1GiB" below [policy.match]'
-        )
-    if policy.do in ("warn-owner", "alert-unexplained"):
+def _require_meant(policy: Policy, kind: PolicyKind, where: str) -> None:
+    notify = policy.notify
+    if kind.check_match:
+        kind.check_match(policy.match, where)
+    if kind.is_message:
         if not (notify.terminals or notify.mail or notify.webhook):
             raise ConfigError(
                 f"{where} tells nobody", hint="add [policy.notify] with terminals, mail or webhook"
             )
-        if policy.do == "alert-unexplained" and notify.terminals:
-            raise ConfigError(
-                f"{where}: unexplained memory has no owner whose terminal could be written to",
-                hint="use mail with mail-to, or webhook",
-            )
-        if policy.do == "alert-unexplained" and notify.mail and not notify.mail_to:
-            raise ConfigError(f"{where} does not say whom to mail", hint='add mail-to = "root"')
-    if policy.mode == "act" and not policy.all and not match.narrows:
+        if kind.check_notify:
+            kind.check_notify(notify, where)
+    if policy.mode == "act" and not policy.all and not policy.match.narrows:
         raise ConfigError(
             f"{where} would act on everything: nothing below [policy.match] narrows it down",
             hint="name gpus, users, codes, min-size ..., or say all = true if that is meant",
         )
 
 
-def _read_match(table: Mapping[str, Any], where: str, do: PolicyAction) -> PolicyMatch:
-    known = _Table(table, where, _MATCH_KEYS[do])
+def _read_match(table: Mapping[str, Any], where: str, kind: PolicyKind) -> PolicyMatch:
+    known = _Table(table, where, kind.match_keys)
     codes = tuple(code.upper() for code in known.words("codes"))
     for code in codes:
         if code not in CODES:
@@ -247,25 +150,6 @@ def _require_address(webhook: str, where: str) -> None:
         )
 
 
-def matches_any(patterns: Sequence[str], text: str | None) -> bool:
-    """Whether one of *patterns* matches the whole of *text*, of which so much is read as a pattern may have.
-
-    Of longer text only the beginning is compared: that is a match only where the pattern leaves its end open.
-    """
-    if text is None:
-        return False
-    short = text[:_MAX_TEXT_LENGTH]
-    return any(
-        fnmatchcase(short, pattern) and (len(short) == len(text) or pattern.endswith("*"))
-        for pattern in patterns
-    )
-
-
-def _matches_everything(pattern: str) -> bool:
-    """A pattern of wildcards alone; "?" and "[!x]" leave out so little that they do not count."""
-    return not pattern.strip("*?") or pattern.startswith(("*[!", "[!"))
-
-
 class _Table:
     """One table: only *keys* may be in it, and each has the type that it is asked for."""
 
@@ -275,7 +159,7 @@ class _Table:
             if key not in keys:
                 near = get_close_matches(str(key), keys, 1)
                 hint = f"did you mean {near[0]}?" if near else f"these are known: {', '.join(keys)}"
-                raise ConfigError(f"{where}: there is no key {str(key)[:_MAX_TEXT_LENGTH]!r} here", hint=hint)
+                raise ConfigError(f"{where}: there is no key {str(key)[:MAX_TEXT_LENGTH]!r} here", hint=hint)
 
     def _wrong(self, key: str, hint: str) -> ConfigError:
         return ConfigError(f"{self._where}: {key} = {self._table[key]!r} is not possible"[:500], hint=hint)
@@ -307,21 +191,23 @@ class _Table:
         return value
 
     def duration(self, key: str, default: float, *, least: float = 0.0, most: float = 3.2e7) -> float:
-        value = self._table.get(key)
-        return (
-            default if value is None else self._parsed(key, parse_duration, least, most, "10s, 15min or 12h")
-        )
+        return self._parse(key, parse_duration, default, least, most, "10s, 15min or 12h")
 
     def size(self, key: str) -> int:
+        return int(self._parse(key, parse_size, 0, 0, 1 << 60, "512MiB or 20GiB"))
+
+    def _parse(
+        self,
+        key: str,
+        parse: Callable[[str], float],
+        default: float,
+        least: float,
+        most: float,
+        examples: str,
+    ) -> float:
         value = self._table.get(key)
         if value is None:
-            return 0
-        return int(self._parsed(key, parse_size, 0, 1 << 60, "512MiB or 20GiB"))
-
-    def _parsed(
-        self, key: str, parse: Callable[[str], float], least: float, most: float, examples: str
-    ) -> float:
-        value = self._table[key]
+            return default
         if isinstance(value, int | float):  # the hint then shows how the number is written with its unit
             value = str(value)
         try:
@@ -341,8 +227,8 @@ class _Table:
 
     def patterns(self, key: str) -> tuple[str, ...]:
         found = self.words(key)
-        if any(len(each) > _MAX_TEXT_LENGTH for each in found):
-            raise self._wrong(key, f"a pattern may have {_MAX_TEXT_LENGTH} characters")
+        if any(len(each) > MAX_TEXT_LENGTH for each in found):
+            raise self._wrong(key, f"a pattern may have {MAX_TEXT_LENGTH} characters")
         if key in self._table and not found:
             raise self._wrong(key, "an empty list would match nobody: leave the key out, or name somebody")
         return found

@@ -7,46 +7,43 @@ wall clock that was set, another driver, a restart of the service.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.model.ledger import Ledger
-from vram.policy.config import MAX_PER_HOUR, Policy
-from vram.policy.decision import (
+from vram.model.moment import Moment
+from vram.policy.config import MAX_PER_HOUR
+from vram.policy.kinds import KINDS, park_idle, subjects
+from vram.policy.policy import (
+    MESSAGES,
     DecidedAction,
     Decision,
     DecisionStatus,
     Identity,
-    MomentLike,
     ParkedByPolicy,
+    Policy,
     PolicyMemory,
     RememberedAct,
     Verdict,
     Waiter,
-    rfc3339,
 )
-from vram.policy.room import is_waited_for, may_return, to_park
-from vram.policy.subjects import GhostNames, Subject, subjects
-from vram.units import duration, size
+from vram.policy.subjects import GhostNames, Subject
+from vram.reclaim.device_state import available_bytes
+from vram.reclaim.selection import fewest
+from vram.units import MIB, duration, size
 
 HOUR_S = 3600.0
-# Who asks for room and does not use it keeps nobody parked for longer.
+# A request for room that is not used keeps no process parked for longer.
 UNUSED_S = 600.0
 # A wall clock is slewed by less than this between two readings; more is a jump.
 _CLOCK_SLACK_S = 5.0
 _REMIND_S = 86400.0
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 60.0, 3600.0
 _MAX_REMEMBERED = 4096
-
-_DO: dict[str, DecidedAction] = {
-    "end-leftovers": "end",
-    "park-idle": "park",
-    "warn-owner": "warn",
-    "alert-unexplained": "alert",
-}
-_MESSAGES = ("warn", "alert")
+# What a context takes beside the bytes that the driver lists for it; the checkpoint worker asks for as much.
+ROOM_MARGIN = 64 * MIB
 
 
 class PolicyReading(Struct, frozen=True, kw_only=True):
@@ -56,14 +53,14 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     """
 
     ledger: Ledger
-    moment: MomentLike
+    moment: Moment
     good: bool = True
     longest_pause_s: float = 60.0
     waiters: tuple[Waiter, ...] = ()
     allowed: frozenset[Identity] = frozenset()
 
 
-class _Tracker:
+class _Delay:
     """Since when, and in how many readings, one policy's condition is met for one subject."""
 
     def __init__(self, boot: float) -> None:
@@ -93,27 +90,27 @@ class PolicyEngine:
         self.most_per_hour = most_per_hour
         self.busy: Decision | None = None
         self._number = 0
-        self._trackers: dict[tuple[str, str], _Tracker] = {}
+        self._delays: dict[tuple[str, str], _Delay] = {}
         self._backoffs: dict[tuple[str, str], _Backoff] = {}
-        self._last: tuple[MomentLike, object] | None = None
+        self._last: tuple[Moment, object] | None = None
         self._seen: tuple[Ledger, frozenset[Identity], dict[Policy, tuple[Subject, ...]]] | None = None
         """What was found in the last ledger: it is the same object while nothing changes."""
         self._names = GhostNames()
         self._unwaited: dict[Identity, float] = {}
-        """Since when nobody waits for the room of a process that a policy parked."""
+        """Since when no request waits for the room of a process that a policy parked."""
         self._unused: dict[Identity, float] = {}
-        """Since when that room is there, and nobody uses it."""
+        """Since when that room is there and unused."""
 
     def use(self, policies: tuple[Policy, ...], most_per_hour: int = MAX_PER_HOUR) -> None:
         """Take other policies. The delays of those that are unchanged go on; all others begin anew."""
         same = {policy.name for policy in policies if policy in self.policies}
-        self._trackers = {key: each for key, each in self._trackers.items() if key[0] in same}
+        self._delays = {key: each for key, each in self._delays.items() if key[0] in same}
         self.policies, self.most_per_hour = policies, most_per_hour
 
     def decide(self, reading: PolicyReading) -> tuple[Decision, ...]:
         """What follows from *reading*: at most one decision that has consequences, none while one is busy."""
         if not self._follows(reading):
-            self._trackers.clear()
+            self._delays.clear()
             self._names.forget()
             self._unwaited.clear()
             self._unused.clear()
@@ -125,7 +122,7 @@ class PolicyEngine:
 
     # ---- what the caller reports ----
 
-    def begun(self, decision: Decision, moment: MomentLike) -> None:
+    def begun(self, decision: Decision, moment: Moment) -> None:
         """*decision* is about to be carried out; from now on it counts."""
         self.busy = decision
         if decision.do != "unpark":
@@ -133,7 +130,7 @@ class PolicyEngine:
                 RememberedAct(
                     decision.policy,
                     decision.subject,
-                    decision.do in _MESSAGES,
+                    decision.do in MESSAGES,
                     moment.wall,
                     moment.boot,
                     moment.boot_id,
@@ -141,7 +138,7 @@ class PolicyEngine:
             )
             del self.memory.acts[:-_MAX_REMEMBERED]
 
-    def finished(self, decision: Decision, status: DecisionStatus, moment: MomentLike) -> None:
+    def finished(self, decision: Decision, status: DecisionStatus, moment: Moment) -> None:
         """What came of it. One that failed is tried again later and later; an unkillable one never."""
         if self.busy is not None and self.busy.number == decision.number:
             self.busy = None
@@ -157,7 +154,7 @@ class PolicyEngine:
         self._backoffs[key] = _Backoff(moment.boot + delay_s, delay_s)
 
     def parked(
-        self, decision: Decision, uid: int, shares: dict[int, int], moment: MomentLike, by_pid: int = 0
+        self, decision: Decision, uid: int, shares: dict[int, int], moment: Moment, by_pid: int = 0
     ) -> None:
         """A process is parked now, or may be: it is ours to bring back."""
         (target,) = decision.targets
@@ -199,19 +196,17 @@ class PolicyEngine:
         present: dict[str, Subject] = {}
         for subject in self._subjects(policy, reading):
             present[subject.key] = subject
-            self._trackers.setdefault((policy.name, subject.key), _Tracker(boot)).readings += 1
-        mine = {key: each for (name, key), each in self._trackers.items() if name == policy.name}
+            self._delays.setdefault((policy.name, subject.key), _Delay(boot)).readings += 1
+        mine = {key: each for (name, key), each in self._delays.items() if name == policy.name}
         for key in mine.keys() - present.keys():
-            del self._trackers[policy.name, key]
+            del self._delays[policy.name, key]
         due = sorted(
-            (tracker.since, key)
-            for key, tracker in mine.items()
-            if key in present
-            and boot - tracker.since >= policy.after_s
-            and tracker.readings >= policy.readings
+            (delay.since, key)
+            for key, delay in mine.items()
+            if key in present and boot - delay.since >= policy.after_s and delay.readings >= policy.readings
         )
         ready = [present[key] for _, key in due if not self._is_put_off(policy.name, key, reading.moment)]
-        if policy.do == "park-idle":
+        if KINDS[policy.do].waits_for_room:
             ready = list(to_park(ready, reading.ledger, reading.waiters))
         for subject in ready:
             yield from self._of_subject(policy, subject, mine[subject.key], reading.moment)
@@ -224,34 +219,36 @@ class PolicyEngine:
             seen[2][policy] = tuple(subjects(policy, reading.ledger, reading.allowed, self._names))
         return seen[2][policy]
 
-    def _is_put_off(self, policy: str, key: str, moment: MomentLike) -> bool:
+    def _is_put_off(self, policy: str, key: str, moment: Moment) -> bool:
         backoff = self._backoffs.get((policy, key))
         return key in self.memory.unkillable or (backoff is not None and moment.boot < backoff.until)
 
     def _of_subject(
-        self, policy: Policy, subject: Subject, tracker: _Tracker, moment: MomentLike
+        self, policy: Policy, subject: Subject, delay: _Delay, moment: Moment
     ) -> Iterator[Decision]:
-        do = _DO[policy.do]
-        if do in _MESSAGES and self._was_told(policy, subject, moment):
+        kind = KINDS[policy.do]
+        if kind.is_message and self._was_told(policy, subject, moment):
             return
         verdict: Verdict = "act" if policy.mode == "act" else "dry-run"
-        held_s = moment.boot - tracker.since
+        held_s = moment.boot - delay.since
         reason = f"{subject.what}, for {duration(held_s)}"
-        if verdict == "act" and (cap := self._cap(policy, do in _MESSAGES, moment)):
+        if verdict == "act" and (cap := self._cap(policy, kind.is_message, moment)):
             verdict, reason = "capped", f"{reason}; {cap}"
         pause_s = HOUR_S if verdict == "capped" else _REMIND_S
-        if verdict != "act" and moment.boot - tracker.decided.get(verdict, -pause_s) < pause_s:
+        if verdict != "act" and moment.boot - delay.decided.get(verdict, -pause_s) < pause_s:
             return
-        tracker.decided[verdict] = moment.boot
-        made = self._decision(policy, do, subject, moment, reason)
-        yield replace(made, verdict=verdict, held_s=round(held_s, 3), readings=tracker.readings)
+        delay.decided[verdict] = moment.boot
+        made = self._decision(policy, kind.action, subject, moment, reason)
+        yield replace(made, verdict=verdict, held_s=round(held_s, 3), readings=delay.readings)
 
     # ---- caps ----
 
-    def _cap(self, policy: Policy, is_message: bool, moment: MomentLike) -> str:
+    def _cap(self, policy: Policy, is_message: bool, moment: Moment) -> str:
         """Why *policy* may not act now; nothing where it may. Messages and actions are counted apart."""
         recent = [
-            act for act in self.memory.acts if act.is_message == is_message and age_s(act, moment) < HOUR_S
+            act
+            for act in self.memory.acts
+            if act.is_message == is_message and moment.since(act.moment) < HOUR_S
         ]
         if sum(act.policy == policy.name for act in recent) >= policy.most_per_hour:
             return f"the policy's cap of {policy.most_per_hour} in an hour is reached"
@@ -259,16 +256,16 @@ class PolicyEngine:
             return f"the cap of {self.most_per_hour} in an hour for all policies is reached"
         return ""
 
-    def _was_told(self, policy: Policy, subject: Subject, moment: MomentLike) -> bool:
+    def _was_told(self, policy: Policy, subject: Subject, moment: Moment) -> bool:
         return any(
             (act.policy, act.subject) == (policy.name, subject.key)
-            and age_s(act, moment) < policy.again_after_s
+            and moment.since(act.moment) < policy.again_after_s
             for act in self.memory.acts
         )
 
-    def _forget_old(self, moment: MomentLike) -> None:
+    def _forget_old(self, moment: Moment) -> None:
         kept_s = max((HOUR_S, *(policy.again_after_s for policy in self.policies)))
-        self.memory.acts = [act for act in self.memory.acts if age_s(act, moment) < kept_s]
+        self.memory.acts = [act for act in self.memory.acts if moment.since(act.moment) < kept_s]
         # A pid and its start time mean nothing after another boot.
         self.memory.parked = [each for each in self.memory.parked if each.boot_id == moment.boot_id]
         self.memory.allowed = [each for each in self.memory.allowed if each.boot_id == moment.boot_id]
@@ -288,13 +285,13 @@ class PolicyEngine:
             subject = _of_parked(each)
             is_due = self._may_come_back(each, reading)
             if is_due and not self._is_put_off(each.policy, subject.key, moment):
-                acting = Policy(name=each.policy, do="park-idle", mode="act")
+                acting = Policy(name=each.policy, do=park_idle.KIND.name, mode="act")
                 reason = f"{subject.what}: nobody uses its room any more, and there is room for it"
                 made = self._decision(acting, "unpark", subject, moment, reason)
                 yield replace(made, targets=(each.target,))
 
     def _may_come_back(self, each: ParkedByPolicy, reading: PolicyReading) -> bool:
-        """Nobody waits for its room, or somebody who does not use it has had it for long enough."""
+        """No request waits for its room, or one that does not use it has had it for long enough."""
         identity, boot = each.target.identity, reading.moment.boot
         if is_waited_for(each.gpus, reading.waiters):
             self._unwaited.pop(identity, None)
@@ -308,12 +305,12 @@ class PolicyEngine:
         return unused_s >= UNUSED_S or (identity in self._unwaited and unwaited_s >= each.unpark_after_s)
 
     def _decision(
-        self, policy: Policy, do: DecidedAction, subject: Subject, moment: MomentLike, reason: str
+        self, policy: Policy, do: DecidedAction, subject: Subject, moment: Moment, reason: str
     ) -> Decision:
         self._number += 1
         return Decision(
             number=self._number,
-            at=rfc3339(moment.wall),
+            at=moment.text,
             policy=policy.name,
             do=do,
             mode=policy.mode,
@@ -330,13 +327,6 @@ class PolicyEngine:
         )
 
 
-def age_s(act: RememberedAct, moment: MomentLike) -> float:
-    """How long ago *act* was. Across a boot only the wall clock tells; one that went back makes it recent."""
-    if act.boot_id == moment.boot_id:
-        return max(0.0, moment.boot - act.boot)
-    return max(0.0, moment.wall - act.wall)
-
-
 def _hardware(ledger: Ledger) -> object:
     """What does not change while a driver stays loaded."""
     version = ledger.driver.driver_version if ledger.driver else None
@@ -351,3 +341,62 @@ def _of_parked(each: ParkedByPolicy) -> Subject:
         nbytes=sum(each.nbytes),
         by_gpu=each.nbytes,
     )
+
+
+# ---- room for those who wait ----
+
+
+class _Parkable(Struct, frozen=True):
+    """An idle process, as seen from one GPU."""
+
+    subject: Subject
+    nbytes: int
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(each.pid for each in self.subject.holders)
+
+
+def has_room(ledger: Ledger, waiter: Waiter) -> int | None:
+    """The GPU on which *waiter* has its room, the one with most of it; None where there is none."""
+    free = {
+        gpu: nbytes
+        for gpu, nbytes in available_bytes(ledger).items()
+        if not waiter.gpus or gpu in waiter.gpus
+    }
+    best = max(free, key=lambda gpu: (free[gpu], -gpu), default=None)
+    return best if best is not None and free[best] >= waiter.nbytes else None
+
+
+def to_park(idle: Sequence[Subject], ledger: Ledger, waiters: Sequence[Waiter]) -> tuple[Subject, ...]:
+    """Those of *idle* that must be parked so that the first who waits in vain has room; none where that
+    would not be enough."""
+    free = available_bytes(ledger)
+    for waiter in waiters:
+        if waiter.is_served or has_room(ledger, waiter) is not None:
+            continue
+        gpus = [gpu for gpu in free if not waiter.gpus or gpu in waiter.gpus]
+        plans = [plan for gpu in gpus if (plan := _enough(idle, gpu, waiter.nbytes - free[gpu]))]
+        if plans:
+            return min(plans, key=lambda plan: (sum(each.nbytes for each in plan), len(plan)))
+    return ()
+
+
+def _enough(idle: Sequence[Subject], gpu: int, missing: int) -> tuple[Subject, ...]:
+    options = [
+        _Parkable(subject, subject.by_gpu[subject.gpus.index(gpu)]) for subject in idle if gpu in subject.gpus
+    ]
+    chosen = fewest(options, missing, harm=lambda each: 0)
+    return tuple(each.subject for each in chosen) if sum(each.nbytes for each in chosen) >= missing else ()
+
+
+def may_return(parked: ParkedByPolicy, ledger: Ledger) -> bool:
+    """Whether there is room for it on all its GPUs."""
+    free = available_bytes(ledger)
+    needs = zip(parked.gpus, parked.nbytes, strict=True)
+    return all(free.get(gpu, 0) >= nbytes + ROOM_MARGIN for gpu, nbytes in needs)
+
+
+def is_waited_for(gpus: Sequence[int], waiters: Sequence[Waiter]) -> bool:
+    """Whether a request waits for room on one of *gpus*, or still uses what was made for them."""
+    return any(not waiter.gpus or set(waiter.gpus) & set(gpus) for waiter in waiters)

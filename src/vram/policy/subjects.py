@@ -1,23 +1,26 @@
-"""What a policy could be about in one reading: leftovers, idle processes, unexplained memory."""
+"""What a policy decides about, the names of ghosts, whom a match means; and what a kind of policy is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from vram.diagnosis.held import is_healthy
-from vram.diagnosis.leftover import ghost_code
-from vram.diagnosis.since import HoldMemory, Known
+from vram.diagnosis.tracker import KnownHold, Tracker
 from vram.ledger.holds import find_holds
-from vram.ledger.processes import ProcessMemory, identity, processes
+from vram.ledger.processes import identity
 from vram.model.hold import Hold
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
-from vram.policy.config import Policy, PolicyMatch, matches_any
-from vram.policy.decision import Identity, PolicyTarget
-from vram.reclaim.candidates import Leftover, leftovers
-from vram.units import size
+from vram.model.ledger import Entry, Holder, Ledger
+from vram.policy.policy import (
+    MESSAGES,
+    DecidedAction,
+    Identity,
+    NotifyConfig,
+    PolicyMatch,
+    PolicyTarget,
+    matches_any,
+)
 
 _MAX_EVIDENCE = 16
 _MAX_LENGTH = 300
@@ -45,9 +48,9 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 
 class _GhostName(NamedTuple):
-    """``ghost`` stays whoever comes and goes; ``holders`` is another one as soon as somebody joins them.
+    """``ghost`` stays while holders come and go; ``holders`` is another one as soon as one joins them.
 
-    So nobody's owner is told twice of one ghost, and nobody is ended before the policy's delay is over.
+    So no owner is told twice of one ghost, and no process is ended before the policy's delay is over.
     """
 
     ghost: str
@@ -58,7 +61,7 @@ class GhostNames:
     """A name for each ghost, the same in every reading that shows it."""
 
     def __init__(self) -> None:
-        self._names: HoldMemory[_GhostName] = HoldMemory()
+        self._names: Tracker[KnownHold[_GhostName]] = Tracker()
         self._by_entry: dict[int, _GhostName] = {}
         self._ledger: Ledger | None = None
 
@@ -67,12 +70,11 @@ class GhostNames:
         if ledger is self._ledger:
             return
         self._ledger = ledger  # kept, so that no other entry gets the same id
-        ghosts = [hold for hold in find_holds(ledger) if hold.what == "ghost"]
-        self._names.update(ghosts, _name)
         self._by_entry = {}
-        for hold in ghosts:
-            known = self._names.find(hold)
-            self._by_entry.update((id(entry), known.value) for entry in hold.entries if known)
+        for hold, _, before in self._names.match(hold for hold in find_holds(ledger) if hold.what == "ghost"):
+            name = _name(hold, before)
+            self._names.keep(KnownHold(hold, name))
+            self._by_entry.update((id(entry), name) for entry in hold.entries)
 
     def ghost(self, entries: Iterable[Entry]) -> str:
         return " and ".join(sorted({self._by_entry[id(entry)].ghost for entry in entries}))
@@ -87,132 +89,17 @@ class GhostNames:
         self._ledger = None
 
 
-def _name(hold: Hold, known: Known[_GhostName] | None) -> _GhostName:
+def _name(hold: Hold, known: KnownHold[_GhostName] | None) -> _GhostName:
     if known is None:
-        return _GhostName(_ghost_key(hold.dead_pid, hold.holders), _key("leftover", hold.holders))
+        return _GhostName(_ghost_key(hold.dead_pid, hold.holders), holders_key("leftover", hold.holders))
     before = {identity(each) for each in known.hold.holders}
     if {identity(each) for each in hold.holders} <= before:
         return known.value
-    return known.value._replace(holders=_key("leftover", hold.holders))
+    return known.value._replace(holders=holders_key("leftover", hold.holders))
 
 
-def subjects(
-    policy: Policy, ledger: Ledger, allowed: Collection[Identity] = (), names: GhostNames | None = None
-) -> Iterator[Subject]:
-    """Everything in *ledger* that *policy* is about, where the GPUs concerned answer."""
-    names = names or GhostNames()
-    names.read(ledger)
-    answering = {gpu.index for gpu in ledger.gpus if gpu.status == "ok"}
-    found: Iterable[Subject]
-    if policy.do == "end-leftovers":
-        found = _proven(ledger, names)
-    elif policy.do == "warn-owner":
-        found = _leftovers(ledger, names)
-    elif policy.do == "park-idle":
-        found = _idle(ledger, allowed)
-    else:
-        found = _unexplained(ledger)
-    for subject in found:
-        if answering >= set(subject.gpus) and _is_meant(policy.match, subject):
-            yield subject
-
-
-def _proven(ledger: Ledger, names: GhostNames) -> Iterator[Subject]:
-    """What `vram free` would end by itself, and nothing else."""
-    for leftover in leftovers(ledger, processes(ledger)):
-        holders = tuple(process.holder for process in leftover.processes)
-        if ledger.host.uid != 0 and any(each.user != ledger.host.user for each in holders):
-            continue
-        if all(each.started_at is not None for each in holders):
-            yield _of_leftover(leftover, holders, names)
-
-
-def _of_leftover(leftover: Leftover, holders: tuple[Holder, ...], names: GhostNames) -> Subject:
-    entries = [entry for _, entry in leftover.entries]
-    return Subject(
-        key=names.holders(entries) or _key("leftover", holders),
-        what=f"{size(leftover.nbytes())} of dead owners, held by pid {_pids(holders)}",
-        gpus=leftover.gpus,
-        nbytes=leftover.nbytes(),
-        code=leftover.code,
-        holders=holders,
-        evidence=_evidence(entries),
-    )
-
-
-def _leftovers(ledger: Ledger, names: GhostNames) -> Iterator[Subject]:
-    """All memory of dead owners that somebody visible holds, also where that is not certain."""
-    for hold in find_holds(ledger):
-        holders = tuple(each for each in hold.holders if each.started_at is not None)
-        if hold.what != "ghost" or not holders or not hold.nbytes:
-            continue
-        dead = "" if hold.dead_pid is None else f" (dead pid {hold.dead_pid})"
-        yield Subject(
-            key=names.ghost(hold.entries),
-            what=f"{size(hold.nbytes)} of a dead owner{dead}, held by pid {_pids(holders)}",
-            gpus=hold.gpus,
-            nbytes=hold.nbytes,
-            code=ghost_code(hold.entries[0]),
-            holders=holders,
-            evidence=_evidence(hold.entries),
-        )
-
-
-def _idle(ledger: Ledger, allowed: Collection[Identity]) -> Iterator[Subject]:
-    on_nvidia = {gpu.index for gpu in ledger.gpus if gpu.driver == "nvidia" and not gpu.instances}
-    for process in processes(ledger).values():
-        holder = process.holder
-        if (process.pid, holder.started_at) not in allowed or not _may_be_parked(process, on_nvidia):
-            continue
-        gpus = tuple(sorted(process.charged_by_gpu))
-        yield Subject(
-            key=_key("idle", (holder,)),
-            what=f"{size(process.charged_bytes)} of idle pid {process.pid}",
-            gpus=gpus,
-            nbytes=process.charged_bytes,
-            holders=(holder,),
-            evidence=(*_evidence(process.charged), "it sleeps, and its GPUs report no work"),
-            by_gpu=tuple(process.charged_by_gpu[gpu] or 0 for gpu in gpus),
-        )
-
-
-def _may_be_parked(process: ProcessMemory, on_nvidia: Collection[int]) -> bool:
-    alone = not process.co_holders and not process.uses_mps and process.certain
-    known = all(process.charged_by_gpu.values()) and set(process.gpus) <= set(on_nvidia)
-    return (
-        process.idle
-        and bool(process.charged)
-        and alone
-        and known
-        and process.protected is None
-        and is_healthy(process.holder)
-    )
-
-
-def _unexplained(ledger: Ledger) -> Iterator[Subject]:
-    for gpu in ledger.gpus:
-        entries = [entry for entry in gpu.accounted if _is_unexplained(entry, ledger)]
-        nbytes = known_bytes(entries)
-        if nbytes:
-            yield Subject(
-                key=f"unexplained {_gpu_name(gpu)}",
-                what=f"{size(nbytes)} in use on GPU {gpu.index} that nothing visible accounts for",
-                gpus=(gpu.index,),
-                nbytes=nbytes,
-                evidence=_evidence(entries),
-            )
-
-
-def _is_unexplained(entry: Entry, ledger: Ledger) -> bool:
-    # An ordinary user does not see everybody: what is hidden from one is no news.
-    return entry.kind == "unattributed" or (entry.kind == "hidden" and ledger.host.uid == 0)
-
-
-def _gpu_name(gpu: GpuLedger) -> str:
-    return gpu.uuid or f"GPU {gpu.index}"
-
-
-def _is_meant(match: PolicyMatch, subject: Subject) -> bool:
+def is_meant(match: PolicyMatch, subject: Subject) -> bool:
+    """Whether a policy with this *match* is about *subject*: every holder must match."""
     if match.gpus and not set(subject.gpus) <= set(match.gpus):
         return False
     if subject.nbytes < match.min_bytes or (match.codes and subject.code not in match.codes):
@@ -238,23 +125,24 @@ def _fits(match: PolicyMatch, holder: Holder) -> bool:
     )
 
 
-def _key(kind: str, holders: Iterable[Holder]) -> str:
+def holders_key(kind: str, holders: Iterable[Holder]) -> str:
+    """A name that is the same in every reading with these *holders*."""
     return f"{kind} " + ",".join(sorted(f"{each.pid}@{each.started_at}" for each in holders))
 
 
 def _ghost_key(dead: int | None, holders: tuple[Holder, ...]) -> str:
     """Whose memory it was and who has it; the holders' start tells it from one of a reused pid."""
     if dead is None or not holders:
-        return _key("ghost", holders)
+        return holders_key("ghost", holders)
     users = sorted({each.user or "?" for each in holders})
     return f"ghost of {dead} before {min(each.started_at or 0 for each in holders)} held by {','.join(users)}"
 
 
-def _pids(holders: Iterable[Holder]) -> str:
+def pids_of(holders: Iterable[Holder]) -> str:
     return ", ".join(str(each.pid) for each in holders)
 
 
-def _evidence(entries: Iterable[Entry]) -> tuple[str, ...]:
+def evidence_of(entries: Iterable[Entry]) -> tuple[str, ...]:
     lines = dict.fromkeys(_encodable(line) or "" for entry in entries for line in entry.evidence)
     return tuple(lines)[:_MAX_EVIDENCE]
 
@@ -265,3 +153,53 @@ def _encodable(text: str | None) -> str | None:
         return None
     short = text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "…"
     return short.encode("utf-8", "backslashreplace").decode()
+
+
+# ---- what a kind of policy is ----
+
+
+PEOPLE = (
+    "gpus",
+    "users",
+    "not-users",
+    "min-size",
+    "min-age",
+    "commands",
+    "units",
+    "slurm-jobs",
+    "containers",
+)
+"""The keys of a match that chooses among processes."""
+
+
+class Situation(Struct, frozen=True):
+    """A reading, the names of its ghosts, and the processes whose owners let them be parked."""
+
+    ledger: Ledger
+    names: GhostNames
+    allowed: Collection[Identity] = ()
+
+
+class PolicyKind(Struct, frozen=True, kw_only=True):
+    """One thing that a policy can do: ``name`` is what its table says, ``action`` what is decided.
+
+    ``after_s`` is the delay where none is set. ``keys`` may be in its table beside those of every policy,
+    ``match_keys`` in its match. ``check_match`` and ``check_notify`` raise ConfigError, which begins with
+    *where*. ``preview`` is said after "would".
+    """
+
+    name: str
+    action: DecidedAction
+    after_s: float
+    keys: tuple[str, ...]
+    match_keys: tuple[str, ...]
+    preview: str
+    find: Callable[[Situation], Iterator[Subject]]
+    check_match: Callable[[PolicyMatch, str], None] | None = None
+    check_notify: Callable[[NotifyConfig, str], None] | None = None
+    waits_for_room: bool = False
+    """Whether it acts only while a request waits for room."""
+
+    @property
+    def is_message(self) -> bool:
+        return self.action in MESSAGES

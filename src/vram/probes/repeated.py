@@ -1,7 +1,7 @@
 """Surveys of one host again and again: what cannot have changed since the last one is not read again.
 
-The driver's figures and the states of the known processes are read every time. Everybody's open files, which
-are most of a survey's cost, are read again when somebody comes or goes, and in any case after a while.
+The driver's figures and the states of the known processes are read every time. All processes' open files,
+which are most of a survey's cost, are read again when a process comes or goes, and in any case after a while.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RepeatedSurvey:
                 self.number += again is not self._last
                 self._last = again
                 return again
-        return self._read_whole(now)
+        return self.read_whole()
 
     @property
     def _pause_s(self) -> float:
@@ -76,10 +76,7 @@ class RepeatedSurvey:
 
     def read_whole(self) -> Survey:
         """Read everything, whatever was read before."""
-        return self._read_whole(self._host.clock.monotonic())
-
-    def _read_whole(self, now: float) -> Survey:
-        used = process_time()
+        now, used = self._host.clock.monotonic(), process_time()
         self._whole = self._last = None  # on a large machine two at a time are megabytes
         self.number += 1
         found = survey(self._host, deadline_s=self._deadline_s)
@@ -89,8 +86,9 @@ class RepeatedSurvey:
         self._whole_at = now
         self._last = found
         self._conditions = _conditions(self._host, found) if self._whole else {}
+        # All that say more of a process than who it is: what ancestors are doing matters to no reader.
         self._holders = {
-            each.process.pid for each in found.observations if each.process and _is_holding(each)
+            each.process.pid for each in found.observations if each.process and each.probe != _PROCESSES
         }
         self._whole_cpu_s = process_time() - used
         return found
@@ -136,11 +134,6 @@ def _conditions(host: Host, found: Survey) -> dict[int, ProcessCondition]:
     pids = {each.process.pid for each in found.observations if each.probe == _PROCESSES and each.process}
     conditions = {pid: host.proc.condition(pid) for pid in pids}
     return {pid: each for pid, each in conditions.items() if each is not None}
-
-
-def _is_holding(observation: Observation) -> bool:
-    """Whether it says more of a process than who it is: of ancestors nobody asks what they are doing."""
-    return observation.probe != _PROCESSES
 
 
 def _is_another(now: ProcessCondition, known: ProcessCondition) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vram import __version__
 from vram.host.ports import Clock, Host, WindowsQuery
-from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey, with_code
+from vram.model.observation import Observation, ProbeRun, Status, Survey, with_code
 from vram.probes.sources import exports, files, nvml, processes
 
 # A call that hangs takes all the time it gets: the sources after it must still have some.
@@ -51,15 +51,19 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
     """Read every source, within about *deadline_s*."""
     collected = _Collected(host.clock, deadline_s)
     taken_at, began = host.clock.now(), host.clock.monotonic()
-    # The driver is read by a process of its own, beside our walk over everybody's files.
-    driver = _started(host, collected.left_s() * _DRIVER_SHARE)
+    # The driver is read by a process of its own, beside our walk over all processes' files.
+    driver = _start_driver(host, collected.left_s() * _DRIVER_SHARE)
     me = host.facts()
     # And so is Windows, where this is Linux inside of it.
-    query = _asked(host, me, collected.left_s() * _DRIVER_SHARE) if me.wsl else None
+    query: WindowsQuery | None = None
+    if me.wsl:
+        from vram.probes.sources import windows
+
+        query = windows.begin(host, me, collected.left_s() * _DRIVER_SHARE)
     try:
         _read_all(host, collected, driver, began)
         if query is not None:
-            collected.take("windows", _answers(query, me), began)
+            collected.take(windows.NAME, windows.observe(query, me), began)
     finally:
         if query is not None:
             query.close()
@@ -76,10 +80,13 @@ def _read_all(host: Host, collected: _Collected, driver: Iterable[Observation], 
     collected.take(files.NAME, files.observe(host, collected.left_s()))
     collected.take(nvml.NAME, driver, began)
     for _ in range(_TRIES):
-        if not _is_stale(host, collected.observed):
+        try:
+            if not nvml.ended_meanwhile(host, collected.observed):
+                break
+        except Exception:  # the source of processes will meet it too, and say so
             break
         collected.forget(nvml.NAME)
-        collected.take(nvml.NAME, _started(host, collected.left_s() * _DRIVER_SHARE), began)
+        collected.take(nvml.NAME, _start_driver(host, collected.left_s() * _DRIVER_SHARE), began)
     collected.take(files.LATE_NAME, files.observe_latecomers(host, collected.observed, collected.left_s()))
     collected.take(exports.NAME, exports.observe(host, collected.observed, collected.left_s()))
     if host.drm.drivers:
@@ -89,31 +96,12 @@ def _read_all(host: Host, collected: _Collected, driver: Iterable[Observation], 
     collected.take(processes.NAME, processes.observe(host, collected.observed))
 
 
-def _is_stale(host: Host, observed: Iterable[Observation]) -> bool:
+def _start_driver(host: Host, deadline_s: float) -> Iterable[Observation]:
     try:
-        return nvml.ended_meanwhile(host, observed)
-    except Exception:  # the source of processes will meet it too, and say so
-        return False
-
-
-def _started(host: Host, deadline_s: float) -> Iterable[Observation]:
-    try:
-        return nvml.begin(host, deadline_s)
+        return host.nvml.read(deadline_s)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         return [Observation(probe="nvml.init", status="failed", code="error", message=message)]
-
-
-def _asked(host: Host, me: HostFacts, deadline_s: float) -> WindowsQuery | None:
-    from vram.probes.sources import windows
-
-    return windows.begin(host, me, deadline_s)
-
-
-def _answers(query: WindowsQuery, me: HostFacts) -> Iterable[Observation]:
-    from vram.probes.sources import windows
-
-    return windows.observe(query, me)
 
 
 def _run(name: str, said: list[Observation], duration_s: float) -> ProbeRun:

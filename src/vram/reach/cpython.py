@@ -1,21 +1,32 @@
-"""The memory layout of CPython 3.9 to 3.14: the GIL, the threads and the pending calls of a live interpreter.
+"""A live CPython in another process's memory: GIL, threads, pending calls, and its table for debuggers.
 
-The offsets come from each version's own internal headers (x86-64 Linux). A version alone is not trusted:
-pointers must lead back to where they came from, locks and indices must have possible values. A pending call
-(``Py_AddPendingCall``) is a function and its argument, which the main thread calls at its next safe point.
+A version alone is not trusted: pointers must lead back to where they came from and into memory that the
+process may write, offsets must lie inside their structure, locks and indices must have possible values. A
+pending call (``Py_AddPendingCall``) is a function and its argument, which the main thread calls at its next
+safe point.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 
 from msgspec import Struct
 
-from vram.reach import debug_offsets
-from vram.reach.elf import ElfImage, MemoryMapping, writable
+from vram.cpython_layouts import (
+    FIRST_MINOR,
+    LAST_MINOR,
+    MINORS,
+    PENDING_CALLS,
+    PUBLISHED,
+    STATE,
+    SUPPORTED,
+    select,
+)
+from vram.payloads.procfs import MapLine
+from vram.reach.elf import ElfImage, writable
 from vram.reach.ptrace import TargetMemory, UnsafeToAttach
 
-FIRST_MINOR, LAST_MINOR = 9, 14
 _FINAL_RELEASE = 0xF
 _LOCKED, _LAST_HOLDER = 16, 8  # of the GIL
 _THREAD_NEXT, _THREAD_INTERPRETER = 8, 16
@@ -25,11 +36,11 @@ _FREE_THREADED = "_Py_DecRefShared"
 _FREE_THREADED_NAME = re.compile(r"python3\.\d+t")
 
 
-class CPythonLayout(Struct, frozen=True, kw_only=True):
-    """Offsets within ``_PyRuntime``, the interpreter's state, and a thread's state.
+class StateLayout(Struct, frozen=True, kw_only=True):
+    """Offsets within ``_PyRuntime``, the interpreter's state, and a thread's state: a column of STATE.
 
-    ``lock``: the GIL is in the runtime (old) or the interpreter points to it.
-    ``pending``: the ring of pending calls is in the interpreter (old) or in the runtime.
+    The GIL is in the runtime (old) or the interpreter points to it; the ring of pending calls is in the
+    interpreter (old) or in the runtime.
     """
 
     core_initialized: int
@@ -38,86 +49,20 @@ class CPythonLayout(Struct, frozen=True, kw_only=True):
     head: int
     main: int
     main_thread: int
-    signals_pending: int
     next: int
     runtime: int
     threads: int
     thread_id: int
     eval_breaker: int
+    signals_pending: int = 0
     lock_in_runtime: int | None = None
-    lock_of_interpreter: int | None = None
+    lock_of_interpreter: int = 0
     pending_in_interpreter: int | None = None
-    pending_in_runtime: int | None = None
+    pending_in_runtime: int = 0
 
 
-_OLD = {"core_initialized": 8, "initialized": 12, "finalizing": 16, "head": 32, "main": 40, "main_thread": 72}
-_NEW = {"core_initialized": 12, "initialized": 16, "finalizing": 24, "head": 40, "main": 48}
-_FIRST = {"next": 0, "runtime": 16, "threads": 8, "thread_id": 176, "signals_pending": 344}
-
-LAYOUTS = {
-    9: CPythonLayout(**_OLD, **_FIRST, eval_breaker=72, lock_in_runtime=352, pending_in_interpreter=80),
-    10: CPythonLayout(**_OLD, **_FIRST, eval_breaker=68, lock_in_runtime=352, pending_in_interpreter=80),
-    11: CPythonLayout(
-        **_NEW,
-        main_thread=80,
-        next=0,
-        runtime=40,
-        threads=16,
-        thread_id=152,
-        signals_pending=352,
-        eval_breaker=100,
-        lock_in_runtime=360,
-        pending_in_interpreter=112,
-    ),
-    12: CPythonLayout(
-        **_NEW,
-        main_thread=64,
-        next=0,
-        runtime=96,
-        threads=72,
-        thread_id=136,
-        signals_pending=2008,
-        eval_breaker=368,
-        lock_of_interpreter=384,
-        pending_in_runtime=2016,
-    ),
-    13: CPythonLayout(
-        core_initialized=596,
-        initialized=600,
-        finalizing=608,
-        head=632,
-        main=640,
-        main_thread=656,
-        next=7264,
-        runtime=7376,
-        threads=7344,
-        thread_id=152,
-        signals_pending=0,  # a bit of the main thread's eval breaker
-        eval_breaker=24,
-        lock_of_interpreter=16,
-        pending_in_runtime=2640,
-    ),
-    14: CPythonLayout(
-        core_initialized=772,
-        initialized=776,
-        finalizing=784,
-        head=808,
-        main=816,
-        main_thread=832,
-        next=7272,
-        runtime=7384,
-        threads=7344,
-        thread_id=152,
-        signals_pending=0,
-        eval_breaker=24,
-        lock_of_interpreter=16,
-        pending_in_runtime=2848,
-    ),
-}
-
-
-class PendingCallsLayout(Struct, frozen=True):
-    """The ring of pending calls: the offsets of its fields, and how many calls it has room for."""
+class PendingCallsLayout(Struct, frozen=True, kw_only=True):
+    """The ring of pending calls: a column of PENDING_CALLS."""
 
     lock: int
     lock_is_pointer: bool
@@ -126,28 +71,20 @@ class PendingCallsLayout(Struct, frozen=True):
     capacity: int
     first: int
     next: int
-    request: int | None = None  # asks for the calls to be made
+    request: int | None = None
     count: int | None = None
     most: int | None = None
 
 
-PENDING_CALLS_LAYOUTS = {
-    9: PendingCallsLayout(0, True, 16, 16, 32, 528, 532, request=8),
-    12: PendingCallsLayout(8, True, 24, 16, 32, 536, 540, request=16),
-    13: PendingCallsLayout(8, False, 24, 24, 300, 7224, 7228, count=12, most=16),
-}
-PENDING_CALLS_LAYOUTS |= {
-    10: PENDING_CALLS_LAYOUTS[9],
-    11: PENDING_CALLS_LAYOUTS[9],
-    14: PENDING_CALLS_LAYOUTS[13],
-}
+LAYOUTS = {minor: StateLayout(**select(STATE, minor)) for minor in MINORS}
+PENDING_CALLS_LAYOUTS = {minor: PendingCallsLayout(**select(PENDING_CALLS, minor)) for minor in MINORS}
 
 
 class RemotePython:
     """One CPython in another process's memory. What can be read before it is stopped is."""
 
     def __init__(
-        self, memory: TargetMemory, image: ElfImage, minor: int | None, maps: tuple[MemoryMapping, ...]
+        self, memory: TargetMemory, image: ElfImage, minor: int | None, maps: tuple[MapLine, ...]
     ) -> None:
         self._memory = memory
         self.image = image
@@ -164,7 +101,7 @@ class RemotePython:
             )
         self._layout, self._ring = LAYOUTS[self.minor], PENDING_CALLS_LAYOUTS[self.minor]
         self._offsets = (
-            debug_offsets.read(memory, self.runtime) if self.minor >= debug_offsets.FIRST_MINOR else None
+            read_debug_offsets(memory, self.runtime) if self.minor >= FIRST_REMOTE_EXEC_MINOR else None
         )
         self._thread = 0
 
@@ -186,13 +123,13 @@ class RemotePython:
             if major != 3 or level != _FINAL_RELEASE:
                 raise UnsafeToAttach(
                     "its Python is a pre-release",
-                    f"vram supports releases of Python 3.{FIRST_MINOR} to 3.{LAST_MINOR}",
+                    f"vram supports releases of Python {SUPPORTED}",
                 )
         if named is None or not FIRST_MINOR <= named <= LAST_MINOR:
             which = "of an unknown version" if named is None else f"3.{named}"
             raise UnsafeToAttach(
                 f"its Python is {which}, which vram does not support",
-                f"3.{FIRST_MINOR} to 3.{LAST_MINOR} are supported; others can call vram.agent()",
+                f"{SUPPORTED} are supported; others can call vram.agent()",
             )
         return named
 
@@ -214,20 +151,17 @@ class RemotePython:
         if others:
             raise UnsafeToAttach("it runs sub-interpreters", "stop those first, or have it call vram.agent()")
         if self._offsets is not None and memory.int32(interpreter + self._offsets.enabled) != 1:
-            raise UnsafeToAttach(
-                "it was started with remote debugging disabled",
-                "unset PYTHON_DISABLE_REMOTE_DEBUG (or remove -X disable-remote-debug) before its next start",
-            )
+            raise remote_debugging_disabled()
         self._interpreter = interpreter
         self._pending = (
             interpreter + layout.pending_in_interpreter
             if layout.pending_in_interpreter is not None
-            else runtime + (layout.pending_in_runtime or 0)
+            else runtime + layout.pending_in_runtime
         )
         self._gil = (
             runtime + layout.lock_in_runtime
             if layout.lock_in_runtime is not None
-            else self._pointer(interpreter + (layout.lock_of_interpreter or 0), "its lock")
+            else self._pointer(interpreter + layout.lock_of_interpreter, "its lock")
         )
         self._require(memory.int32(self._gil + _LOCKED) in (0, 1), "its lock")
         self.main_thread = memory.uint64(runtime + layout.main_thread)
@@ -393,7 +327,7 @@ class RemotePython:
 
     def _pointer(self, at: int, what: str, alignment: int = 8) -> int:
         value = self._memory.uint64(at)
-        self._require(not value % alignment and any(value in mapping for mapping in self._writable), what)
+        self._require(not value % alignment and any(value in area for area in self._writable), what)
         return value
 
     def _require(self, plausible: bool, what: str) -> None:
@@ -406,3 +340,136 @@ class RemotePython:
 
 def _int(value: int) -> bytes:
     return value.to_bytes(4, "little")
+
+
+# ---- the table for debuggers ----
+
+_COOKIE = b"xdebugpy"
+_TABLE_NBYTES = 8 + max(max(select(PUBLISHED, minor).values(), default=0) for minor in MINORS)
+FIRST_REMOTE_EXEC_MINOR = next(minor for minor in MINORS if "script_path" in select(PUBLISHED, minor))
+_MAX_STRUCTURE = 4 << 20
+_MIN_PATH_LENGTH, _MAX_PATH_LENGTH = 64, 4096
+_MAX_INTERPRETERS = 1000
+
+
+class DebugOffsets(Struct, frozen=True, kw_only=True):
+    """Of ``_Py_DebugOffsets``, at the start of ``_PyRuntime``: offsets within the runtime, an interpreter and
+    a thread's state, and the sizes of those."""
+
+    runtime_size: int
+    finalizing: int
+    head: int
+    interpreter_size: int
+    interpreter_id: int
+    next: int
+    main_thread: int
+    thread_size: int
+    interpreter: int
+    native_id: int
+    eval_breaker: int
+    support: int
+    enabled: int
+    pending_call: int
+    script_path: int
+    script_path_size: int
+
+
+class MainThread(Struct, frozen=True):
+    """The main thread's state in a running interpreter, and whether remote debugging is enabled."""
+
+    interpreter: int
+    state: int
+    remote_debugging: bool
+
+
+def read_debug_offsets(memory: TargetMemory, runtime: int) -> DebugOffsets:
+    """The table of the Python whose ``_PyRuntime`` lies at *runtime*. Raises UnsafeToAttach."""
+    table = memory.read(runtime, _TABLE_NBYTES)
+    cookie, version, free_threaded = struct.unpack_from("<8sQQ", table)
+    minor = version >> 16 & 0xFF
+    if cookie != _COOKIE or version >> 24 != 3 or minor < FIRST_REMOTE_EXEC_MINOR:
+        raise UnsafeToAttach(f"its Python has no sys.remote_exec (new in 3.{FIRST_REMOTE_EXEC_MINOR})")
+    if minor > LAST_MINOR or version >> 4 & 0xF != _FINAL_RELEASE:
+        release = "" if version >> 4 & 0xF == _FINAL_RELEASE else ", a pre-release,"
+        raise UnsafeToAttach(
+            f"its Python is 3.{minor}{release} whose offset table is unknown",
+            f"releases up to 3.{LAST_MINOR} are supported; others can call vram.agent()",
+        )
+    if free_threaded:
+        raise UnsafeToAttach(
+            "it is a free-threaded build of Python, which is not supported",
+            "start it with a normal build, or have it call vram.agent()",
+        )
+    places = select(PUBLISHED, minor)
+    fields = DebugOffsets.__struct_fields__
+    offsets = DebugOffsets(**{name: struct.unpack_from("<Q", table, places[name])[0] for name in fields})
+    _require(_is_plausible(offsets), "its table of offsets")
+    return offsets
+
+
+def remote_debugging_disabled() -> UnsafeToAttach:
+    return UnsafeToAttach(
+        "it was started with remote debugging disabled",
+        "unset PYTHON_DISABLE_REMOTE_DEBUG (or remove -X disable-remote-debug) before its next start",
+    )
+
+
+def find_main_thread(
+    memory: TargetMemory, runtime: int, offsets: DebugOffsets, writable: list[range], tid: int
+) -> MainThread:
+    """The main thread, whose id is *tid* in its own namespace; certain only while every thread is stopped."""
+    interpreter = memory.uint64(runtime + offsets.head)
+    if not interpreter or memory.uint64(runtime + offsets.finalizing):
+        raise UnsafeToAttach("its Python is starting or exiting", "try again in a moment", passing=True)
+    for _ in range(_MAX_INTERPRETERS):
+        _require(_is_inside(interpreter, offsets.interpreter_size, writable), "its interpreters")
+        if memory.uint64(interpreter + offsets.interpreter_id) == 0:
+            break
+        interpreter = memory.uint64(interpreter + offsets.next)
+    else:
+        _require(False, "its interpreters")
+    state = memory.uint64(interpreter + offsets.main_thread)
+    _require(_is_inside(state, offsets.thread_size, writable), "its main thread")
+    owner, native = memory.uint64(state + offsets.interpreter), memory.uint64(state + offsets.native_id)
+    _require(owner == interpreter and native == tid, "its main thread")
+    enabled = memory.int32(interpreter + offsets.enabled)
+    _require(enabled in (0, 1), "whether remote debugging is enabled")
+    return MainThread(interpreter, state, bool(enabled))
+
+
+def _is_plausible(offsets: DebugOffsets) -> bool:
+    sizes = (offsets.runtime_size, offsets.interpreter_size, offsets.thread_size)
+    pointers = (
+        (offsets.finalizing, offsets.runtime_size),
+        (offsets.head, offsets.runtime_size),
+        (offsets.interpreter_id, offsets.interpreter_size),
+        (offsets.next, offsets.interpreter_size),
+        (offsets.main_thread, offsets.interpreter_size),
+        (offsets.interpreter, offsets.thread_size),
+        (offsets.native_id, offsets.thread_size),
+        (offsets.eval_breaker, offsets.thread_size),
+    )
+    support = offsets.thread_size - offsets.support
+    flag, path, path_size = offsets.pending_call, offsets.script_path, offsets.script_path_size
+    return (
+        all(size <= _MAX_STRUCTURE for size in sizes)
+        and all(at % 8 == 0 and at + 8 <= size for at, size in pointers)
+        and offsets.enabled % 4 == 0
+        and offsets.enabled + 4 <= offsets.interpreter_size
+        and offsets.support % 4 == flag % 4 == 0
+        and flag + 4 <= path
+        and _MIN_PATH_LENGTH <= path_size <= _MAX_PATH_LENGTH
+        and path + path_size <= support
+    )
+
+
+def _is_inside(address: int, nbytes: int, areas: list[range]) -> bool:
+    return not address % 8 and any(address in area and address + nbytes <= area.stop for area in areas)
+
+
+def _require(plausible: bool, what: str) -> None:
+    if not plausible:
+        raise UnsafeToAttach(
+            f"its memory layout is not Python's ({what})",
+            "use a normal build, or have it call vram.agent()",
+        )

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from signal import SIGINT, SIGKILL, pidfd_send_signal
 from threading import Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from vram import errors, untrusted
+from vram.children import Child, fork, may_fork
 from vram.errors import NotReachable, TimedOut, VramError
-from vram.host.local.child import Child, fork, may_fork
 
 # A run that reaches its own deadline still has to withdraw what it left in the process.
 _WITHDRAW_S = 3.0
@@ -46,11 +46,15 @@ def run_with_deadline(seconds: float, pid: int, uid: int, action: Callable[[], R
 
 def _in_a_thread(seconds: float, pid: int, action: Callable[[], Result]) -> Result:
     stop = os.eventfd(0, os.EFD_CLOEXEC)
-    running = _Running(action)
+    results: list[Result] = []
+    raised: list[BaseException] = []
 
     def run() -> None:
         interrupted.set(stop)
-        running.run()
+        try:
+            results.append(action())
+        except BaseException as error:
+            raised.append(error)
 
     thread = Thread(target=copy_context().run, args=(run,), name="vram-visit", daemon=True)
     thread.start()
@@ -65,7 +69,9 @@ def _in_a_thread(seconds: float, pid: int, action: Callable[[], Result]) -> Resu
             os.close(stop)
     if thread.is_alive():
         raise _hangs(pid)
-    return running.result()
+    if raised:
+        raise raised[0]
+    return results[0]
 
 
 def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Result:
@@ -90,7 +96,7 @@ def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Res
         raise NotReachable(
             f"vram's process that attached to pid {pid} was killed", hint="try again"
         ) from error
-    result: Result = _unpacked(kind, content)
+    result: Result = _unpack(kind, content)
     return result
 
 
@@ -101,11 +107,23 @@ def _run_in_child(pipe: int, parent: int, action: Callable[[], Any]) -> None:
     ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, SIGKILL)
     if os.getppid() != parent:
         return
-    running = _Running(action)
-    running.run()
-    reply = running.packed()
+    reply = pickle.dumps(_run_packed(action))
     while reply:
         reply = reply[os.write(pipe, reply) :]
+
+
+def _run_packed(action: Callable[[], Any]) -> tuple[str, Any]:
+    """The result or the error of *action* as plain data, for :func:`_unpack`."""
+    try:
+        return "returned", action()
+    except VramError as error:
+        return "refused", (type(error).__name__, str(error), error.hint)
+    except KeyboardInterrupt:
+        return "interrupted", None
+    except BaseException:
+        import traceback
+
+        return "failed", traceback.format_exc()
 
 
 def _interrupt(child: Child) -> None:
@@ -118,7 +136,7 @@ def _interrupt(child: Child) -> None:
         os.close(pidfd)
 
 
-def _unpacked(kind: str, content: Any) -> Any:
+def _unpack(kind: str, content: Any) -> Any:
     if kind == "returned":
         return content
     if kind == "refused":
@@ -134,36 +152,3 @@ def _hangs(pid: int) -> TimedOut:
         f"reading pid {pid} does not return: the file system of its memory or its program does not answer",
         hint="a network or FUSE file system hangs, or the process blocks being read",
     )
-
-
-class _Running(Generic[Result]):
-    """An action that runs in a thread or a child, and its result or error."""
-
-    def __init__(self, action: Callable[[], Result]) -> None:
-        self._action = action
-        self._results: list[Result] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._results.append(self._action())
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Result:
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
-
-    def packed(self) -> bytes:
-        """The same for another process."""
-        error = self._error
-        if error is None:
-            return pickle.dumps(("returned", self._results[0]))
-        if isinstance(error, VramError):
-            return pickle.dumps(("refused", (type(error).__name__, str(error), error.hint)))
-        if isinstance(error, KeyboardInterrupt):
-            return pickle.dumps(("interrupted", None))
-        import traceback
-
-        return pickle.dumps(("failed", "".join(traceback.format_exception(error))))

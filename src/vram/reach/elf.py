@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from vram.payloads.procfs import map_lines
+from vram.payloads.procfs import MapLine, map_lines
 from vram.reach.ptrace import TargetEnded, TargetMemory, TraceDenied, UnsafeToAttach
 
 PAGE_NBYTES = 4096
@@ -29,20 +30,7 @@ _MAX_CHAIN = 10_000
 _MAX_CODE_NBYTES = 16 << 20
 
 
-class MemoryMapping(Struct, frozen=True):
-    """A line of /proc/PID/maps."""
-
-    start: int
-    end: int
-    permissions: str
-    offset: int
-    path: str
-
-    def __contains__(self, address: int) -> bool:
-        return self.start <= address < self.end
-
-
-def mappings(pid: int) -> tuple[MemoryMapping, ...]:
+def mappings(pid: int) -> tuple[MapLine, ...]:
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             text = file.read(_MAX_MAPS_NBYTES + 1)
@@ -52,30 +40,24 @@ def mappings(pid: int) -> tuple[MemoryMapping, ...]:
         raise TraceDenied(f"no permission to read its memory map ({error.strerror})") from error
     if len(text) > _MAX_MAPS_NBYTES:
         raise UnsafeToAttach("its memory map is endless", "have it call vram.agent()")
-    return tuple(
-        MemoryMapping(line.start, line.end, line.permissions.decode(), line.offset, os.fsdecode(line.path))
-        for line in map_lines(text)
-    )
+    return tuple(map_lines(text))
 
 
-def writable(lines: tuple[MemoryMapping, ...]) -> list[MemoryMapping]:
+def writable(lines: tuple[MapLine, ...]) -> list[range]:
     """Memory that the process may write. Adjacent mappings are one: a structure may lie across both."""
-    found: list[MemoryMapping] = []
+    found: list[range] = []
     for line in lines:
-        if not line.permissions.startswith("rw"):
-            continue
-        if found and found[-1].end == line.start:
-            found[-1] = replace(found[-1], end=line.end)
-        else:
-            found.append(line)
+        if line.permissions.startswith(b"rw"):
+            begins = found.pop().start if found and found[-1].stop == line.start else line.start
+            found.append(range(begins, line.end))
     return found
 
 
 class ElfImage:
     """One mapped program or library, and what it exports."""
 
-    def __init__(self, memory: TargetMemory, parts: list[MemoryMapping]) -> None:
-        self.path = parts[0].path
+    def __init__(self, memory: TargetMemory, parts: list[MapLine]) -> None:
+        self.path = os.fsdecode(parts[0].path)
         self.parts = parts
         self._memory = memory
         base = parts[0].start
@@ -145,8 +127,7 @@ class ElfImage:
 
     def unwind_header(self) -> int | None:
         """The address of its table of call frames (.eh_frame_hdr)."""
-        found = [self.bias + each[3] for each in self._headers if each[0] == _EH_FRAME]
-        return found[0] if found else None
+        return next((self.bias + each[3] for each in self._headers if each[0] == _EH_FRAME), None)
 
     def tail(self) -> tuple[int, int] | None:
         """The rest of its last writable page, after everything that it uses itself."""
@@ -160,7 +141,7 @@ class ElfImage:
     def find_code(self, code: bytes) -> int | None:
         """The first place in its own code where these bytes are."""
         for part in self.parts:
-            if "x" in part.permissions and "r" in part.permissions:
+            if b"x" in part.permissions and b"r" in part.permissions:
                 nbytes = min(part.end - part.start, _MAX_CODE_NBYTES)
                 at = self._memory.read(part.start, nbytes).find(code)
                 if at >= 0:
@@ -168,14 +149,14 @@ class ElfImage:
         return None
 
 
-def images(memory: TargetMemory, lines: tuple[MemoryMapping, ...]) -> Iterator[ElfImage]:
+def images(memory: TargetMemory, lines: tuple[MapLine, ...]) -> Iterator[ElfImage]:
     """Every file that is mapped as a program or library, once."""
-    parts: dict[str, list[MemoryMapping]] = {}
+    parts: dict[bytes, list[MapLine]] = {}
     for line in lines:
-        if line.path.startswith("/") and not line.path.startswith("/dev/"):
+        if line.path.startswith(b"/") and not line.path.startswith(b"/dev/"):
             parts.setdefault(line.path, []).append(line)
     for found in parts.values():
-        if any("x" in part.permissions for part in found) and found[0].offset == 0:
+        if any(b"x" in part.permissions for part in found) and found[0].offset == 0:
             try:
                 yield ElfImage(memory, found)
             except TargetEnded:
@@ -184,9 +165,10 @@ def images(memory: TargetMemory, lines: tuple[MemoryMapping, ...]) -> Iterator[E
                 continue
 
 
-def find_python(memory: TargetMemory, lines: tuple[MemoryMapping, ...], program_path: str) -> ElfImage:
+def find_python(memory: TargetMemory, lines: tuple[MapLine, ...], program_path: str) -> ElfImage:
     """The program or the library that contains Python; only those are read."""
-    likely = tuple(line for line in lines if line.path == program_path or _LIBPYTHON in line.path)
+    program_name, library_name = os.fsencode(program_path), _LIBPYTHON.encode()
+    likely = tuple(line for line in lines if line.path == program_name or library_name in line.path)
     found = list(images(memory, likely))
     program = next((each for each in found if each.path == program_path), None)
     return python_image(program, found)
@@ -225,10 +207,7 @@ _MAX_ENTRY_LENGTH = 1 << 16
 
 
 class FrameRule(Struct, frozen=True):
-    """How to unwind a function: its frame ends at *register* + *offset*, and rbp was saved at *rbp_at*.
-
-    *begins* is the function's address.
-    """
+    """Unwinds the function at *begins*: its frame ends at *register* + *offset*, rbp lies at *rbp_at*."""
 
     register: int
     offset: int
@@ -242,17 +221,17 @@ class Unwinder:
     def __init__(self, memory: TargetMemory, libraries: list[ElfImage]) -> None:
         self._memory, self._libraries = memory, libraries
         self._rules: dict[int, FrameRule | None] = {}
-        self._tables: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        self._tables: dict[int, list[tuple[int, int]]] = {}
 
     def caller(self, registers: dict[str, int]) -> int | None:
         """The address outside the libraries to which the wait returns; None where unknown."""
-        return self._unwound(registers)[0]
+        return self._unwind(registers)[0]
 
     def function(self, registers: dict[str, int]) -> int | None:
         """The address of the library's function that was called from outside; None where unknown."""
-        return self._unwound(registers)[1]
+        return self._unwind(registers)[1]
 
-    def _unwound(self, registers: dict[str, int]) -> tuple[int | None, int | None]:
+    def _unwind(self, registers: dict[str, int]) -> tuple[int | None, int | None]:
         rip, rsp, rbp = (registers[name] for name in ("rip", "rsp", "rbp"))
         if self._library(rip) is None:
             return None, None
@@ -285,15 +264,13 @@ class Unwinder:
         if header is None:
             return None
         if header not in self._tables:
-            self._tables[header] = (header, self._read_table(header))
+            self._tables[header] = self._read_table(header)
+        entries = self._tables[header]
+        if not entries:
+            return None
         # A return address may lie after the last instruction of its function: the call itself counts.
-        place = rip - 1 - header
-        entries = self._tables[header][1]
-        low, high = 0, len(entries)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if entries[middle][0] <= place else (low, middle)
-        return self._read_entry(header + entries[low][1], rip - 1) if entries else None
+        at = bisect_right(entries, rip - 1 - header, key=itemgetter(0))
+        return self._read_entry(header + entries[max(0, at - 1)][1], rip - 1)
 
     def _read_table(self, header: int) -> list[tuple[int, int]]:
         version, _, count_kind, table_kind = self._memory.read(header, 4)
@@ -317,7 +294,7 @@ class Unwinder:
         (length,) = struct.unpack_from("<I", body, 4)
         if not begins <= place < begins + length:
             return None
-        skipped, position = _unsigned(body, 8)
+        skipped, position = _read_unsigned(body, 8)
         frame = _Frame(code_unit, data_unit)
         frame.run(first, begins, 1 << 63)
         frame.initial_rbp = frame.rbp_at
@@ -332,10 +309,10 @@ class Unwinder:
         name, _, rest = body[1:].partition(b"\0")
         if mark or name not in (b"zR", b"zRS"):
             return None
-        code_unit, position = _unsigned(rest, 0)
-        data_unit, position = _signed(rest, position)
-        _, position = _unsigned(rest, position)
-        length, position = _unsigned(rest, position)
+        code_unit, position = _read_unsigned(rest, 0)
+        data_unit, position = _read_signed(rest, position)
+        _, position = _read_unsigned(rest, position)
+        length, position = _read_unsigned(rest, position)
         if name == b"zRS" or rest[position] != _PC_RELATIVE_SIGNED_4:
             return None  # a signal frame: the thread waits in a handler
         return code_unit, data_unit, rest[position + length :]
@@ -368,10 +345,11 @@ class _Frame:
                 if place > until:
                     return
             elif kind == 2:  # a register was saved
-                offset, at = _unsigned(code, at)
-                self._saved(low, offset * self._data_unit)
+                offset, at = _read_unsigned(code, at)
+                if low == _RBP:
+                    self.rbp_at = offset * self._data_unit
             elif kind == 3:  # it is as it was at the beginning
-                self._restored(low)
+                self._restore(low)
             else:
                 at = self._other(first, code, at)
 
@@ -383,31 +361,27 @@ class _Frame:
         elif first == 0x0B:
             self.register, self.offset, self.rbp_at = self._kept.pop()
         elif first == 0x0C:
-            self.register, at = _unsigned(code, at)
-            self.offset, at = _unsigned(code, at)
+            self.register, at = _read_unsigned(code, at)
+            self.offset, at = _read_unsigned(code, at)
         elif first == 0x0D:
-            self.register, at = _unsigned(code, at)
+            self.register, at = _read_unsigned(code, at)
         elif first == 0x0E:
-            self.offset, at = _unsigned(code, at)
+            self.offset, at = _read_unsigned(code, at)
         elif first == 0x06:
-            register, at = _unsigned(code, at)
-            self._restored(register)
+            register, at = _read_unsigned(code, at)
+            self._restore(register)
         elif first == 0x2E:  # GNU_args_size
-            _, at = _unsigned(code, at)
+            _, at = _read_unsigned(code, at)
         else:
             self.known = False
         return at
 
-    def _saved(self, register: int, offset: int) -> None:
-        if register == _RBP:
-            self.rbp_at = offset
-
-    def _restored(self, register: int) -> None:
+    def _restore(self, register: int) -> None:
         if register == _RBP:
             self.rbp_at = self.initial_rbp
 
 
-def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+def _read_unsigned(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte, at = data[at], at + 1
@@ -417,8 +391,8 @@ def _unsigned(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _signed(data: bytes, at: int) -> tuple[int, int]:
+def _read_signed(data: bytes, at: int) -> tuple[int, int]:
     begins = at
-    value, at = _unsigned(data, at)
+    value, at = _read_unsigned(data, at)
     bits = 7 * (at - begins)
     return (value - (1 << bits) if value >> (bits - 1) else value), at

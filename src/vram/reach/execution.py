@@ -21,38 +21,23 @@ import re
 import struct
 from typing import Literal
 
-from msgspec import Struct
-
-from vram.payloads.procfs import ProcessFolder
+from vram.payloads.procfs import MapLine, read_status
 from vram.reach.cpython import RemotePython
-from vram.reach.elf import ElfImage, MemoryMapping, Unwinder
+from vram.reach.elf import ElfImage, Unwinder
 from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach
 
 Route = Literal["pending-call", "signal-frame", "interrupted-wait"]
 
 # System calls on x86-64 during which the thread holds nothing but what the call itself waits for.
-SAFE_SYSCALLS = frozenset(
-    {
-        0,  # read
-        7,  # poll
-        23,  # select
-        35,  # nanosleep
-        43,  # accept
-        45,  # recvfrom
-        47,  # recvmsg
-        61,  # wait4
-        230,  # clock_nanosleep
-        232,  # epoll_wait
-        247,  # waitid
-        270,  # pselect6
-        271,  # ppoll
-        281,  # epoll_pwait
-        288,  # accept4
-        441,  # epoll_pwait2
-    }
-)
-FUTEX, RESTART = 202, 219
-_RESTARTABLE = {"poll": 7, "nanosleep": 35, "clock_nanosleep": 230}
+# fmt: off
+_SAFE_SYSCALLS = {
+    "read": 0, "poll": 7, "select": 23, "nanosleep": 35, "accept": 43, "recvfrom": 45, "recvmsg": 47,
+    "wait4": 61, "clock_nanosleep": 230, "epoll_wait": 232, "waitid": 247, "pselect6": 270, "ppoll": 271,
+    "epoll_pwait": 281, "accept4": 288, "epoll_pwait2": 441,
+}
+# fmt: on
+_FUTEX, _RESTART = 202, 219
+_RESTARTABLE = ("poll", "nanosleep", "clock_nanosleep")
 _EINTR = -4
 # What the kernel has in the register for the result while a system call is interrupted.
 _INTERRUPTED = (_EINTR, -512, -513, -514, -516)
@@ -76,33 +61,12 @@ _FLOATING_NBYTES = 464
 _STRICT_STACK_SEGMENT = 6
 _NO_SUCH_STACK = 0xFF  # invalid on purpose: the thread's own alternate stack stays as it is
 _CONTEXT = struct.Struct("<QQQiiQ18Q4H4QQ8QQ")
+# fmt: off
 _SAVED = [
-    "r8",
-    "r9",
-    "r10",
-    "r11",
-    "r12",
-    "r13",
-    "r14",
-    "r15",
-    "rdi",
-    "rsi",
-    "rbp",
-    "rbx",
-    "rdx",
-    "rax",
-    "rcx",
-    "rsp",
-    "rip",
-    "eflags",
+    "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "rdi", "rsi", "rbp", "rbx", "rdx", "rax", "rcx",
+    "rsp", "rip", "eflags",
 ]
-
-
-class Stack(Struct, frozen=True):
-    """The main thread's stack: the lowest address that it may grow to, and its end."""
-
-    lowest: int
-    end: int
+# fmt: on
 
 
 class ExecutionRoutes:
@@ -114,7 +78,7 @@ class ExecutionRoutes:
         python: RemotePython,
         program: ElfImage,
         found: list[ElfImage],
-        maps: tuple[MemoryMapping, ...],
+        maps: tuple[MapLine, ...],
     ) -> None:
         self._memory, self._python, self._maps = memory, python, maps
         if any(_MUSL.search(each.path) for each in found):
@@ -124,7 +88,9 @@ class ExecutionRoutes:
             )
         libc = [each for each in found if _LIBC.search(each.path)][:_MAX_LIBRARIES]
         self._unwinder = Unwinder(memory, libc)
-        self._restartable = {each.symbol(name): call for name, call in _RESTARTABLE.items() for each in libc}
+        self._restartable = {
+            each.symbol(name): _SAFE_SYSCALLS[name] for name in _RESTARTABLE for each in libc
+        }
         self._callers = [
             each for each in found if each in (program, python.image) or _EXTENSION.search(each.path)
         ]
@@ -147,13 +113,13 @@ class ExecutionRoutes:
         number, result = _signed(registers["orig_rax"]), _signed(registers["rax"])
         if number < 0 or result not in _INTERRUPTED or threads.signal(tid):
             return "pending-call"
-        if number == RESTART:
-            number = self._restarted(registers)
-        if number not in SAFE_SYSCALLS and number != FUTEX:
+        if number == _RESTART:
+            number = self._find_restarted_call(registers)
+        if number not in _SAFE_SYSCALLS.values() and number != _FUTEX:
             return "pending-call"
         if not self._called_by_python(registers):
             return "pending-call"
-        if number == FUTEX:
+        if number == _FUTEX:
             return "interrupted-wait"
         return (
             "signal-frame"
@@ -167,7 +133,7 @@ class ExecutionRoutes:
             and self._pop_rdi is not None
             and self._signal_return is not None
             and self._stack is not None
-            and self._stack.lowest + _STACK_NEEDED < registers["rsp"] < self._stack.end
+            and self._stack[0] + _STACK_NEEDED < registers["rsp"] < self._stack[1]
             and not self._python.main_thread_holds_gil()
             and not self._python.has_signals()
         )
@@ -180,7 +146,7 @@ class ExecutionRoutes:
             return False
         return caller is not None and any(caller in each for each in self._callers)
 
-    def _restarted(self, registers: dict[str, int]) -> int:
+    def _find_restarted_call(self, registers: dict[str, int]) -> int:
         """Which system call the kernel restarts: after an interruption it has the number of restart_syscall.
 
         Before glibc 2.41 the number is in the instruction before the call. Since then one function makes all
@@ -195,7 +161,7 @@ class ExecutionRoutes:
             function = self._unwinder.function(registers)
         except UnsafeToAttach:
             return -1
-        return -1 if function is None else self._restartable.get(function, FUTEX)
+        return -1 if function is None else self._restartable.get(function, _FUTEX)
 
     def interrupt_wait(self, threads: StoppedThreads, tid: int, registers: dict[str, int]) -> None:
         """Let the wait return as after a signal."""
@@ -237,41 +203,34 @@ def _first(libraries: list[ElfImage], code: bytes) -> int | None:
 
 
 def _has_pending_signal(tid: int) -> bool:
-    """Whether a signal is about to be delivered. Its handler may raise, and must not do so in our lines."""
+    """Whether a signal is about to be delivered. Its handler may raise, and must not do so in our lines.
+
+    Assumed to be so where that cannot be read.
+    """
+    lines = read_status(tid)
     try:
-        with ProcessFolder("/proc", tid) as folder:
-            lines = folder.status()
         own, shared, blocked = (int(lines[name], 16) for name in (b"SigPnd", b"ShdPnd", b"SigBlk"))
-    except (OSError, KeyError, ValueError):
+    except (KeyError, ValueError):
         return True
     return bool((own | shared) & ~blocked)
 
 
 def _has_shadow_stack(pid: int) -> bool:
-    try:
-        with ProcessFolder("/proc", pid) as folder:
-            lines = folder.status()
-    except OSError:
-        return True
+    lines = read_status(pid)
     return not lines or b"shstk" in lines.get(b"x86_Thread_features", b"")
 
 
-def _stack(pid: int, maps: tuple[MemoryMapping, ...]) -> Stack | None:
-    found = [mapping for mapping in maps if mapping.path == "[stack]"]
-    if not found:
+def _stack(pid: int, maps: tuple[MapLine, ...]) -> tuple[int, int] | None:
+    """The main thread's stack: the lowest address that it may grow to, and its end."""
+    found = next((mapping for mapping in maps if mapping.path == b"[stack]"), None)
+    if found is None:
         return None
-    soft = _stack_limit(pid)
-    return Stack(max(0, found[0].end - soft), found[0].end) if soft is not None else Stack(0, found[0].end)
-
-
-def _stack_limit(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/limits", encoding="ascii") as file:
-            line = next(each for each in file if each.startswith("Max stack size"))
+            limit = next(line.split()[3] for line in file if line.startswith("Max stack size"))
     except (OSError, StopIteration):
-        return 8 << 20
-    word = line.split()[3]
-    return int(word) if word.isdigit() else None
+        limit = str(8 << 20)
+    return (max(0, found.end - int(limit)) if limit.isdigit() else 0), found.end
 
 
 def _signed(value: int) -> int:

@@ -1,4 +1,4 @@
-"""Inject a few lines of source into a CPython 3.9 to 3.14 with ptrace, without a debugger.
+"""Inject a few lines of source into a CPython with ptrace, without a debugger.
 
 Every thread is stopped for about a millisecond, while the lines are written where nothing else writes, and
 the main thread is made to run them by one of three routes (see :mod:`vram.reach.execution`). The lines start
@@ -11,10 +11,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable
 from vram.host.local.seccomp import ThreadLimits
 from vram.model.inside import Via
+from vram.payloads.procfs import MapLine
 from vram.reach import elf
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage
@@ -46,35 +48,25 @@ try:
  with open("/proc/self/mem","r+b",0) as f:f.seek({address});f.write(bytes({nbytes}))
 except BaseException:pass
 """
+# fmt: off
 _SMALL_LIBRARIES = (
-    "libm",
-    "libpthread",
-    "libdl",
-    "librt",
-    "libutil",
-    "liblzma",
-    "libz",
-    "libbz2",
-    "libexpat",
-    "libffi",
+    "libm", "libpthread", "libdl", "librt", "libutil", "liblzma", "libz", "libbz2", "libexpat", "libffi",
     "libcrypt",
 )
+# fmt: on
 _ALIGNMENT = 64
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 # How long after the deadline a call is tried to be withdrawn: others may be at the process just then.
 _WITHDRAW_S = 2.0
 
-
-def require_known_machine() -> None:
-    machine = os.uname().machine
-    if machine != "x86_64":
-        raise UnsafeToAttach(
-            f"this machine is {machine}", "only x86-64 is supported; have it call vram.agent()"
-        )
+Attachment = TypeVar("Attachment")
+Kind = Callable[[PythonProcess, TargetMemory], Attachment]
 
 
-def why_unavailable(process: PythonProcess, require: Callable[[], None]) -> str | None:
-    """Why *process* cannot be written to, *require* being the injector's own check; None where it can.
+def why_unavailable(
+    process: PythonProcess, kind: Kind[Attachment], check: Callable[[Attachment], object]
+) -> str | None:
+    """Why *process* cannot be written to, *check* being the injector's own; None where it can.
 
     Nothing is stopped or changed to find out. Raises AttachDenied where the kernel forbids it.
     """
@@ -88,9 +80,10 @@ def why_unavailable(process: PythonProcess, require: Callable[[], None]) -> str 
             hint="stop that first, or wait for it",
         )
     try:
-        require()
+        with open_target(process, kind) as attachment:
+            check(attachment)
     except TraceDenied as error:
-        raise _denied(process, error) from error
+        raise _explain_denial(process, error) from error
     except TargetEnded as error:
         raise NoSuchProcess(f"process {process.pid} has exited") from error
     except UnsafeToAttach as error:
@@ -99,12 +92,22 @@ def why_unavailable(process: PythonProcess, require: Callable[[], None]) -> str 
 
 
 @contextmanager
-def translated_errors(process: PythonProcess) -> Iterator[None]:
-    """Raise what is unsafe or forbidden within as the errors that commands know."""
+def attach(
+    process: PythonProcess, kind: Kind[Attachment], request: PayloadRequest, until: float
+) -> Iterator[tuple[Attachment, ScriptDrop, int]]:
+    """:func:`open_target`, the drop with the payload, and a pidfd of *process*.
+
+    What is unsafe or forbidden within is raised as the errors that commands know.
+    """
     try:
-        yield
+        with (
+            open_target(process, kind) as attachment,
+            pidfd_of(process) as pidfd,
+            ScriptDrop(request, process, until) as drop,
+        ):
+            yield attachment, drop, pidfd
     except TraceDenied as error:
-        raise _denied(process, error) from error
+        raise _explain_denial(process, error) from error
     except TargetEnded as error:
         raise NoSuchProcess(f"process {process.pid} has exited") from error
     except UnsafeToAttach as error:
@@ -131,17 +134,21 @@ def inject_and_wait(injection: Injection, drop: ScriptDrop, pidfd: int, until: f
 
 
 @contextmanager
-def prepared(process: PythonProcess) -> Iterator[Injection]:
-    """An injection into *process*, not yet made. Raises UnsafeToAttach."""
-    require_known_machine()
+def open_target(process: PythonProcess, kind: Kind[Attachment]) -> Iterator[Attachment]:
+    """An Injection, or another *kind* of request, to *process*, not yet made. Raises UnsafeToAttach."""
+    machine = os.uname().machine
+    if machine != "x86_64":
+        raise UnsafeToAttach(
+            f"this machine is {machine}", "only x86-64 is supported; have it call vram.agent()"
+        )
     memory = TargetMemory(process.pid)
     try:
-        yield Injection(process, memory)
+        yield kind(process, memory)
     finally:
         memory.close()
 
 
-def verified_identity(process: PythonProcess) -> Identity:
+def verify_identity(process: PythonProcess) -> Identity:
     """The identity of *process* now. Raises TargetEnded where it is not the one that was meant."""
     about = identity(process.pid)
     if about[0] != process.target.process.started_at or about[2] != process.target.uid:
@@ -168,7 +175,7 @@ class Injection:
 
     def __init__(self, process: PythonProcess, memory: TargetMemory) -> None:
         self._process, self._pid, self._memory = process, process.pid, memory
-        self._about = verified_identity(process)
+        self._about = verify_identity(process)
         maps = elf.mappings(self._pid)
         found = list(elf.images(memory, maps))
         program = next((each for each in found if each.path == self._about[1]), None)
@@ -311,9 +318,7 @@ class Injection:
         return not any(self._memory.read(place - 1, len(self._texts[place]) + 1))
 
 
-def _tails(
-    program: ElfImage, found: list[ElfImage], maps: tuple[elf.MemoryMapping, ...]
-) -> Iterator[tuple[int, int]]:
+def _tails(program: ElfImage, found: list[ElfImage], maps: tuple[MapLine, ...]) -> Iterator[tuple[int, int]]:
     """Unused ends of small libraries' pages, which are written to anyway.
 
     Not of the program, after which the heap may begin, nor of the dynamic loader, which uses its own.
@@ -327,7 +332,7 @@ def _tails(
 
     for each in sorted((one for one in found if one is not program and rank(one) >= 0), key=rank):
         tail = each.tail()
-        if tail and any(tail[0] in each and each.permissions.startswith("rw") for each in maps):
+        if tail and any(tail[0] in line and line.permissions.startswith(b"rw") for line in maps):
             yield tail
 
 
@@ -356,7 +361,7 @@ def _no_free_place() -> UnsafeToAttach:
     )
 
 
-def _denied(process: PythonProcess, error: TraceDenied) -> AttachDenied:
+def _explain_denial(process: PythonProcess, error: TraceDenied) -> AttachDenied:
     other = tracer(process.pid)
     if other:
         return AttachDenied(f"pid {process.pid} is being traced by pid {other}", hint="stop that first")
@@ -367,21 +372,10 @@ NAME: Via = "ptrace"
 
 
 def unavailable_reason(process: PythonProcess) -> str | None:
-    """Why it cannot be used; nothing is stopped or changed to find out."""
-
-    def require() -> None:
-        with prepared(process) as injection:
-            injection.python.require_usable()
-
-    return why_unavailable(process, require)
+    return why_unavailable(process, Injection, lambda injection: injection.python.require_usable())
 
 
 def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
-    with (
-        translated_errors(process),
-        prepared(process) as injection,
-        pidfd_of(process) as pidfd,
-        ScriptDrop(request, process, until) as drop,
-    ):
+    with attach(process, Injection, request, until) as (injection, drop, pidfd):
         return inject_and_wait(injection, drop, pidfd, until)

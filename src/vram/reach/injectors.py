@@ -1,15 +1,23 @@
-"""The injectors, which run a payload in a live Python process, safest first; and the choice among them."""
+"""The injectors, which run a payload in a live Python, safest first; the choice among them; a self test."""
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from vram.errors import AttachDenied, NotReachable, TimedOut
+from vram.errors import AttachDenied, NotReachable, TimedOut, VramError
+from vram.model.doctor import AttachTest
 from vram.model.inside import Trimmed, Verb, Via
 from vram.model.plan import Target
+from vram.model.process import ProcessRef
+from vram.payloads.agent import folders
+from vram.payloads.procfs import started_at
 from vram.reach import agent, injection, jupyter, remote_exec
+from vram.reach.cpython import FIRST_REMOTE_EXEC_MINOR
 from vram.reach.deadline import run_with_deadline
 from vram.reach.payload import PayloadAnswer, PayloadRequest, RawAnswer, decoded, require_done
 from vram.reach.python_process import ENDING_S, PythonProcess, died, examine, has_ended, pidfd_of
@@ -124,3 +132,60 @@ def ask_trim(
     answer = ask(target, "trim", fields, deadline_s, via=via)
     told = decoded(target.process.pid, answer.body, Trimmed)
     return TrimAnswer(answer.via, told, answer.stopped_s, answer.waited_s)
+
+
+# ---- a self test: which routes into a CPython work on this machine ----
+
+_SELF_TEST_S = 2.0
+
+_READY = "import os, sys; os.write(1, b'.')\n"
+# Each ends when its standard input does.
+_STATES = {
+    "at work": "import select\n" + _READY + "while not select.select([0], [], [], 0)[0]: sum(range(1000))",
+    "at rest": _READY + "os.read(0, 1)",
+    "waiting for a lock": "import _thread\n" + _READY + "lock = _thread.allocate_lock(); lock.acquire()\n"
+    "_thread.start_new_thread(lambda: (os.read(0, 1), os._exit(0)), ())\nlock.acquire()",
+}
+
+
+def measure_routes() -> AttachTest:
+    """Attach to a Python at work, one at rest and one that waits for a lock, all started for this."""
+    routes: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    folder = folders()[0]
+    made = not os.path.exists(folder)
+    for state, code in _STATES.items():
+        try:
+            routes[state] = _stopped_s(code) * 1000
+        except (VramError, OSError) as error:
+            errors[state] = str(error)
+    if made:
+        with suppress(OSError):
+            os.rmdir(folder)
+    return AttachTest(version=f"{sys.version_info[0]}.{sys.version_info[1]}", routes=routes, errors=errors)
+
+
+def _stopped_s(code: str) -> float:
+    """For how long a Python that runs *code* was stopped."""
+    import subprocess
+
+    arguments = [sys.executable, "-I", "-S", "-c", code]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            python = examine(
+                Target(
+                    process=ProcessRef(process.pid, started_at(process.pid)),
+                    uid=os.geteuid(),
+                    user=None,
+                    command=sys.executable,
+                    executable=os.readlink(f"/proc/{process.pid}/exe"),
+                )
+            )
+            injector = injection if sys.version_info < (3, FIRST_REMOTE_EXEC_MINOR) else remote_exec
+            raw = injector.run(python, PayloadRequest("trim", {"verb": "measure"}), _SELF_TEST_S)
+            require_done(process.pid, raw.body)
+        finally:
+            process.kill()
+    return raw.stopped_s or 0.0

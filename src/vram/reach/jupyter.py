@@ -91,10 +91,10 @@ def read_connection(path: str, pid: int) -> dict[str, Any]:
                 "its connection file is accessible to others (its mode is not 0600)"
             )
         text = stream.read(_MAX_FILE_LENGTH)
-    return _checked(text)
+    return _parse_connection(text)
 
 
-def _checked(text: bytes) -> dict[str, Any]:
+def _parse_connection(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
         local = found["transport"] == "tcp" and _is_loopback(found["ip"])
@@ -131,46 +131,6 @@ def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> R
         return RawAnswer(kernel.evaluate(_EXPRESSION.format(expression=source, mime=MIME), process.pid))
 
 
-class KernelClient:
-    """The channels of a kernel: control, which always answers, and shell, where code runs."""
-
-    def __init__(self, connection: dict[str, Any], until: float) -> None:
-        self._until = until
-        self._channels = {
-            channel: Channel(connection, channel, until, f"vram-{os.getpid()}-{os.urandom(8).hex()}")
-            for channel in ("control", "shell")
-        }
-        self._subshell: str | None = None
-
-    def __enter__(self) -> KernelClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._subshell is not None:
-            self._channels["control"].send("delete_subshell_request", {"subshell_id": self._subshell})
-        for channel_client in self._channels.values():
-            channel_client.close()
-
-    def evaluate(self, expression: str, pid: int) -> bytes:
-        info = _shaped(self._channels["control"].ask("kernel_info_request", {}), _KernelInfo)
-        if info.language_info.name != "python":
-            raise NotReachable(f"pid {pid} is not a Python kernel")
-        if SUBSHELLS in info.supported_features:
-            made = self._channels["control"].ask("create_subshell_request", {})
-            self._subshell = _shaped(made, _Subshell).subshell_id
-        asked = {
-            "code": "",
-            "silent": True,
-            "store_history": False,
-            "user_expressions": {"vram": expression},
-            "allow_stdin": False,
-            "stop_on_error": False,
-        }
-        header = {"subshell_id": self._subshell} if self._subshell is not None else {}
-        answer = self._channels["shell"].ask("execute_request", asked, **header)
-        return _encoded(_shaped(answer, _Executed).user_expressions.get("vram", _Evaluated()))
-
-
 class _Language(Struct):
     name: str = ""
 
@@ -193,68 +153,94 @@ class _Executed(Struct):
     user_expressions: dict[str, _Evaluated] = {}
 
 
-def _shaped(content: dict[str, Any], kind: type[Shape]) -> Shape:
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        raise NotReachable(f"the kernel sent an unreadable answer: {error}") from error
-
-
-def _encoded(evaluated: _Evaluated) -> bytes:
-    if MIME not in evaluated.data:
-        reason = evaluated.evalue[:_MAX_REASON_LENGTH] or "no reason given"
-        raise NotReachable(f"the kernel did not run the request: {reason}")
-    return msgspec.json.encode(evaluated.data[MIME])
-
-
-# ---- one channel ----
-#
-# jupyter_client speaks this protocol too; importing it takes longer than the whole run (160 ms), and
-# everybody who has a kernel has ZeroMQ.
-
+# jupyter_client speaks this protocol too; importing it takes longer than the whole run (160 ms), and every
+# machine with a kernel has ZeroMQ.
 _DELIMITER = b"<IDS|MSG>"
 _PROTOCOL = "5.3"
 # Closing waits at most this long for what was sent last: a kernel that has ended must not delay us.
 _LINGER_MS = 500
 
 
-class Channel:
-    """Sends requests on one channel (messaging protocol 5 over ZeroMQ), and waits for signed replies."""
+class KernelClient:
+    """The channels of a kernel (messaging protocol 5 over ZeroMQ): control, which always answers, and shell,
+    where code runs. Replies must be signed."""
 
-    def __init__(self, connection: dict[str, Any], channel: str, until: float, session: str) -> None:
+    def __init__(self, connection: dict[str, Any], until: float) -> None:
         import zmq
 
+        self._until = until
         self._key = str(connection["key"]).encode()
         self._digest = str(connection["signature_scheme"]).removeprefix("hmac-")
-        self._until = until
-        self._session = session
+        self._session = f"vram-{os.getpid()}-{os.urandom(8).hex()}"
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_LENGTH)
+        self._control, self._shell = (self._connect(connection, name) for name in ("control", "shell"))
+        self._subshell: str | None = None
+
+    def _connect(self, connection: dict[str, Any], channel: str) -> Any:
+        import zmq
+
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_LENGTH)
         ip = str(connection["ip"])
         if ":" in ip:
-            self._socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(zmq.IPV6, 1)
             ip = f"[{ip}]"
-        self._socket.connect(f"tcp://{ip}:{int(connection[f'{channel}_port'])}")
+        socket.connect(f"tcp://{ip}:{int(connection[f'{channel}_port'])}")
+        return socket
 
-    def close(self) -> None:
-        self._socket.close()
+    def __enter__(self) -> KernelClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._subshell is not None:
+            self._send(self._control, "delete_subshell_request", {"subshell_id": self._subshell})
+        self._control.close()
+        self._shell.close()
         self._context.term()
 
-    def ask(self, kind: str, question: dict[str, Any], **header: str) -> dict[str, Any]:
+    def evaluate(self, expression: str, pid: int) -> bytes:
+        info = self._ask(self._control, "kernel_info_request", {}, _KernelInfo)
+        if info.language_info.name != "python":
+            raise NotReachable(f"pid {pid} is not a Python kernel")
+        if SUBSHELLS in info.supported_features:
+            made = self._ask(self._control, "create_subshell_request", {}, _Subshell)
+            self._subshell = made.subshell_id
+        asked = {
+            "code": "",
+            "silent": True,
+            "store_history": False,
+            "user_expressions": {"vram": expression},
+            "allow_stdin": False,
+            "stop_on_error": False,
+        }
+        header = {"subshell_id": self._subshell} if self._subshell is not None else {}
+        answer = self._ask(self._shell, "execute_request", asked, _Executed, **header)
+        evaluated = answer.user_expressions.get("vram", _Evaluated())
+        if MIME not in evaluated.data:
+            reason = evaluated.evalue[:_MAX_REASON_LENGTH] or "no reason given"
+            raise NotReachable(f"the kernel did not run the request: {reason}")
+        return msgspec.json.encode(evaluated.data[MIME])
+
+    def _ask(
+        self, channel: Any, kind: str, question: dict[str, Any], shape: type[Shape], **header: str
+    ) -> Shape:
         """The content of the answer. Raises TimedOut."""
-        number = self.send(kind, question, **header)
-        while (left := self._until - time.monotonic()) > 0 and self._socket.poll(int(left * 1000)):
-            parent, content = self._received(self._socket.recv_multipart())
-            if parent.get("msg_id") == number:
-                return content
+        number = self._send(channel, kind, question, **header)
+        while (left := self._until - time.monotonic()) > 0 and channel.poll(int(left * 1000)):
+            parent, content = self._parse(channel.recv_multipart())
+            if parent.get("msg_id") != number:
+                continue
+            try:
+                return msgspec.convert(content, shape)
+            except msgspec.ValidationError as error:
+                raise NotReachable(f"the kernel sent an unreadable answer: {error}") from error
         raise TimedOut(
             "the kernel did not answer in time; the request is cancelled",
             hint="it is busy with a cell: wait longer with --deadline; ipykernel 7 answers while busy",
         )
 
-    def send(self, kind: str, content: dict[str, Any], **header: str) -> str:
+    def _send(self, channel: Any, kind: str, content: dict[str, Any], **header: str) -> str:
         number = os.urandom(16).hex()
         whole = {
             "msg_id": number,
@@ -266,14 +252,14 @@ class Channel:
             **header,
         }
         parts = [json.dumps(part).encode() for part in (whole, {}, {}, content)]
-        self._socket.send_multipart([_DELIMITER, self._signature(parts), *parts])
+        channel.send_multipart([_DELIMITER, self._sign(parts), *parts])
         return number
 
-    def _received(self, frames: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _parse(self, frames: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parent header and content; empty where the reply is malformed or not signed with the key."""
         at = frames.index(_DELIMITER) if _DELIMITER in frames else len(frames)
         signature, parts = frames[at + 1 : at + 2], frames[at + 2 : at + 6]
-        if len(parts) < 4 or not hmac.compare_digest(signature[0], self._signature(parts)):
+        if len(parts) < 4 or not hmac.compare_digest(signature[0], self._sign(parts)):
             return {}, {}
         try:
             parent, content = (
@@ -283,7 +269,7 @@ class Channel:
             return {}, {}
         return parent, content
 
-    def _signature(self, parts: list[bytes]) -> bytes:
+    def _sign(self, parts: list[bytes]) -> bytes:
         signer = hmac.new(self._key, digestmod=getattr(hashlib, self._digest))
         for part in parts:
             signer.update(part)

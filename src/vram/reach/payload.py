@@ -92,8 +92,8 @@ def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
 _FOR_ANNOTATIONS = ("typing", "collections.abc")
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "payloads")
 
-# Modules are known to the interpreter only while they import each other, under a name that
-# nobody else has. Emptied afterwards, they do not wait for a collection that may never come.
+# Modules are known to the interpreter only while they import each other, under a name that no other module
+# has. Emptied afterwards, they do not wait for a collection that may never come.
 _CARRIER = """\
 def carry(package, sources, entry, call, request):
     import sys, time, types
@@ -158,15 +158,16 @@ def _collect(name: str, found: dict[str, str], begun: set[str]) -> None:
     begun.add(name)
     path = os.path.join(_FOLDER, *name[1:].split("."))
     is_package = os.path.isfile(os.path.join(path, "__init__.py"))
-    text = _without_types(_read(os.path.join(path, "__init__.py") if is_package else f"{path}.py"))
+    with open(os.path.join(path, "__init__.py") if is_package else f"{path}.py", encoding="utf-8") as file:
+        text = _strip_types(file.read())
     above = name.rpartition(".")[0]
     _collect(above, found, begun)
-    for needed in _imported(text, name if is_package else above):
+    for needed in _find_imports(text, name if is_package else above):
         _collect(needed, found, begun)
     found[name] = text
 
 
-def _imported(text: str, package: str) -> Iterator[str]:
+def _find_imports(text: str, package: str) -> Iterator[str]:
     """The payload modules that *text*, a module in *package*, imports as it is loaded."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -177,7 +178,7 @@ def _imported(text: str, package: str) -> Iterator[str]:
             yield from (f"{above}.{each}" for each in names)
 
 
-def _without_types(text: str) -> str:
+def _strip_types(text: str) -> str:
     """The module *text* without what only annotations need; every line keeps its number."""
     lines = text.splitlines()
     for node in ast.parse(text).body:
@@ -185,8 +186,3 @@ def _without_types(text: str) -> str:
             end = node.end_lineno or node.lineno
             lines[node.lineno - 1 : end] = ["TYPE_CHECKING = False", *[""] * (end - node.lineno)]
     return "\n".join(lines) + "\n"
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()

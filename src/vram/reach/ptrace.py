@@ -16,8 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from vram.host.local.seccomp import ThreadLimits, main_thread_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import read_stat, started_at
@@ -37,35 +35,13 @@ _MAX_STOPPING_S = 1.0
 MAX_NBYTES = 16 << 20
 _HIGHEST_PRIORITY = -20  # for this one thread, where we may: root does
 
+# In the order of struct user_regs_struct.
+# fmt: off
 _REGISTERS = [
-    "r15",
-    "r14",
-    "r13",
-    "r12",
-    "rbp",
-    "rbx",
-    "r11",
-    "r10",
-    "r9",
-    "r8",
-    "rax",
-    "rcx",
-    "rdx",
-    "rsi",
-    "rdi",
-    "orig_rax",
-    "rip",
-    "cs",
-    "eflags",
-    "rsp",
-    "ss",
-    "fs_base",
-    "gs_base",
-    "ds",
-    "es",
-    "fs",
-    "gs",
+    "r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi",
+    "orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs",
 ]
+# fmt: on
 _FORMAT = struct.Struct(f"<{len(_REGISTERS)}Q")
 
 Result = TypeVar("Result")
@@ -129,7 +105,7 @@ class TargetMemory:
         if not 0 <= nbytes <= MAX_NBYTES:
             raise UnsafeToAttach(f"its memory at {address:#x} is not as expected")
         buffer = ctypes.create_string_buffer(nbytes)
-        if self._copied(self._read, buffer, address, nbytes) != nbytes:
+        if self._copy(self._read, buffer, address, nbytes) != nbytes:
             self.require_same_program()
             raise UnsafeToAttach(f"its memory at {address:#x} cannot be read")
         return buffer.raw
@@ -143,10 +119,10 @@ class TargetMemory:
     def write(self, address: int, data: bytes) -> None:
         self.require_same_program()
         buffer = ctypes.create_string_buffer(data, len(data))
-        if self._copied(self._write, buffer, address, len(data)) != len(data):
+        if self._copy(self._write, buffer, address, len(data)) != len(data):
             raise UnsafeToAttach(f"its memory at {address:#x} cannot be written")
 
-    def _copied(self, call: Any, buffer: Any, address: int, nbytes: int) -> int:
+    def _copy(self, call: Any, buffer: Any, address: int, nbytes: int) -> int:
         if not 0 <= address < 1 << 64:
             return -1
         ours, theirs = _Span(ctypes.addressof(buffer), nbytes), _Span(address, nbytes)
@@ -163,20 +139,14 @@ class TargetMemory:
             raise TargetEnded("it exited or started another program in the meantime")
 
 
-class StoppedThread(Struct):
-    """One stopped thread. ``signal`` was being delivered to it: it is delivered when the thread resumes."""
-
-    tid: int
-    signal: int = 0
-
-
 class StoppedThreads:
     """Every thread of one process, stopped."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._buffer = ctypes.create_string_buffer(512)
-        self._threads: dict[int, StoppedThread] = {}
+        # Of each thread: the signal that was being delivered to it, which it gets when it resumes, or 0.
+        self._signals: dict[int, int] = {}
         self._stopped: set[int] = set()
         self.began = 0.0
 
@@ -184,7 +154,7 @@ class StoppedThreads:
         """Stop all of them; raises where one cannot be. Only running threads start new ones."""
         until = time.monotonic() + _MAX_STOPPING_S
         for _ in range(_ROUNDS):
-            fresh = [tid for tid in self._tids() if tid not in self._threads and self._seize(tid)]
+            fresh = [tid for tid in self._tids() if tid not in self._signals and self._seize(tid)]
             if not fresh:
                 return
             self.began = self.began or time.monotonic()
@@ -213,15 +183,15 @@ class StoppedThreads:
         return int.from_bytes(self._buffer.raw[:8], "little")
 
     def ids(self) -> list[int]:
-        return list(self._threads)
+        return list(self._signals)
 
     def signal(self, tid: int) -> int:
-        return self._threads[tid].signal
+        return self._signals[tid]
 
     def release(self) -> None:
         for tid in self._stopped:
             with suppress(OSError):
-                ptrace.request(ptrace.DETACH, tid, 0, self._threads[tid].signal)
+                ptrace.request(ptrace.DETACH, tid, 0, self._signals[tid])
 
     def _tids(self) -> list[int]:
         try:
@@ -244,7 +214,7 @@ class StoppedThreads:
                     raise UnsafeToAttach("its main thread has exited") from error
                 return False
             raise TraceDenied("no permission to trace it", passing=True) from error
-        self._threads[tid] = StoppedThread(tid)
+        self._signals[tid] = 0
         return True
 
     def _wait_for(self, tids: list[int]) -> None:
@@ -257,16 +227,14 @@ class StoppedThreads:
             # A thread needs a CPU to stop: on a busy machine it may be the one that we use.
             time.sleep(_TURN_S)
             waited_s = time.monotonic() - began
-            if waited_s > CROWDED_S or (waited_s > PATIENCE_S and self._hang(waiting)):
+            # In an uninterruptible wait; others only wait for a CPU.
+            hangs = waited_s > PATIENCE_S and any(_state(self._pid, tid) == "D" for tid in waiting)
+            if waited_s > CROWDED_S or hangs:
                 raise UnsafeToAttach(
                     "one of its threads hangs in the kernel",
                     "try again when that call has returned",
                     passing=True,
                 )
-
-    def _hang(self, tids: list[int]) -> bool:
-        """Whether one of them is in an uninterruptible wait; others only wait for a CPU."""
-        return any(_state(self._pid, tid) == "D" for tid in tids)
 
     def _has_stopped(self, tid: int) -> bool:
         try:
@@ -278,7 +246,7 @@ class StoppedThreads:
         if gone:
             if tid == self._pid:
                 raise TargetEnded("it has exited")
-            del self._threads[tid]
+            del self._signals[tid]
             return True
         if status is None:
             return False
@@ -287,7 +255,7 @@ class StoppedThreads:
             if status.si_status & 0xFF != _SIGTRAP:
                 raise UnsafeToAttach("it is stopped", f"resume it first: kill -CONT {self._pid}")
         else:
-            self._threads[tid].signal = status.si_status & 0x7F
+            self._signals[tid] = status.si_status & 0x7F
         return True
 
 

@@ -16,7 +16,7 @@ from vram.errors import CallsGivenUp, NoSuchProcess, NotPermitted, NotReachable,
 from vram.host.local.seccomp import ThreadLimits, given_up, main_thread_limits
 from vram.model.plan import Target
 from vram.model.process import GivenUp
-from vram.payloads.procfs import ProcessFolder, started_at, text
+from vram.payloads.procfs import read_status, started_at, text
 
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
@@ -179,11 +179,7 @@ def _contains(file: io.FileIO) -> bool:
 
 
 def _status(pid: int) -> dict[str, str]:
-    try:
-        with ProcessFolder("/proc", pid) as folder:
-            lines = folder.status()
-    except OSError:
-        lines = {}
+    lines = read_status(pid)
     if not lines:
         raise NoSuchProcess(f"process {pid} has exited")
     return {text(key): text(value) for key, value in lines.items()}

@@ -1,8 +1,8 @@
 """Python 3.14's interface for debuggers (PEP 768, ``sys.remote_exec``), used from outside by memory writes.
 
 ``sys.remote_exec`` itself would need a Python of the same version. The only one known is the target's own
-interpreter, a file of its user's, which nobody else should run. So its protocol is implemented here: the path
-of a script, a flag, and a bit that the main thread checks.
+interpreter, a file of its user's, which no other user should run. So its protocol is implemented here: the
+path of a script, a flag, and a bit that the main thread checks.
 
 They are written while every thread is stopped: nothing changes the bits meanwhile, frees the thread's state,
 or begins another program. Killed between any two writes, the path means nothing without the flag; the flag
@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from vram.model.inside import Via
-from vram.reach import debug_offsets, elf
-from vram.reach.debug_offsets import FIRST_MINOR, MainThread
+from vram.reach import cpython, elf
+from vram.reach.cpython import FIRST_REMOTE_EXEC_MINOR, MainThread
 from vram.reach.injection import (
     Injection,
+    attach,
     inject_and_wait,
     once_it_is_safe,
-    prepared,
-    require_known_machine,
+    open_target,
     require_same_process,
-    translated_errors,
-    verified_identity,
+    verify_identity,
     why_unavailable,
 )
 from vram.reach.payload import PayloadRequest, RawAnswer
@@ -40,7 +39,7 @@ from vram.reach.ptrace import (
     UnsafeToAttach,
     while_stopped,
 )
-from vram.reach.python_process import ENDING_S, PythonProcess, died, has_ended, pidfd_of
+from vram.reach.python_process import ENDING_S, PythonProcess, died, has_ended
 from vram.reach.script_drop import ScriptDrop, is_left_behind, remove_left_behind
 
 NAME: Via = "remote-exec"
@@ -53,24 +52,14 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.005, 0.5
 
 def unavailable_reason(process: PythonProcess) -> str | None:
     """Why it cannot be used; nothing is stopped or changed to find out."""
-    if process.minor is not None and process.minor < FIRST_MINOR:
-        return f"its Python 3.{process.minor} has no sys.remote_exec (new in 3.{FIRST_MINOR})"
-
-    def require() -> None:
-        with _opened(process) as interface:
-            interface.find_main_thread()
-
-    return why_unavailable(process, require)
+    if process.minor is not None and process.minor < FIRST_REMOTE_EXEC_MINOR:
+        return f"its Python 3.{process.minor} has no sys.remote_exec (new in 3.{FIRST_REMOTE_EXEC_MINOR})"
+    return why_unavailable(process, DebuggerInterface, DebuggerInterface.find_main_thread)
 
 
 def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
-    with (
-        translated_errors(process),
-        _opened(process) as interface,
-        pidfd_of(process) as pidfd,
-        ScriptDrop(request, process, until) as drop,
-    ):
+    with attach(process, DebuggerInterface, request, until) as (interface, drop, pidfd):
         return _request_and_wait(process, interface, drop, pidfd, until)
 
 
@@ -118,7 +107,7 @@ def _was_withdrawn(interface: DebuggerInterface) -> bool:
 def _prepared_injection(process: PythonProcess, stack: ExitStack) -> Injection | None:
     """An injection, whose routes interrupt waits; None where it cannot be used."""
     try:
-        injection = stack.enter_context(prepared(process))
+        injection = stack.enter_context(open_target(process, Injection))
         injection.python.require_usable()
     except TargetEnded:
         raise
@@ -127,48 +116,35 @@ def _prepared_injection(process: PythonProcess, stack: ExitStack) -> Injection |
     return injection
 
 
-@contextmanager
-def _opened(process: PythonProcess) -> Iterator[DebuggerInterface]:
-    require_known_machine()
-    memory = TargetMemory(process.pid)
-    try:
-        yield DebuggerInterface(process, memory)
-    finally:
-        memory.close()
-
-
 class DebuggerInterface:
     """The interface for debuggers of one process, and at most one request of ours in it."""
 
     def __init__(self, process: PythonProcess, memory: TargetMemory) -> None:
         self._pid, self._tid, self._memory = process.pid, process.pid_inside, memory
-        self._about = verified_identity(process)
+        self._about = verify_identity(process)
         lines = elf.mappings(self._pid)
         found = elf.find_python(memory, lines, self._about[1])
         runtime = found.symbol("_PyRuntime")
         assert runtime is not None
         self._runtime = runtime
         self._writable = elf.writable(lines)
-        self._offsets = debug_offsets.read(memory, runtime)
+        self._offsets = cpython.read_debug_offsets(memory, runtime)
         self._path = b""
         self.stopped_s = 0.0
 
     def find_main_thread(self) -> MainThread:
         """Raise where a request cannot be made now; certain only while every thread is stopped."""
-        thread = debug_offsets.find_main_thread(
+        thread = cpython.find_main_thread(
             self._memory, self._runtime, self._offsets, self._writable, self._tid
         )
         if not thread.remote_debugging:
-            raise UnsafeToAttach(
-                "it was started with remote debugging disabled",
-                "unset PYTHON_DISABLE_REMOTE_DEBUG (or remove -X disable-remote-debug) before its next start",
-            )
+            raise cpython.remote_debugging_disabled()
         return thread
 
     def request(self, script: str, until: float) -> None:
         """Have the main thread run *script* at its next safe point. Waits for states that pass."""
         path = os.fsencode(script)
-        if len(path) >= self._offsets.script_path_nbytes:
+        if len(path) >= self._offsets.script_path_size:
             raise UnsafeToAttach(
                 f"the path of the script is too long for it ({len(path)} bytes)", "set XDG_RUNTIME_DIR"
             )
@@ -241,5 +217,5 @@ class DebuggerInterface:
         offsets = self._offsets
         if self._memory.int32(support + offsets.pending_call) != 1:
             return None
-        path = self._memory.read(support + offsets.script_path, offsets.script_path_nbytes)
+        path = self._memory.read(support + offsets.script_path, offsets.script_path_size)
         return path.partition(b"\0")[0]

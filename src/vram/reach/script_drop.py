@@ -5,7 +5,7 @@ first, and does nothing before it has received "go". Whether that was sent is de
 run never starts, nor does one whose vram has died. The kernel says which process is at the other end; nothing
 in the folder belongs to the target.
 
-The target runs what it finds under the folder's name. So nobody else may be able to rename anything on the
+The target runs what it finds under the folder's name. So no other user may be able to rename anything on the
 path to it. What it sends back is not trusted, and limited in size.
 """
 
@@ -17,10 +17,9 @@ import socket
 import stat
 import time
 from contextlib import suppress
-from types import TracebackType
 
 from vram import folders, untrusted
-from vram.errors import NotReachable, Refused, TimedOut, VramError
+from vram.errors import NotReachable, Refused, TimedOut
 from vram.payloads import agent, delivery
 from vram.payloads.procfs import started_at
 from vram.reach import payload
@@ -32,7 +31,7 @@ _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 _NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
 _PREFIX = "visit-"
 # Root's own folders are closed to others. Only root can rename what is in /run, and this folder cannot be
-# listed, so that nobody learns the names in it.
+# listed, so that no other user learns the names in it.
 _ROOTS_FOLDER = "/run/vram-visits"
 _ABANDONED_S = 60.0
 
@@ -64,7 +63,7 @@ class ScriptDrop:
         self._folder = _open_folder(self.path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            # Whoever knows the name can enter root's folder; the kernel says who connects.
+            # A user who knows the name can enter root's folder; the kernel says who connects.
             os.fchmod(self._folder, 0o700 if process.is_ours else 0o711)
             fields = request.with_limits(process.pid_inside, until, folder=self.path)
             text = payload.expression(request.payload, "deliver", fields)
@@ -91,9 +90,7 @@ class ScriptDrop:
     def __enter__(self) -> ScriptDrop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -125,11 +122,15 @@ class ScriptDrop:
             )
         except untrusted.Rejected as error:
             if error.code == "late":
-                raise self._unfinished() from error
+                message = f"pid {self._pid} started but did not finish in time; it continues on its own"
+                raise TimedOut(message) from error
             if error.code == "too-large":
                 message = f"pid {self._pid} answered with more than {MAX_ANSWER_LENGTH >> 20} MiB"
                 raise NotReachable(message) from error
-            raise self._cut_short(pidfd) from error
+            # A process that ends closes its files a moment before it is seen to have ended.
+            if has_ended(pidfd, ENDING_S):
+                raise died(self._pid) from error
+            raise NotReachable(f"pid {self._pid} stopped in the middle of its answer") from error
 
     def wait(self, pidfd: int, until: float) -> bool:
         """Whether the process that was meant has connected, and was sent "go". Raises where it ended."""
@@ -175,15 +176,6 @@ class ScriptDrop:
             f"pid {self._pid} did not reach a safe point in time; nothing was done",
             hint="its main thread is blocked or busy outside Python; wait longer with --deadline",
         )
-
-    def _cut_short(self, pidfd: int) -> VramError:
-        # A process that ends closes its files a moment before it is seen to have ended.
-        if has_ended(pidfd, ENDING_S):
-            return died(self._pid)
-        return NotReachable(f"pid {self._pid} stopped in the middle of its answer")
-
-    def _unfinished(self) -> TimedOut:
-        return TimedOut(f"pid {self._pid} started but did not finish in time; it continues on its own")
 
     def _write(self, name: str, text: str, mode: int) -> int:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder)

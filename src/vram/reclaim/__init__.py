@@ -25,7 +25,6 @@ def plan(
     available: int | str | None = None,
     *,
     more: int | str | None = None,
-    goal: int | str | None = None,
     gpus: tuple[int, ...] = (),
     up_to: StepKind | None = None,
     only: StepKind | None = None,
@@ -41,15 +40,10 @@ def plan(
     """Read the machine and return what would be done; nothing is touched.
 
     *available* is what should be available on one GPU afterwards, as "20GiB" or ``20 * vram.GiB``; *more*
-    is what should be freed there, however much is available already (*goal* is its old name). Without
+    is what should be freed there, however much is available already. Without
     either, all leftovers are planned, with *caches* those of live processes too. See
     :class:`vram.model.plan.PlanRequest`.
     """
-    if goal is not None:
-        from vram.deprecation import warn_renamed
-
-        warn_renamed("goal=", "more=")
-        more = goal if more is None else more
     from vram.model.plan import PlanRequest
     from vram.units import read_size
 
@@ -85,22 +79,16 @@ def execute(
     deadline_s: float = DEADLINE_S,
     patience_s: Mapping[StepKind, float] | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
-    told: Callable[[Outcome], None] | None = None,
 ) -> Receipt:
     """Do exactly *plan*, if it is still valid; return asked, promised and returned.
 
-    *patience_s* says how long a step of each kind may take. *on_outcome* is called with every outcome;
-    *told* is its old name. Raises WorldChanged where the plan is no longer valid, having touched nothing.
+    *patience_s* says how long a step of each kind may take. *on_outcome* is called with every outcome.
+    Raises WorldChanged where the plan is no longer valid, having touched nothing.
     """
-    if told is not None:
-        from vram.deprecation import warn_renamed
-
-        warn_renamed("told=", "on_outcome=")
-        on_outcome = on_outcome or told
     from vram.reclaim import executor
     from vram.reclaim.actions import TIMEOUT_S
     from vram.reclaim.device_state import missing_bytes, read_and_diagnose, used_in
-    from vram.reclaim.second_look import second_look_s
+    from vram.reclaim.executor import second_look_s
     from vram.reclaim.state import parked
 
     host = host or _local()

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from vram.errors import AuditUnavailable, NotPermitted, Protected
+from vram.errors import AuditUnavailable, NotPermitted, Protected, Refused
 from vram.reclaim import state
 
 FILE = "audit.jsonl"
@@ -74,6 +74,19 @@ def refusals_logged(action: str, pids: Sequence[int]) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def failures_logged(*tokens: str) -> Iterator[None]:
+    """A refusal, Ctrl-C or a bug is logged as the outcome of these intents before it is raised."""
+    try:
+        yield
+    except BaseException as error:
+        status = "refused" if isinstance(error, Refused) else "failed"
+        outcome = {"status": status, "message": f"{type(error).__name__}: {error}"}
+        if tokens:
+            log_outcomes(dict.fromkeys(tokens, outcome))
+        raise
+
+
 def why_unusable() -> AuditUnavailable | None:
     """Why nothing could be logged; None where it could. Asking creates and writes nothing."""
     error = state.why_unusable()
@@ -100,9 +113,9 @@ def _header() -> dict[str, Any]:
 
 
 def _append(records: Sequence[Mapping[str, Any]]) -> None:
-    file = _locked()
+    file = _open_locked()
     try:
-        lines = b"".join(_encoded(record) + b"\n" for record in records)
+        lines = b"".join(_encode(record) + b"\n" for record in records)
         if _is_torn(file):
             lines = b"\n" + lines
         written = os.write(file, lines)
@@ -115,7 +128,7 @@ def _append(records: Sequence[Mapping[str, Any]]) -> None:
         raise _unavailable("only part of the line was written; the disk is full")
 
 
-def _locked() -> int:
+def _open_locked() -> int:
     """The file, locked, and moved aside before where it is full."""
     while True:
         file = state.open_file(FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -164,7 +177,7 @@ def _is_torn(file: int) -> bool:
     return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
 
-def _encoded(record: Mapping[str, Any]) -> bytes:
+def _encode(record: Mapping[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(record)
     except UnicodeEncodeError:  # a name that was never UTF-8

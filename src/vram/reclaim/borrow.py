@@ -79,7 +79,10 @@ def plan_borrow(
 
     *visible* is the command's CUDA_VISIBLE_DEVICES where it is set: room elsewhere is of no use to it.
     """
-    _known(report, gpu)
+    if gpu is not None and gpu not in report.gpus:
+        raise UsageError(
+            f"there is no GPU {gpu}", hint="these exist: " + ", ".join(map(str, sorted(report.gpus)))
+        )
     seen = list(report.memory) if visible is None else _seen(report, visible, gpu)
     indices = seen if gpu is None else [gpu]
     largest = max((report.memory[index].total for index in indices if index in report.memory), default=0)
@@ -96,13 +99,6 @@ def plan_borrow(
     if not plans:
         raise reasons[0]
     return min(plans, key=lambda plan: sum(each.nbytes for each in plan.chosen))
-
-
-def _known(report: DriverReport, gpu: int | None) -> None:
-    if gpu is not None and gpu not in report.gpus:
-        raise UsageError(
-            f"there is no GPU {gpu}", hint="these exist: " + ", ".join(map(str, sorted(report.gpus)))
-        )
 
 
 def _seen(report: DriverReport, visible: str, gpu: int | None) -> list[int]:
@@ -145,7 +141,8 @@ def _candidates(
         if not pids and not any(share.gpu == gpu for share in report.shares(pid)):
             continue
         try:
-            admitted.append(_admit(host, report, pid, gpu, sum(map(_whole, admitted)), named=bool(pids)))
+            taken = sum(share.nbytes for _, shares in admitted for share in shares)
+            admitted.append(_admit(host, report, pid, gpu, taken, named=bool(pids)))
         except VramError as error:
             if pids:
                 raise
@@ -168,10 +165,6 @@ def _admit(
     if named and not _on(shares, gpu):
         raise NotOnGpu(f"pid {pid} has nothing on GPU {gpu}", hint="see `vram who`")
     return target, shares
-
-
-def _whole(admitted: tuple[Target, tuple[GpuShare, ...]]) -> int:
-    return sum(share.nbytes for share in admitted[1])
 
 
 def _on(shares: Iterable[GpuShare], gpu: int) -> int:

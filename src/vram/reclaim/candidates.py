@@ -10,12 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.diagnosis.held import is_healthy, is_stopped
-from vram.diagnosis.leftover import ORPHANED, code_of, doubt, working
+from vram.diagnosis.leftover import DMABUF, EXPORTED, ORPHANED, code_of, doubt, leftover_parts, working
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import CannotPark, DeviceError, NoSuchProcess, NotOnGpu
 from vram.host.ports import Host
-from vram.ledger.processes import ProcessMemory, freed_by, living_holders, processes, reports_holders
+from vram.ledger.holds import find_holds, in_ledger_order, narrow
+from vram.ledger.processes import (
+    ProcessMemory,
+    freed_by,
+    is_healthy,
+    is_stopped,
+    living_holders,
+    processes,
+    reports_holders,
+)
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger, known_bytes
 from vram.model.plan import PlanRequest, StepKind
@@ -52,7 +60,10 @@ def _meant(
     pid: int,
     request: PlanRequest,
 ) -> Iterable[int]:
-    left = [entry for gpu in ledger.gpus for entry in gpu.accounted if entry.charged_pid == pid]
+    charged = (
+        narrow(hold, lambda entry: entry.charged_pid == pid) for hold in find_holds(ledger, empty=True)
+    )
+    left = [part.entry for part in in_ledger_order(hold for hold in charged if hold is not None)]
     if left and pid not in known and _is_dead(host, pid):
         return _holders(ledger, pid, left)
     if request.tree:
@@ -99,7 +110,7 @@ class Leftover(Struct, frozen=True):
 
     @property
     def code(self) -> str:
-        """The finding that speaks of most of it."""
+        """The finding that speaks of its largest entry."""
         return code_of(max(self.entries, key=lambda each: each[1].nbytes or 0)[1]) or ORPHANED
 
     @property
@@ -133,7 +144,8 @@ def leftovers(
     """
     group_of: dict[int, _Group] = {}
     works = working(ledger)
-    for gpu, entry in _entries(ledger):
+    for part in leftover_parts(ledger):
+        gpu, entry = part.gpu, part.entry
         if doubt(entry, works) is not None or (codes and code_of(entry) not in codes):
             continue
         people = [holder.pid for holder in living_holders(entry)]
@@ -158,13 +170,6 @@ def leftovers(
 class _Group(Struct):
     pids: list[int]
     entries: list[tuple[int, Entry]]
-
-
-def _entries(ledger: Ledger) -> Iterator[tuple[int, Entry]]:
-    for gpu in ledger.gpus:
-        for entry in gpu.accounted:
-            if code_of(entry) is not None:
-                yield gpu.index, entry
 
 
 class ActionCandidate(Struct, frozen=True, kw_only=True):
@@ -292,7 +297,7 @@ def _paused(process: ParkedProcess) -> ProcessMemory:
 
 def candidates(context: PlanContext, kind: StepKind) -> Iterator[ActionCandidate]:
     """All candidates for one action."""
-    yield from {"trim": _trims, "park": _parks, "kill": _kills}[kind](context)
+    return {"trim": _trims, "park": _parks, "kill": _kills}[kind](context)
 
 
 def _trims(context: PlanContext) -> Iterator[ActionCandidate]:
@@ -330,13 +335,14 @@ def _on_nvidia(context: PlanContext, process: ProcessMemory) -> bool:
 
 def _kills(context: PlanContext) -> Iterator[ActionCandidate]:
     if context.request.pids:
-        yield from _named_kills(context)
+        # One candidate for all: bytes that they hold together are freed by the last of them.
+        yield _named_kill(context, context.named(), "you named it")
         return
     for leftover in context.leftovers():
         yield ActionCandidate(
             kind="kill",
             processes=leftover.processes,
-            predicted=_with_the_last(leftover.nbytes(context.gpus), len(leftover.processes)),
+            predicted=(*[0] * (len(leftover.processes) - 1), leftover.nbytes(context.gpus)),
             reason=_leftover_reason(leftover),
             finding=leftover.code,
         )
@@ -347,19 +353,13 @@ def _kills(context: PlanContext) -> Iterator[ActionCandidate]:
 
 
 def _leftover_reason(leftover: Leftover) -> str:
-    entry = max(leftover.entries, key=lambda each: each[1].nbytes or 0)[1]
     nbytes = size(known_bytes(each for _, each in leftover.entries))
-    if code_of(entry) == "VR103":
+    if leftover.code == EXPORTED:
         return f"{nbytes} held by an exported handle; its owner is dead"
-    if code_of(entry) == "VR104":
+    if leftover.code == DMABUF:
         return f"{nbytes} held by a dma-buf; its owner is dead"
     dead = dict.fromkeys(each.charged_pid for _, each in leftover.entries if each.charged_pid is not None)
     return f"{nbytes} of dead pid {', '.join(map(str, dead))}, held by forked children"
-
-
-def _named_kills(context: PlanContext) -> Iterator[ActionCandidate]:
-    """One candidate for all: bytes that they hold together are freed by the last of them."""
-    yield _named_kill(context, context.named(), "you named it")
 
 
 def _named_kill(
@@ -395,7 +395,3 @@ def _is_unknown(process: ProcessMemory, request: PlanRequest) -> bool:
     has_goal = request.goal_bytes is not None or request.available_bytes is not None
     silent = bool(process.unreported_gpus) and not has_goal
     return silent or process.has_unknown_size
-
-
-def _with_the_last(nbytes: int, count: int) -> tuple[int, ...]:
-    return (*[0] * (count - 1), nbytes)

@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from vram import reading
 from vram.diagnosis.engine import diagnose
 from vram.diagnosis.words import where_to_look
 from vram.errors import DeviceError, DriverMissing, UsageError
 from vram.host.ports import Host
-from vram.ledger.build import build_ledger
 from vram.model.finding import Finding
 from vram.model.gpu import GpuFacts, MemoryFacts, MigFacts
 from vram.model.ledger import Ledger
 from vram.model.observation import Observation
 from vram.model.plan import Plan
-from vram.probes.survey import survey
 
 READ_S = 5.0
 # The driver frees memory as files close, which is over when a process has ended; where it tears down
@@ -47,7 +46,7 @@ def read_and_diagnose(
 
 
 def _whole(host: Host, gpus: tuple[int, ...], deadline_s: float) -> Ledger:
-    ledger = build_ledger(survey(host, deadline_s=deadline_s))
+    ledger = reading.read_ledger(host, deadline_s)
     if not ledger.gpus:
         raise _no_gpu(ledger)
     missing = set(gpus) - {gpu.index for gpu in ledger.gpus}
@@ -76,8 +75,8 @@ def available_bytes(ledger: Ledger) -> dict[int, int]:
     return {
         gpu.index: entry.nbytes
         for gpu in answering
-        for entry in gpu.entries
-        if entry.kind == "free" and entry.nbytes is not None
+        for entry in gpu.of_kind("free")
+        if entry.nbytes is not None
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import calendar
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import takewhile
@@ -22,6 +24,7 @@ from vram.errors import (
 )
 from vram.host.ports import Host
 from vram.interrupts import raise_if_interrupted
+from vram.ledger.holds import find_holds
 from vram.ledger.processes import processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
@@ -180,14 +183,12 @@ class _Run:
             tokens = audit.log_intents([self._record(step, used_before=before) for step in steps])
         except AuditUnavailable as error:
             return [self._not_logged(step, error) for step in steps]
-        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vram-trim")
-        try:
-            results = list(pool.map(self._trimmed, steps))
-        except BaseException as error:
-            pool.shutdown(cancel_futures=True)  # who has not been visited yet is not visited any more
-            _log_broken(tokens, error)
-            raise
-        pool.shutdown()
+        with audit.failures_logged(*tokens):
+            pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vram-trim")
+            try:
+                results = list(pool.map(self._trim, steps))
+            finally:  # who has not been visited by then is not visited any more
+                pool.shutdown(cancel_futures=True)
         self._touched = True
         done = [step for step, (status, _, _) in zip(steps, results, strict=True) if status == "done"]
         self._promised_so_far += sum(step.predicted_bytes or 0 for step in done)
@@ -207,19 +208,19 @@ class _Run:
         ]
         try:
             pairs = zip(tokens, outcomes, strict=True)
-            audit.log_outcomes({token: _logged(outcome) for token, outcome in pairs})
+            audit.log_outcomes({token: _log_fields(outcome) for token, outcome in pairs})
         except AuditUnavailable as error:
             self._stop = f"not tried: {error}"
         return outcomes
 
-    def _trimmed(self, step: Step) -> tuple[OutcomeStatus, str, float]:
+    def _trim(self, step: Step) -> tuple[OutcomeStatus, str, float]:
         """How one of many went, and when it was over."""
         try:
             message = action("trim").apply(self._host, step, self._timeout_s["trim"])
         except VramError as error:
-            status, message = self._judged(error)
+            status, message = self._judge(error)
         else:
-            status, message = self._verified(step, message)
+            status, message = self._verify(step, message)
         return status, message, self._host.clock.monotonic()
 
     def outcomes_together(self, stop_first: bool) -> Iterator[Outcome]:
@@ -229,12 +230,9 @@ class _Run:
         began, before = self._host.clock.monotonic(), self._last
         steps = self._plan.steps
         tokens = audit.log_intents([self._record(step, used_before=before) for step in steps])
-        try:
+        with audit.failures_logged(*tokens):
             ended = end_together(self._host, steps, self._timeout_s["kill"], stop_first=stop_first)
-        except BaseException as error:
-            _log_broken(tokens, error)
-            raise
-        results = [self._judged(each) for each in ended]
+        results = [self._judge(each) for each in ended]
         done = tuple(step for step, (status, _) in zip(steps, results, strict=True) if status == "done")
         self._last = settled_bytes(self._host, self._plan.gpus, before, promised(done) if done else None)
         took_s = self._host.clock.monotonic() - began
@@ -244,10 +242,10 @@ class _Run:
         ]
         with suppress(AuditUnavailable):  # it is done, and nothing further is
             pairs = zip(tokens, outcomes, strict=True)
-            audit.log_outcomes({token: _logged(outcome) for token, outcome in pairs})
+            audit.log_outcomes({token: _log_fields(outcome) for token, outcome in pairs})
         yield from outcomes
 
-    def _judged(self, result: str | VramError) -> tuple[OutcomeStatus, str]:
+    def _judge(self, result: str | VramError) -> tuple[OutcomeStatus, str]:
         if isinstance(result, str):
             return "done", result
         if isinstance(result, NoSuchProcess):
@@ -285,13 +283,8 @@ class _Run:
             token = audit.log_intent(self._record(step, used_before=before))
         except AuditUnavailable as error:
             return self._not_logged(step, error)
-        try:
+        with audit.failures_logged(token):
             status, message = self._act(step)
-        except BaseException as error:
-            # A refusal, Ctrl-C or a bug: the outcome is logged before it is raised.
-            status = "refused" if isinstance(error, Refused) else "failed"
-            audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
-            raise
         self._touched = self._touched or status in ("done", "failed", "unkillable")
         if status == "done":
             self._promised_so_far += step.predicted_bytes or 0
@@ -316,16 +309,16 @@ class _Run:
             return "unkillable", str(error)
         except VramError as error:
             return self._not_done(step, error)
-        return self._verified(step, message)
+        return self._verify(step, message)
 
-    def _verified(self, step: Step, message: str) -> tuple[OutcomeStatus, str]:
+    def _verify(self, step: Step, message: str) -> tuple[OutcomeStatus, str]:
         """What came of a step that says that it was done."""
         try:
             is_as_promised = action(step.kind).verify(self._host, step)
         except NoSuchProcess:
             is_as_promised = True  # it has ended by itself since
         except TargetDied as error:
-            return self._judged(error)
+            return self._judge(error)
         except VramError:
             is_as_promised = False
         return ("done", message) if is_as_promised else self._unverified(message)
@@ -350,7 +343,7 @@ class _Run:
 
     def _write(self, token: str, outcome: Outcome) -> None:
         try:
-            audit.log_outcome(token, _logged(outcome))
+            audit.log_outcome(token, _log_fields(outcome))
         except AuditUnavailable as error:
             self._stop = f"not tried: {error}"
 
@@ -370,13 +363,7 @@ class _Run:
         )
 
 
-def _log_broken(tokens: Sequence[str], error: BaseException) -> None:
-    """Ctrl-C or a bug: that is logged before it is raised."""
-    broken = {"status": "failed", "message": f"{type(error).__name__}: {error}"}
-    audit.log_outcomes(dict.fromkeys(tokens, broken))
-
-
-def _logged(outcome: Outcome) -> dict[str, Any]:
+def _log_fields(outcome: Outcome) -> dict[str, Any]:
     """What the audit log says of an outcome."""
     return {
         "status": outcome.status,
@@ -385,3 +372,35 @@ def _logged(outcome: Outcome) -> dict[str, Any]:
         "used_after": outcome.used_after,
         "took_s": round(outcome.took_s, 6),
     }
+
+
+# ---- some leftovers are ended only when they are seen twice, seconds apart ----
+#
+# A daemon that is just making its context has the device's files open, no charge yet, and no parent: as a
+# process has that was left behind. The driver's thread in it tells them apart (ledger/file_holders); where
+# a driver starts none, time does. One that is of the dead owner's session, group or children is not taken
+# for such.
+
+
+SECOND_LOOK_S = 3.0
+_CLOCKS_STEP_S = 1.0  # times are written in whole seconds
+
+
+def second_look_s(plan: Plan, ledger: Ledger, now: str) -> float:
+    """How long to wait before the machine is read once more; the reading for the plan was the first look."""
+    ended = {step.target.process.pid for step in plan.steps if step.target and step.finding is not None}
+    adopted = any(
+        entry.proof == "adopted" and any(holder.pid in ended for holder in entry.holders)
+        for hold in find_holds(ledger, empty=True)
+        for entry in hold.entries
+    )
+    return min(SECOND_LOOK_S, max(0.0, SECOND_LOOK_S - _age_s(plan.made_at, now))) if adopted else 0.0
+
+
+def _age_s(made_at: str, now: str) -> float:
+    """How old the plan is at least; a time that cannot be read says nothing of that."""
+    try:
+        made, read = (calendar.timegm(time.strptime(each, "%Y-%m-%dT%H:%M:%SZ")) for each in (made_at, now))
+    except ValueError:
+        return 0.0
+    return read - made - _CLOCKS_STEP_S

@@ -1,6 +1,6 @@
 """The process that was chosen, or none: opened by pidfd, compared field by field, then acted on.
 
-A pid names whoever has it now. So the pidfd is opened first; what /proc says is read after
+A pid names the process that has it now. So the pidfd is opened first; what /proc says is read after
 that and belongs to it as long as /proc still shows the pidfd under the same pid. exec keeps the
 pid and the start time, which is why program and user are compared too, and once more right
 before acting.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from vram.model.observation import HostFacts
 
 # Start times count ticks of 10 ms. A process that was seen alive in a later tick than the one it
-# was started in cannot be confused: whoever gets its pid after that starts in a later tick too.
+# was started in cannot be confused: a process that gets its pid after that starts in a later tick too.
 OLD_ENOUGH_S = 0.025
 # A process that is exiting is gone in a moment, unless the driver holds it up.
 ENDING_S = 2.0
@@ -49,9 +48,7 @@ class VerifiedProcess:
     def __enter__(self) -> VerifiedProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -119,7 +116,7 @@ def identify(host: Host, pid: int) -> Target:
 
 
 def require_certain(me: HostFacts, process: ProcessMemory) -> None:
-    """Raise where the pid of *process*, as the driver lists it, may be somebody else's here."""
+    """Raise where the pid of *process*, as the driver lists it, may be another process's here."""
     # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
     if not (process.certain or me.initial_pid_namespace or me.wsl_facts is not None):
         raise NotPermitted(
@@ -131,8 +128,8 @@ def require_certain(me: HostFacts, process: ProcessMemory) -> None:
 def open_verified(host: Host, target: Target) -> VerifiedProcess:
     """Open *target* by pidfd, if it still is what it was and may be touched.
 
-    Raises NoSuchProcess where it has ended, WorldChanged where it is somebody or something
-    else now, NotPermitted and Protected where it must be left alone.
+    Raises NoSuchProcess where it has ended, WorldChanged where it is another process or
+    program now, NotPermitted and Protected where it must be left alone.
     """
     handle = _open_handle(host, target.process.pid)
     try:

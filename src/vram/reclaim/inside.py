@@ -7,7 +7,7 @@ at a time, within one deadline; who cannot be asked is counted, by reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
@@ -21,7 +21,6 @@ from vram.errors import (
     NotOnGpu,
     NotPermitted,
     Protected,
-    Refused,
     TargetDied,
     TimedOut,
     VramError,
@@ -29,6 +28,7 @@ from vram.errors import (
 )
 from vram.host.ports import Host
 from vram.ledger.deepen import Measured, gpus_of, splits
+from vram.ledger.holds import on_each_gpu
 from vram.ledger.processes import processes
 from vram.model.inside import MAX_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import GpuLedger, Ledger, Note
@@ -43,7 +43,7 @@ from vram.units import counted, interruption
 
 AT_ONCE = 4
 EACH_S = 2.0
-# Whoever types this in a notebook wants to see that notebook, which runs us and so is never acted on.
+# A user who types this in a notebook wants to see that notebook, which runs us and so is never acted on.
 # These ways ask what it offers itself.
 OFFERED = ("agent", "jupyter")
 
@@ -82,7 +82,7 @@ def measure_all(host: Host, pids: Iterable[int], deadline_s: float) -> Measureme
             unasked[pid] = NO_TIME
             return
         try:
-            answers[pid] = _measured(host, pid, min(max(EACH_S, deadline_s / AT_ONCE), left_s))
+            answers[pid] = _measure(host, pid, min(max(EACH_S, deadline_s / AT_ONCE), left_s))
         except VramError as error:
             unasked[pid] = _reason(error)
             if isinstance(error, TargetDied):
@@ -105,7 +105,7 @@ def charged_pids(ledger: Ledger) -> list[int]:
 def measure_one(host: Host, pid: int, deadline_s: float) -> tuple[dict[int, Measured], tuple[str, ...]]:
     """What *pid* answers, and otherwise why it does not."""
     try:
-        found = _measured(host, pid, deadline_s)
+        found = _measure(host, pid, deadline_s)
         cost = f"queried: {interruption(found.stopped_s, found.waited_s)}"
         return {pid: found}, (cost, f"`vram inside {pid}` lists its arrays")
     except TargetDied:
@@ -116,11 +116,12 @@ def measure_one(host: Host, pid: int, deadline_s: float) -> tuple[dict[int, Meas
 
 def noted(ledger: Ledger, measured: Measurements) -> Ledger:
     """Return *ledger* with notes on each GPU: what the question cost the processes, and who was not asked."""
-    return replace(ledger, gpus=tuple(_noted(gpu, measured) for gpu in ledger.gpus))
+    charged = on_each_gpu(ledger, lambda entry: entry.kind == "process", empty=True)
+    gpus = tuple(_add_notes(gpu, {hold.pid for hold in holds}, measured) for gpu, holds in charged)
+    return replace(ledger, gpus=gpus)
 
 
-def _noted(gpu: GpuLedger, measured: Measurements) -> GpuLedger:
-    there = {entry.holder.pid for entry in gpu.entries if entry.kind == "process" and entry.holder}
+def _add_notes(gpu: GpuLedger, there: Collection[int | None], measured: Measurements) -> GpuLedger:
     answered = [found for pid, found in measured.answers.items() if pid in there]
     reasons = Counter(reason for pid, reason in measured.unasked.items() if pid in there)
     notes = [_cost(answered)] if answered else []
@@ -139,16 +140,12 @@ def _cost(answered: list[Measured]) -> Note:
     return Note("queried", text, stopped_s, waited_s)
 
 
-def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
+def _measure(host: Host, pid: int, deadline_s: float) -> Measured:
     if pid in host.signals.self_and_ancestors():
-        return _offered(host, pid, deadline_s)
-    visit = ask_process(host, identify(host, pid), "measure", None, deadline_s)
-    return Measured(visit.via, visit.answer, visit.stopped_s, visit.waited_s)
-
-
-def _offered(host: Host, pid: int, deadline_s: float) -> Measured:
-    target, via = offered(host, pid)
-    visit = ask_trim(target, "measure", deadline_s, via=via)
+        target, via = offered(host, pid)
+        visit = ask_trim(target, "measure", deadline_s, via=via)
+    else:
+        visit = ask_process(host, identify(host, pid), "measure", None, deadline_s)
     return Measured(visit.via, visit.answer, visit.stopped_s, visit.waited_s)
 
 
@@ -202,7 +199,7 @@ def look_inside(
             f"pid {pid} runs this command: it can only be queried by {offer}", hint="leave out --via"
         )
     _, way = choose_injector(target, offer if runs_us else via)
-    told = _asked(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)
+    told = _ask_inside(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)
     answer = decoded(pid, told.body)
     gpu_of = gpus_of(ledger, pid, answer)
     return InsideReceipt(
@@ -221,23 +218,17 @@ def decoded(pid: int, body: bytes) -> Inside:
     return payload.decoded(pid, body, Inside)
 
 
-def _asked(
+def _ask_inside(
     host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int, *, runs_us: bool
 ) -> PayloadAnswer:
     fields = {"limit_s": deadline_s * SHARE, "most": MAX_GROUPS, "min_nbytes": min_nbytes}
     foreign = target.uid != host.facts().uid
-    # Nothing is changed by asking. Where root asks somebody else's process, that is written down.
+    # Nothing is changed by asking. Where root asks another user's process, that is written down.
     record = {"action": "inside", "target": msgspec.to_builtins(target), "via": via}
-    token = audit.log_intent(record) if foreign else None
-    try:
-        with nullcontext() if runs_us else open_verified(host, target):
-            answer = ask(target, "inside", fields, deadline_s, via=via)
-    except BaseException as error:
-        if token is not None:
-            status = "refused" if isinstance(error, Refused) else "failed"
-            audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
-        raise
-    if token is not None:
+    tokens = [audit.log_intent(record)] if foreign else []
+    with audit.failures_logged(*tokens), nullcontext() if runs_us else open_verified(host, target):
+        answer = ask(target, "inside", fields, deadline_s, via=via)
+    for token in tokens:
         audit.log_outcome(token, {"status": "done"})
     return answer
 

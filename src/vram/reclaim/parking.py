@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -29,8 +28,7 @@ from vram.model.plan import Target
 from vram.reach.python_process import died
 from vram.reclaim import audit, identity
 from vram.reclaim.checkpoint_errors import NOT_KNOWN_TO_DRIVER, explain, not_parked
-from vram.reclaim.claims import ProcessClaim
-from vram.reclaim.journal import Journal
+from vram.reclaim.journal import Journal, ProcessClaim
 from vram.reclaim.preflight import read_driver, room_at_most
 from vram.units import MIB
 
@@ -106,9 +104,7 @@ class Parking:
     def __enter__(self) -> Parking:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -156,7 +152,7 @@ class Parking:
                 for outcome, answer in zip(outcomes, answers, strict=True):
                     outcome.update(_log_fields(answer))
                 self._require_parked(members, answers)
-            self._parked(members)
+            self._keep_parked(members)
         took_s = self._host.clock.monotonic() - began
         return [
             Moved(each.entry, took_s, answer.took_s) for each, answer in zip(members, answers, strict=True)
@@ -172,7 +168,7 @@ class Parking:
         return _Member(entry, process, claim)
 
     def _claim_running(self, entry: Parked) -> ProcessClaim:
-        """Take the claim, and ask the driver first: somebody else may have locked or parked the process."""
+        """Take the claim, and ask the driver first: another program may have locked or parked it."""
         pid = entry.target.process.pid
         claim = self.journal.claim(pid)
         try:
@@ -248,7 +244,7 @@ class Parking:
             with suppress(VramError):
                 self._undo_leftover(replace(each.entry, purpose="borrow"), each.claim)
 
-    def _parked(self, members: Sequence[_Member]) -> None:
+    def _keep_parked(self, members: Sequence[_Member]) -> None:
         pids = [each.entry.target.process.pid for each in members]
         if members[0].entry.purpose == "borrow":
             self._loans |= {pid: (each.entry, each.claim) for pid, each in zip(pids, members, strict=True)}
@@ -270,10 +266,10 @@ class Parking:
         if answer.status != "ok":
             raise explain(answer, entry, "unpark")
         took_s = self._host.clock.monotonic() - began
-        return Moved(self._measured(entry) if isinstance(entry, Unrecorded) else entry, took_s, answer.took_s)
+        return Moved(self._measure(entry) if isinstance(entry, Unrecorded) else entry, took_s, answer.took_s)
 
     def _claim_parked(self, entry: Parked) -> ProcessClaim:
-        """Take the claim. Whoever had it before may have brought the process back: nothing is done twice."""
+        """Take the claim. The vram that had it before may have brought the process back."""
         pid = entry.target.process.pid
         claim = self.journal.claim(pid)
         try:
@@ -286,7 +282,7 @@ class Parking:
             raise
         return claim
 
-    def _measured(self, entry: Unrecorded) -> Unrecorded:
+    def _measure(self, entry: Unrecorded) -> Unrecorded:
         """*entry* with what the process has on its GPUs now that it is back."""
         shares: tuple[GpuShare, ...] = ()
         with suppress(VramError):

@@ -6,10 +6,9 @@ others make superfluous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.engine import require_code
@@ -25,108 +24,28 @@ from vram.errors import (
     WorldChanged,
 )
 from vram.host.ports import Host
-from vram.ledger.processes import ProcessMemory, is_silent
+from vram.ledger.processes import ProcessMemory, is_silent, processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import Action
-from vram.reclaim.candidates import STOPPED, ActionCandidate, PlanContext, candidates, with_holders
-from vram.reclaim.device_state import available_bytes
+from vram.reclaim.candidates import (
+    STOPPED,
+    ActionCandidate,
+    Leftover,
+    PlanContext,
+    candidates,
+    leftovers,
+    with_holders,
+)
+from vram.reclaim.device_state import available_bytes, read_and_diagnose
 from vram.reclaim.identity import identify, require_certain
 from vram.reclaim.plan_file import with_digest
-from vram.reclaim.selection import fewest
+from vram.reclaim.selection import Option, Selection, smallest
 from vram.reclaim.skipped import skipped
 from vram.reclaim.state import parked
 from vram.units import size
-
-
-class Option(Struct, frozen=True):
-    """Steps that only make sense together, and what they surely free; None where that is unknown.
-
-    ``most`` is what they can free at most.
-    """
-
-    kind: StepKind
-    steps: tuple[Step, ...]
-    most: int = 0
-    named: bool = False
-
-    @property
-    def nbytes(self) -> int | None:
-        known = [step.predicted_bytes for step in self.steps if step.predicted_bytes is not None]
-        return sum(known) if known else None
-
-    @property
-    def pids(self) -> frozenset[int]:
-        return frozenset(step.target.process.pid for step in self.steps if step.target)
-
-    @property
-    def harms(self) -> bool:
-        """Whether it interrupts or ends a process that works."""
-        return self.kind == "park" or (self.kind == "kill" and self.named)
-
-
-class Selection(Struct, frozen=True):
-    """What was chosen for one GPU. ``reaches``: what is known of it adds up to the goal; ``may_reach``:
-    with what cannot be known beforehand it could."""
-
-    gpu: int
-    goal: int
-    options: tuple[Option, ...]
-    reaches: bool
-    may_reach: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return sum(option.nbytes or 0 for option in self.options)
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """Least harm first: who works is touched only where the rest was not enough."""
-        return tuple(step for option in sorted(self.options, key=_rank) for step in option.steps)
-
-    def cost(self) -> tuple[int, ...]:
-        """Least harm to people first, then fewest processes, then fewest bytes more than needed."""
-        harmed = sum(len(each.steps) for each in self.options if each.harms)
-        unsure = 0 if self.reaches else 1 if self.may_reach else 2
-        steps = sum(len(each.steps) for each in self.options)
-        # Where no plan surely reaches the goal, the one that comes nearest is taken.
-        return (unsure, harmed, steps, self.nbytes if self.reaches else -self.nbytes, self.gpu)
-
-
-def smallest(gpu: int, options: Sequence[Option], goal: int) -> Selection:
-    """Choose from *options* what reaches *goal* with the least harm."""
-    known = [each for each in options if each.nbytes]
-    harmless = [each for each in known if not each.harms]
-    if _sum(harmless) >= goal:
-        return Selection(gpu, goal, fewest(harmless, goal, harm=_rank, excludes=_excludes), reaches=True)
-    # Who cannot say what it only caches is asked before anybody who works is harmed: the rest is done only
-    # where it is still needed.
-    unknown = tuple(each for each in options if each.nbytes is None)
-    if _sum(known) >= goal:
-        chosen = fewest(known, goal, harm=_rank, excludes=_excludes)
-        return Selection(gpu, goal, (*unknown, *chosen), reaches=True)
-    counted = frozenset(pid for each in known for pid in each.pids)
-    most = _sum(known) + sum(each.most for each in unknown if not each.pids & counted)
-    may_reach = bool(unknown) and most >= goal
-    return Selection(gpu, goal, (*unknown, *known), reaches=False, may_reach=may_reach)
-
-
-def _sum(options: Sequence[Option]) -> int:
-    return sum(each.nbytes or 0 for each in options)
-
-
-def _rank(option: Option) -> tuple[bool, int]:
-    """Leftovers, which are nobody's, then caches; of those who work, parked before ended."""
-    order = ("park", "kill") if option.harms else ("kill", "trim", "reset")
-    return option.harms, order.index(option.kind)
-
-
-def _excludes(chosen: Option, other: Option) -> bool:
-    """One process is parked or terminated, not both."""
-    return other.kind != "trim" and bool(other.pids & chosen.pids)
-
 
 LOSES: dict[StepKind, str] = {
     "trim": "nothing; later allocations are slower at first",
@@ -147,7 +66,7 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     where everything allowed together would not reach the goal.
     """
     asked = request.pids
-    request, instead_of = with_holders(host, ledger, _checked_words(request))
+    request, instead_of = with_holders(host, ledger, _check_words(request))
     paused = parked(host) if request.pids else ()
     context = PlanContext.of(ledger, findings, request, paused, instead_of, asked)
     choice = _Choice(host, context)
@@ -244,17 +163,14 @@ class _Choice:
                 earlier = [step for option in before for step in option.steps]
                 steps = tuple(self._steps(action, candidate, earlier))
             except Refused as error:
-                self._refused(candidate, error)
+                self._add_refusal(candidate, error)
                 continue
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
-            named = bool(context.request.pids) and not self._is_leftover(candidate)
+            works = any(process.charged for process in candidate.processes)
+            named = bool(context.request.pids) and works
             most = sum(process.charged_on(context.gpus) for process in candidate.processes)
             yield Option(kind, _on_one_gpu(steps, context), most, named)
-
-    def _is_leftover(self, candidate: ActionCandidate) -> bool:
-        """Whether nobody in it works with memory of its own."""
-        return all(not process.charged for process in candidate.processes)
 
     def _steps(self, action: Action, candidate: ActionCandidate, before: list[Step]) -> Iterator[Step]:
         for process, predicted in zip(candidate.processes, candidate.predicted, strict=True):
@@ -290,7 +206,7 @@ class _Choice:
             raise NotPermitted(f"pid {pid} belongs to {target.user}", hint=f"name it: --pid {pid}")
         return target
 
-    def _refused(self, candidate: ActionCandidate, error: Refused) -> None:
+    def _add_refusal(self, candidate: ActionCandidate, error: Refused) -> None:
         for process in candidate.processes:
             known = self.refusals.get(process.pid)
             # That a process cannot be attached to for a trim is usual; a later refusal says more.
@@ -400,7 +316,7 @@ def _asks_for_caches(request: PlanRequest) -> bool:
     return request.caches or request.up_to == "trim" or of_the_living
 
 
-def _checked_words(request: PlanRequest) -> PlanRequest:
+def _check_words(request: PlanRequest) -> PlanRequest:
     """Return *request* with codes in upper case. Raises where a word of it means nothing."""
     for code in request.findings:
         require_code(code)
@@ -409,3 +325,43 @@ def _checked_words(request: PlanRequest) -> PlanRequest:
     if request.available_bytes is not None and request.goal_bytes is not None:
         raise UsageError("give SIZE or --more SIZE, not both")
     return replace(request, findings=tuple(code.strip().upper() for code in request.findings))
+
+
+# ---- a plan for the holders of one leftover alone ----
+
+
+def plan_ending(host: Host, holders: Collection[tuple[int, int]], deadline_s: float) -> Draft:
+    """Read the machine and return the plan for the leftover that *holders* (pid, start time) hold.
+
+    Raises WorldChanged where they are not, all of them and nobody else, the holders of one leftover that
+    `vram free` would end without being told a name, and the refusal where one of them must be left alone.
+    """
+    ledger, findings = read_and_diagnose(host, (), deadline_s)
+    wanted = set(holders)
+    found = [each for each in leftovers(ledger, processes(ledger)) if _identities(each) & wanted]
+    if len(found) != 1 or _identities(found[0]) != wanted:
+        pids = ", ".join(str(pid) for pid, _ in sorted(wanted))
+        raise WorldChanged(
+            f"pid {pids} no longer holds a leftover, or no longer alone", hint="make a new plan"
+        )
+    draft = plan(host, ledger, findings, PlanRequest(only="kill"))
+    steps = [
+        step
+        for step in draft.plan.steps
+        if step.target and (step.target.process.pid, step.target.process.started_at) in wanted
+    ]
+    if len(steps) != len(wanted):
+        raise _refusal(draft, found[0])
+    made = with_digest(draft.plan.made_at, draft.plan.boot_id, None, found[0].gpus, steps)
+    return Draft(plan=made)
+
+
+def _identities(leftover: Leftover) -> set[tuple[int, int | None]]:
+    return {(each.pid, each.holder.started_at) for each in leftover.processes}
+
+
+def _refusal(draft: Draft, leftover: Leftover) -> Refused:
+    for each in draft.skipped:
+        if each.pid in leftover.pids:
+            return Refused(each.why, hint=f"`{each.command}`" if each.command else "")
+    return Refused("the planner leaves it alone", hint="see `vram free --dry-run`")

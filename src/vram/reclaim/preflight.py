@@ -85,11 +85,12 @@ def read_driver(host: Host, deadline_s: float = 5.0) -> DriverReport:
     memory = {
         each.gpu: each.facts for each in seen if isinstance(each.facts, MemoryFacts) and each.gpu is not None
     }
-    return DriverReport(next(iter(versions), None), gpus, memory, _listed(seen, gpus), _silent(seen))
+    silent = sorted({each.gpu for each in seen if each.gpu is not None and each.status in _BROKEN})
+    return DriverReport(next(iter(versions), None), gpus, memory, _listed(seen, gpus), tuple(silent))
 
 
 def require_checkpoints(host: Host) -> None:
-    """Raise where nothing can be parked, whoever it is."""
+    """Raise where no process can be parked at all."""
     if host.facts().wsl_facts is not None:
         raise CannotPark(
             "processes cannot be parked under WSL2: NVIDIA's Linux kernel driver does that, and here the"
@@ -119,15 +120,12 @@ def seen_by_cuda(visible: str, uuids: Mapping[int, str]) -> tuple[int, ...]:
     """The GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible: up to the first word that names none."""
     seen: list[int] = []
     for word in map(str.strip, visible.split(",")):
-        named = [index for index, uuid in uuids.items() if str(index) == word or _begins(uuid, word)]
+        is_uuid = word.startswith("GPU-")
+        named = [at for at, uuid in uuids.items() if str(at) == word or (is_uuid and uuid.startswith(word))]
         if len(named) != 1:
             break
         seen += named
     return tuple(seen)
-
-
-def _begins(uuid: str, word: str) -> bool:
-    return word.startswith("GPU-") and uuid.startswith(word)
 
 
 def _no_devices(seen: Iterable[Observation]) -> DriverMissing | DeviceError:
@@ -138,11 +136,6 @@ def _no_devices(seen: Iterable[Observation]) -> DriverMissing | DeviceError:
             hint="`vram virtual -- bash` gives you a virtual one to try",
         )
     return DeviceError(f"cannot read the driver: {worst.message}", hint="see `vram why`")
-
-
-def _silent(seen: Iterable[Observation]) -> tuple[int, ...]:
-    broken = {each.gpu for each in seen if each.gpu is not None and each.status in _BROKEN}
-    return tuple(sorted(broken))
 
 
 def _listed(

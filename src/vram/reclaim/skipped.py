@@ -7,12 +7,13 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context, is_stopped, is_stuck
-from vram.diagnosis.leftover import code_of, doubt
+from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context
+from vram.diagnosis.leftover import doubt, leftover_parts
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import AttachDenied, CallsGivenUp, CannotPark, NotPermitted, NotReachable, Protected, Refused
 from vram.host.ports import Host
-from vram.ledger.processes import ProcessMemory, living_holders
+from vram.ledger.holds import find_holds, in_ledger_order
+from vram.ledger.processes import ProcessMemory, is_stopped, is_stuck, living_holders
 from vram.model.ledger import Entry, Holder, known_bytes
 from vram.model.plan import Plan, Skipped
 from vram.reclaim.candidates import PlanContext
@@ -50,11 +51,10 @@ def _leftovers(
     """Memory of dead owners whose holders are not all ended by the plan."""
     chosen = {process.holder.pid for process in context.chosen()}
     pieces: dict[tuple[int, ...], list[tuple[int, Entry]]] = {}
-    for gpu in context.ledger.gpus:
-        for entry in gpu.accounted if gpu.index in gpus else ():
-            pids = tuple(holder.pid for holder in living_holders(entry))
-            if code_of(entry) and chosen & set(pids) and not set(pids) <= ended:
-                pieces.setdefault(pids, []).append((gpu.index, entry))
+    for part in leftover_parts(context.ledger):
+        pids = tuple(holder.pid for holder in living_holders(part.entry))
+        if part.gpu in gpus and chosen & set(pids) and not set(pids) <= ended:
+            pieces.setdefault(pids, []).append((part.gpu, part.entry))
     for pids, held in pieces.items():
         entry = max((each for _, each in held), key=lambda each: each.nbytes or 0)
         holder = living_holders(entry)[0]
@@ -166,28 +166,24 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
     """Memory whose holder nobody here can name."""
     if context.request.pids or context.request.findings:
         return
-    for gpu in context.ledger.gpus:
-        for entry in gpu.accounted if gpu.index in gpus else ():
-            lost = entry.kind == "orphaned" and not living_holders(entry)
-            if entry.nbytes and (lost or entry.kind in ("hidden", "unattributed")):
-                as_user = context.ledger.host.uid != 0
-                why = (
-                    "no visible process holds it"
-                    if entry.kind != "orphaned"
-                    else f"{_owner(entry)}; {_UNSEEN}"
-                )
-                yield Skipped(
-                    pid=None,
-                    nbytes=entry.nbytes,
-                    user=None,
-                    name=None,
-                    why=why,
-                    command=AS_ROOT if as_user else "vram why",
-                    gpus=(gpu.index,),
-                    leftover=True,
-                )
+    as_user = context.ledger.host.uid != 0
+    for part in in_ledger_order(hold for hold in find_holds(context.ledger) if hold.what in _UNNAMED):
+        entry = part.entry
+        lost = entry.kind == "orphaned" and not living_holders(entry)
+        if part.gpu in gpus and entry.nbytes and (lost or entry.kind in ("hidden", "unattributed")):
+            yield Skipped(
+                pid=None,
+                nbytes=entry.nbytes,
+                user=None,
+                name=None,
+                why=f"{_owner(entry)}; {_UNSEEN}" if lost else "no visible process holds it",
+                command=AS_ROOT if as_user else "vram why",
+                gpus=(part.gpu,),
+                leftover=True,
+            )
 
 
+_UNNAMED = ("ghost", "hidden", "unattributed")
 _WOULD_DIE = "it has given up system calls (seccomp), and may be killed when it is reached"
 _UNSEEN = "its holder is not visible"
 

@@ -53,7 +53,7 @@ def parked(host: Host) -> tuple[ParkedProcess, ...]:
 def open_folder() -> int:
     """Return a descriptor of the folder, made where it is missing.
 
-    Raises AuditUnavailable where it, or a folder on the way to it, is somebody else's or open to others,
+    Raises AuditUnavailable where it, or a folder on the way to it, is another user's or open to others,
     and where it cannot be made.
     """
     try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vram.model.change import Change, Event, WatchedGpu, WatchState
 from vram.report.escape import inert
 from vram.report.json import encode
 from vram.report.layout import RenderOptions
-from vram.report.phrases import workload
+from vram.report.phrases import gpu_label, one_line, workload
 from vram.units import counted, size
 
 # Linux allows 128 KiB for one variable, and a hook that prints it wants a line.
@@ -43,7 +43,6 @@ _WORTH_A_LINE: tuple[Event, ...] = (
 
 
 def json_line(record: Change | WatchState) -> bytes:
-    """One object on one line."""
     return encode(record, compact=True)
 
 
@@ -88,7 +87,6 @@ def state_text(state: WatchState, options: RenderOptions, *, color: bool = False
 
 
 def change_text(change: Change, options: RenderOptions, *, color: bool = False) -> str:
-    """One line, with its newline."""
     amount = "" if change.nbytes is None else f"{'+' if change.nbytes > 0 else ''}{size(change.nbytes)}"
     line = _Line(change.at, _label(change), change.event, amount, _what(change))
     return line.shown(options, color)
@@ -100,15 +98,11 @@ def _label(change: Change) -> str:
     return f"GPU {','.join(map(str, change.gpus))}" if change.gpus else "host"
 
 
-def _gpu_label(gpu: WatchedGpu) -> str:
-    return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
-
-
 def _gpu_line(at: str, gpu: WatchedGpu, *, named: bool) -> _Line:
     free = "" if gpu.free_bytes is None else size(gpu.free_bytes)
     words = "size unknown" if gpu.total_bytes is None else f"free of {size(gpu.total_bytes)}"
     words += f", {counted(gpu.processes, 'process')}" + (f", {gpu.name}" if named else "")
-    return _Line(at, _gpu_label(gpu), "state", free, words)
+    return _Line(at, gpu_label(gpu), "state", free, words)
 
 
 def _what(change: Change) -> str:
@@ -159,23 +153,7 @@ def _who(change: Change) -> str:
 
 
 def _command(change: Change) -> str:
-    return f" ({change.command})" if change.command else ""
-
-
-def _free_now(change: Change) -> str:
-    return f"{size(change.free_bytes or 0)} of {size(change.total_bytes or 0)} free"
-
-
-def _unattributed(_: Change) -> str:
-    return "in use, and nothing visible accounts for it"
-
-
-def _hidden(_: Change) -> str:
-    return "in use by processes that are not visible from here"
-
-
-def _finding(change: Change) -> str:
-    return f"{change.code}: {change.message}"
+    return f" ({one_line(change.command)})" if change.command else ""
 
 
 def _reason(change: Change) -> str:
@@ -184,55 +162,39 @@ def _reason(change: Change) -> str:
     return f"{name}{change.message or change.code or change.status or ''}"
 
 
-_WORDS = {
+_WORDS: dict[str, Callable[[Change], str]] = {
     "ghost": _ghost,
     "ghost-gone": _ghost_gone,
-    "freed": _free_now,
-    "unattributed": _unattributed,
-    "unattributed-gone": _unattributed,
-    "hidden": _hidden,
-    "hidden-gone": _hidden,
-    "finding": _finding,
-    "finding-resolved": _finding,
-    "gpu-lost": _reason,
-    "gpu-unreadable": _reason,
-    "gpu-back": _reason,
-    "gpu-added": _reason,
-    "gpu-removed": _reason,
-    "driver-gone": _reason,
+    "freed": lambda each: f"{size(each.free_bytes or 0)} of {size(each.total_bytes or 0)} free",
     "driver-back": lambda _: "the driver answers again",
-    "probe-failed": _reason,
-    "probe-recovered": _reason,
+    **dict.fromkeys(
+        ("unattributed", "unattributed-gone"), lambda _: "in use, and nothing visible accounts for it"
+    ),
+    **dict.fromkeys(
+        ("hidden", "hidden-gone"), lambda _: "in use by processes that are not visible from here"
+    ),
+    **dict.fromkeys(("finding", "finding-resolved"), lambda each: f"{each.code}: {each.message}"),
+    **dict.fromkeys(("gpu-lost", "gpu-unreadable", "gpu-back", "gpu-added", "gpu-removed"), _reason),
+    **dict.fromkeys(("driver-gone", "probe-failed", "probe-recovered"), _reason),
 }
 
 
 # ---- for hooks ----
 
 
+_VARIABLES = (
+    *("event", "at", "gpu", "mig", "nbytes", "held_bytes", "free_bytes", "total_bytes", "kind", "pid"),
+    *("started_at", "dead_pid", "user", "command", "workload", "confidence", "code", "message"),
+)
+
+
 def environment(change: Change) -> dict[str, str]:
     """The change as variables: all of them always there, empty where nothing is known, on one line each."""
-    return {name: _value(value) for name, value in _variables(change)}
-
-
-def _variables(change: Change) -> Iterator[tuple[str, object]]:
-    yield "VRAM_EVENT", change.event
-    yield "VRAM_AT", change.at
-    yield "VRAM_GPU", ",".join(map(str, change.gpus))
-    yield "VRAM_MIG", change.mig
-    yield "VRAM_NBYTES", change.nbytes
-    yield "VRAM_HELD_BYTES", change.held_bytes
-    yield "VRAM_FREE_BYTES", change.free_bytes
-    yield "VRAM_TOTAL_BYTES", change.total_bytes
-    yield "VRAM_KIND", change.kind
-    yield "VRAM_PID", change.pid
-    yield "VRAM_STARTED_AT", change.started_at
-    yield "VRAM_DEAD_PID", change.dead_pid
-    yield "VRAM_USER", change.user
-    yield "VRAM_COMMAND", change.command
-    yield "VRAM_WORKLOAD", workload(change.workload)
-    yield "VRAM_CONFIDENCE", change.confidence
-    yield "VRAM_CODE", change.code
-    yield "VRAM_MESSAGE", change.message
+    words = {"gpu": ",".join(map(str, change.gpus)), "workload": workload(change.workload)}
+    return {
+        f"VRAM_{name.upper()}": _value(words[name] if name in words else getattr(change, name))
+        for name in _VARIABLES
+    }
 
 
 def _value(value: object) -> str:

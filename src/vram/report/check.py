@@ -11,8 +11,8 @@ from vram.model.ledger import Entry, Ledger
 from vram.model.observation import HostFacts
 from vram.report.escape import inert
 from vram.report.json import encode
-from vram.report.layout import MEANINGS
-from vram.report.phrases import command, identity, sharing, windows_process
+from vram.report.layout import MEANINGS, label
+from vram.report.phrases import command, gpu_label, identity, sharing, windows_process
 from vram.units import size
 
 
@@ -49,7 +49,7 @@ def _silence(ledger: Ledger) -> list[str]:
 
 
 def _lines(gpu: GpuVerdict) -> list[str]:
-    name = f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
+    name = gpu_label(gpu)
     if gpu.verdict == "unknown":
         return [f"{name}: unknown: {gpu.reason}"]
     if gpu.verdict == "clean":
@@ -65,7 +65,7 @@ def _held(entry: Entry) -> str:
     if entry.sharing == "together" and entry.co_holders:
         return f"{amount} held by {sharing(entry)}"
     if entry.holder is None:
-        return f"{amount} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
+        return f"{amount} {label(entry.kind)}: {MEANINGS.get(entry.kind, entry.kind)}"
     who = ", ".join([*identity(entry.holder), command(entry.holder)]).rstrip(", ")
     also = ", ".join(str(co_holder.pid) for co_holder in entry.co_holders)
     word = "or" if entry.sharing == "one" else "also"

@@ -75,12 +75,12 @@ def _sentence(examination: Examination, options: RenderOptions) -> Text:
 
 
 def _trouble(reading: CheckResult, options: RenderOptions, *, verbose: bool) -> Iterator[RenderableType]:
-    glyph, ascii_glyph, style = _OPTIONAL if reading.optional else _MARKS[reading.state]
+    mark, style = options.mark(_OPTIONAL if reading.optional else _MARKS[reading.state])
     state = f"{reading.state}, optional" if reading.optional else reading.state
     title = Text.assemble((reading.check, style), f" {state}: ", (options.clean(reading.seen), "bold"))
-    yield paragraph(f"{ascii_glyph if options.ascii else glyph} ", title, options, style=style)
+    yield paragraph(f"{mark} ", title, options, style=style)
     if reading.means and (verbose or not reading.optional):
-        yield paragraph("  ", Text(options.clean(reading.means)), options)
+        yield paragraph("  ", reading.means, options)
     for detail in reading.details if verbose else ():
         yield paragraph("  - ", Text(options.clean(detail), style="dim"), options)
     if reading.fix:
@@ -102,7 +102,7 @@ def _by_topic(readings: Iterable[CheckResult], options: RenderOptions) -> Iterat
     for topic, group in groupby(well, key=lambda each: each.topic):
         words = " · ".join(reading.seen for reading in group)
         label = f"  {_TOPICS.get(topic, topic):<{_TOPIC_WIDTH}}"
-        yield paragraph(label, Text(options.clean(words)), options, style="green")
+        yield paragraph(label, words, options, style="green")
     aside = [reading.check for reading in readings if reading.state == "not-applicable"]
     if aside:
         yield paragraph(
@@ -112,9 +112,9 @@ def _by_topic(readings: Iterable[CheckResult], options: RenderOptions) -> Iterat
 
 def _each(readings: Iterable[CheckResult], options: RenderOptions) -> Iterator[RenderableType]:
     for reading in readings:
-        glyph, ascii_glyph, style = _MARKS[reading.state]
+        mark, style = options.mark(_MARKS[reading.state])
         state = "" if reading.state == "ok" else " not applicable:"
         title = Text.assemble((reading.check, style), f"{state} ", options.clean(reading.seen))
-        yield paragraph(f"{ascii_glyph if options.ascii else glyph} ", title, options, style=style)
+        yield paragraph(f"{mark} ", title, options, style=style)
         for detail in reading.details:
             yield paragraph("  - ", Text(options.clean(detail), style="dim"), options)

@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.kinds import Kind
-from vram.model.ledger import Entry, GpuLedger, Instance, known_bytes
-from vram.report.layout import KIND_STYLES, MEANINGS, RenderOptions, paragraph
+from vram.model.ledger import Entry, GpuLedger, Instance, Kind, known_bytes
+from vram.report.layout import KIND_STYLES, MEANINGS, RenderOptions, apportion, label, paragraph
 from vram.report.phrases import command, identity, memory_figures, percent, sharing, windows_process
 from vram.units import size
 
 # Past this many lines the smallest plain ones share a line: a page of 500 equal workers
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
-# Entries that are no plain use of memory matter one by one, and yet nobody reads thousands of them.
+# Entries that are no plain use of memory matter one by one, but a reader cannot use thousands of them.
 MAX_OF_A_KIND = 64
 _MAX_REASONS = 32
 _MAX_REASON_LENGTH = 600
 _LAST: tuple[Kind, ...] = ("overhead", "reserved", "unreported", "unassigned", "free")
 """The order of what no process holds, after everything else."""
 _NARROW_COLUMNS = 36
-
-
-class PartLine(NamedTuple):
-    """A line of the table that stands for a whole part of the GPU."""
-
-    nbytes: int
-    what: str
-    who: str
-
-
-def lines_table(
-    lines: Sequence[PartLine], entries: Sequence[Entry], total_bytes: int, options: RenderOptions
-) -> Table:
-    """Return a table of *lines*, then of *entries*, and the sum of both."""
-    table = _grid(options)
-    blank = [Text()] if options.is_wide else []
-    for line in lines:
-        share = Text(percent(line.nbytes, total_bytes), style="dim")
-        what = Text(options.clean(line.what), style="bold")
-        table.add_row(Text(size(line.nbytes)), share, what, Text(options.clean(line.who)), *blank)
-    _entry_rows(table, entries, total_bytes, options)
-    nbytes = sum(line.nbytes for line in lines) + known_bytes(entries)
-    _sum_rows(table, nbytes, total_bytes, options)
-    return table
 
 
 def entries_table(entries: Sequence[Entry], total_bytes: int | None, options: RenderOptions) -> Table:
@@ -70,10 +44,17 @@ def part_table(entries: Sequence[Entry], total_bytes: int | None, options: Rende
 
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
-    """Return what somebody holds, by size, then overhead, the driver's reserve and what is free."""
+    """Return what processes hold, by size, then overhead, the driver's reserve and what is free."""
     return sorted(
         entries, key=lambda e: (0 if e.kind_facts.held else 1 + _LAST.index(e.kind), -(e.nbytes or 0))
     )
+
+
+def drawn_kinds(entries: Sequence[Entry], width: int) -> list[tuple[Kind, int]]:
+    """Return the kinds that are large enough to be seen in a bar of *width* cells, and the cells of each."""
+    kinds = list(KIND_STYLES)
+    sums = [known_bytes(entry for entry in entries if entry.kind == kind) for kind in kinds]
+    return [(kind, cells) for kind, cells in zip(kinds, apportion(sums, width), strict=True) if cells]
 
 
 def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
@@ -130,7 +111,7 @@ def _grid(options: RenderOptions) -> Table:
 def _figures(
     kind: Kind, nbytes: int | None, total_bytes: int | None, options: RenderOptions
 ) -> tuple[Text, Text, Text]:
-    what = Text.assemble(options.swatch(kind), " ", (kind, KIND_STYLES[kind].style))
+    what = Text.assemble(options.swatch(kind), " ", (label(kind), KIND_STYLES[kind].style))
     if nbytes is None:
         return Text("unknown", style="dim"), Text(), what
     share = "" if total_bytes is None else percent(nbytes, total_bytes)
@@ -171,13 +152,13 @@ def _how(entry: Entry, options: RenderOptions) -> Text:
         reasons.append(f"{whose} own figure is {size(entry.claimed)}")
     if len(reasons) > _MAX_REASONS:
         reasons[_MAX_REASONS - 1 :] = [f"and {len(reasons) - _MAX_REASONS + 1} more such reasons"]
-    words = "; ".join(map(_bounded, reasons))
+    words = "; ".join(map(_cut_reason, reasons))
     if not words and entry.confidence == "fact":
         return Text()
     return Text(options.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
 
 
-def _bounded(reason: str) -> str:
+def _cut_reason(reason: str) -> str:
     """*reason*, cut where it names hundreds of processes."""
     if len(reason) <= _MAX_REASON_LENGTH:
         return reason
@@ -234,12 +215,30 @@ def divided_tables(gpu: GpuLedger, options: RenderOptions) -> Iterator[Renderabl
     """Return the GPU's own balance, line by instance, and below it the balance of each instance."""
     loose = [entry for entry in gpu.entries if entry.gpu_instance is None]
     if gpu.total_bytes is not None:
-        yield lines_table(
-            [_instance_line(gpu, each) for each in gpu.instances], loose, gpu.total_bytes, options
-        )
+        table = _grid(options)
+        parts = [instance_entries(gpu, instance) for instance in gpu.instances]
+        for instance, entries in zip(gpu.instances, parts, strict=True):
+            table.add_row(*_instance_row(gpu, instance, entries, gpu.total_bytes, options))
+        _entry_rows(table, loose, gpu.total_bytes, options)
+        _sum_rows(table, sum(map(known_bytes, (*parts, loose))), gpu.total_bytes, options)
+        yield table
     for instance in gpu.instances:
         yield Text()
         yield from _instance(gpu, instance, options)
+
+
+def _instance_row(
+    gpu: GpuLedger, instance: Instance, entries: list[Entry], total_bytes: int, options: RenderOptions
+) -> tuple[Text, ...]:
+    figures = memory_figures(entries, instance.total_bytes) or instance.message or ""
+    who = f"{profile(instance)} (GPU instance {instance.gpu_instance}): {figures}"
+    return (
+        Text(size(known_bytes(entries))),
+        Text(percent(known_bytes(entries), total_bytes), style="dim"),
+        Text(options.clean(f"MIG {device_names(gpu, instance)}"), style="bold"),
+        Text(options.clean(who)),
+        *([Text()] if options.is_wide else []),
+    )
 
 
 def instance_entries(gpu: GpuLedger, instance: Instance) -> list[Entry]:
@@ -249,16 +248,6 @@ def instance_entries(gpu: GpuLedger, instance: Instance) -> list[Entry]:
 def device_names(gpu: GpuLedger, instance: Instance) -> str:
     """Return the instance's devices as --gpu takes them: 0:1, 0:2."""
     return ", ".join(f"{gpu.index}:{device.index}" for device in instance.devices)
-
-
-def _instance_line(gpu: GpuLedger, instance: Instance) -> PartLine:
-    entries = instance_entries(gpu, instance)
-    figures = memory_figures(entries, instance.total_bytes) or instance.message or ""
-    return PartLine(
-        nbytes=known_bytes(entries),
-        what=f"MIG {device_names(gpu, instance)}",
-        who=f"{profile(instance)} (GPU instance {instance.gpu_instance}): {figures}",
-    )
 
 
 def profile(instance: Instance) -> str:
@@ -279,4 +268,4 @@ def _instance(gpu: GpuLedger, instance: Instance, options: RenderOptions) -> Ite
     elif instance.message:
         yield paragraph("  ", Text(options.clean(instance.message), style="bold red"), options)
     for note in instance.notes:
-        yield paragraph("note: ", Text(options.clean(note.text)), options, indent=2)
+        yield paragraph("note: ", note.text, options, indent=2)

@@ -23,7 +23,7 @@ def inert(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else _spelled(char) for char in text)
+    return "".join(char if char.isprintable() else _spell(char) for char in text)
 
 
 def ascii_only(text: str) -> str:
@@ -40,11 +40,11 @@ def json_inert(encoded: bytes) -> bytes:
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded
     text = encoded.decode()
-    steering = {ord(c): _json_spelled(c) for c in set(text) if c != "\n" and not c.isprintable()}
+    steering = {ord(c): _spell_for_json(c) for c in set(text) if c != "\n" and not c.isprintable()}
     return text.translate(steering).encode() if steering else encoded
 
 
-def _spelled(char: str) -> str:
+def _spell(char: str) -> str:
     code = ord(char)
     if 0xDC80 <= code <= 0xDCFF:
         # A byte that was not UTF-8: the kernel's names are bytes, Python smuggles them so.
@@ -56,6 +56,6 @@ def _spelled(char: str) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-def _json_spelled(char: str) -> str:
+def _spell_for_json(char: str) -> str:
     units = char.encode("utf-16-be")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))

@@ -58,7 +58,7 @@ def fleet(
     healthy = [node for node in report.nodes if node.state == "ok"]
     failed = list(_failures(report.nodes, options))
     room = None if height is None else max(4, height - len(lines) - _FRAME)
-    failed, left = _fitted(failed, room, len(troubled))
+    failed, left = _fit_failures(failed, room, len(troubled))
     shown = troubled if left is None else troubled[: max(1, left)]
     table = [*shown, *healthy] if healthy else shown
     lines.append(Text())
@@ -66,8 +66,8 @@ def fleet(
         width = _node_width([node.name for node in shown], options) if table else 0
         lines.append(_titles(width, options))
         lines += [_node_line(node, width, options) for node in shown]
-        lines += _folded(troubled[len(shown) :], "more", width, options)
-        lines += _folded(healthy, "ok", width, options)
+        lines += _fold_nodes(troubled[len(shown) :], "more", width, options)
+        lines += _fold_nodes(healthy, "ok", width, options)
     lines += failed
     return Group(*lines, *_advice(report, options))
 
@@ -153,7 +153,7 @@ def _total(gpus: Sequence[FleetGpu], field: str) -> str:
     return size(nbytes) if nbytes or field in ("held_bytes", "free_bytes") else "-"
 
 
-def _folded(nodes: Sequence[FleetNode], what: str, width: int, options: RenderOptions) -> list[Text]:
+def _fold_nodes(nodes: Sequence[FleetNode], what: str, width: int, options: RenderOptions) -> list[Text]:
     """One line for many nodes."""
     if not nodes:
         return []
@@ -188,7 +188,7 @@ def _reason(members: Sequence[FleetNode]) -> str:
     return f"{len(members):,} nodes: {names}{more}"
 
 
-def _fitted(failed: list[Text], room: int | None, rows: int) -> tuple[list[Text], int | None]:
+def _fit_failures(failed: list[Text], room: int | None, rows: int) -> tuple[list[Text], int | None]:
     """Which lines about failures fit, and how many rows then do; None: all of them."""
     if room is None:
         return failed, None
@@ -242,7 +242,7 @@ def _ghost_line(ghost: FleetGhost, options: RenderOptions) -> Text:
     owner = f" of dead pid {ghost.dead_pids[0]}" if ghost.dead_pids else ""
     held = "nobody visible" if ghost.pid is None else f"pid {ghost.pid} {ghost.user or ''}".rstrip()
     likely = "" if ghost.certain else "likely "
-    words = f"GPU {','.join(ghost.gpus)}: {nbytes}{owner}, {likely}held by {held}"
+    words = f"GPU {','.join(ghost.places)}: {nbytes}{owner}, {likely}held by {held}"
     line = Text("  ghost  ", style="bold red", no_wrap=True, overflow="ignore")
     line.append(options.short(words, max(20, options.width - 9)) + " ")
     return line.append(options.short(ghost.command or "", max(0, options.width - line.cell_len)), style="dim")

@@ -11,7 +11,6 @@ from vram.model.history import (
     HistoryReport,
     HoldersReport,
     PastGhostsReport,
-    Recorded,
     SearchReport,
     SeriesPoint,
     SeriesReport,
@@ -19,7 +18,7 @@ from vram.model.history import (
     WasteReport,
 )
 from vram.report.layout import RenderOptions, padded
-from vram.report.phrases import workload
+from vram.report.phrases import one_line, workload
 from vram.units import GIB, duration, size
 
 _BYTE_S_OF_A_GIB_HOUR = GIB * 3600
@@ -54,38 +53,35 @@ class Page(NamedTuple):
 
 def history_text(report: HistoryReport, page: Page) -> str:
     """The page of any answer."""
-    if isinstance(report, HoldersReport):
-        return holders_text(report, page)
-    if isinstance(report, PastGhostsReport):
-        return ghosts_text(report, page)
-    if isinstance(report, SearchReport):
-        return search_text(report, page)
-    return waste_text(report, page) if isinstance(report, WasteReport) else series_text(report, page)
+    lines = _lines(report, page)
+    lines += [f"note: {note}" for note in report.notes]
+    if isinstance(report, PastGhostsReport | SearchReport) and report.more:
+        lines.append("note: there are more: --limit shows them, --since and --until choose")
+    first, last = report.recorded.first, report.recorded.last
+    if first is not None and last is not None:
+        lines.append(f"recorded from {page.full(first)} to {page.full(last)}")
+    return "".join(f"{page.options.clean(line)}\n" for line in lines)
 
 
-def holders_text(report: HoldersReport, page: Page) -> str:
-    """Who held memory at one time."""
-    where = "" if report.gpu is None else f"GPU {report.gpu} "
-    read = "" if report.read_at == report.at else f", by the reading of {page.full(report.read_at)}"
-    lines = [f"{where}at {page.full(report.at)}{read}"]
-    lines += _held_table(report.holders, page) if report.holders else ["nobody held memory then"]
-    return _finished(lines, report.notes, report.recorded, page)
+def _lines(report: HistoryReport, page: Page) -> list[str]:
+    match report:
+        case HoldersReport():
+            where = "" if report.gpu is None else f"GPU {report.mig or report.gpu} "
+            read = "" if report.read_at == report.at else f", by the reading of {page.full(report.read_at)}"
+            heading = f"{where}at {page.full(report.at)}{read}"
+            return [heading, *(_held_table(report.holders, page) or ["nobody held memory then"])]
+        case PastGhostsReport():
+            return _held_table(report.ghosts, page, ghosts=True) or ["no ghosts in that time"]
+        case SearchReport():
+            nothing = f"nothing that was held matches {report.query!r}"
+            return _held_table(report.rows, page) or [nothing]
+        case WasteReport():
+            return _waste_lines(report, page)
+        case SeriesReport():
+            return _series_lines(report, page)
 
 
-def ghosts_text(report: PastGhostsReport, page: Page) -> str:
-    """Memory that nobody worked with any more."""
-    lines = _held_table(report.ghosts, page, ghosts=True) if report.ghosts else ["no ghosts in that time"]
-    return _finished(lines, (*report.notes, *_more(report.more)), report.recorded, page)
-
-
-def search_text(report: SearchReport, page: Page) -> str:
-    """What processes held that match."""
-    nothing = f"nothing that was held matches {report.query!r}"
-    lines = _held_table(report.rows, page) if report.rows else [nothing]
-    return _finished(lines, (*report.notes, *_more(report.more)), report.recorded, page)
-
-
-def waste_text(report: WasteReport, page: Page) -> str:
+def _waste_lines(report: WasteReport, page: Page) -> list[str]:
     """Users by what they held without using it, in GiB times hours."""
     columns = (
         _Column("USER", lambda each: each.user or ("" if each.uid is None else str(each.uid)) or "unknown"),
@@ -95,30 +91,30 @@ def waste_text(report: WasteReport, page: Page) -> str:
         _Column("UNUSED", _unused, right=True),
     )
     if not report.users:
-        return _finished(["nobody held memory in that time"], report.notes, report.recorded, page)
+        return ["nobody held memory in that time"]
     heading, *table = _table(report.users, columns, page)
     lines = [heading]
     for user, line in zip(report.users, table, strict=True):
-        lines.append(line)
-        lines += [_longest(held, page) for held in user.longest]
-    return _finished(lines, report.notes, report.recorded, page)
+        lines += [line, *(_longest(held, page) for held in user.longest)]
+    return lines
 
 
-def series_text(report: SeriesReport, page: Page) -> str:
+def _series_lines(report: SeriesReport, page: Page) -> list[str]:
     """One GPU's memory over time, a bar for each point."""
-    known = [point for point in report.points if point.total_bytes]
-    if not known:
-        nothing = [f"nothing is known of GPU {report.gpu} in that time"]
-        return _finished(nothing, report.notes, report.recorded, page)
-    lines = [f"GPU {report.gpu}, {size(max(point.total_bytes or 0 for point in known))}"]
-    lines += [_bar(point, page) for point in report.points]
-    return _finished(lines, report.notes, report.recorded, page)
+    gpu = report.mig or report.gpu
+    most = max((point.total_bytes or 0 for point in report.points), default=0)
+    if not most:
+        return [f"nothing is known of GPU {gpu} in that time"]
+    return [f"GPU {gpu}, {size(most)}", *(_bar(point, page) for point in report.points)]
 
 
 # ---- what was held ----
 
 
 def _held_table(rows: Sequence[Held], page: Page, *, ghosts: bool = False) -> list[str]:
+    """A line for each of *rows*; none where there are none."""
+    if not rows:
+        return []
     columns: list[_Column] = [
         _Column("GPU", lambda each: each.mig or str(each.gpu), right=True),
         _Column("MOST" if ghosts else "SIZE", _most if ghosts else _size, right=True),
@@ -140,7 +136,7 @@ def _held_table(rows: Sequence[Held], page: Page, *, ghosts: bool = False) -> li
 
 def what(held: Held) -> str:
     """The command, and what is wrong with what it held; plain, not yet escaped."""
-    command = held.command or ""
+    command = one_line(held.command or "")
     if held.kind == "orphaned":
         whose = "a dead process" if held.dead_pid is None else f"dead pid {held.dead_pid}"
         return f"GHOST of {whose}" + (f", held by {command}" if command else ", no visible holder")
@@ -162,7 +158,7 @@ def _most(held: Held) -> str:
 
 
 def _since(held: Held, page: Page) -> str:
-    """With a mark where it was there before anybody looked."""
+    """With a mark where it was there before the recording began."""
     return page.when(held.since) if held.since_seen else f"<{page.when(held.since)}"
 
 
@@ -170,10 +166,6 @@ def _until(held: Held, page: Page) -> str:
     if held.until is None:
         return "still"
     return page.when(held.until) if held.until_seen else f">{page.when(held.until)}"
-
-
-def _more(more: bool) -> tuple[str, ...]:
-    return ("there are more: --limit shows them, --since and --until choose",) if more else ()
 
 
 # ---- waste and series ----
@@ -193,7 +185,7 @@ def _longest(held: Held, page: Page) -> str:
     state = "idle" if rested is held.idle_s else "left behind"
     pid = "" if held.pid is None else f"pid {held.pid}, "
     start = f"  {pid}GPU {held.mig or held.gpu}, {_most(held)}, {state} {duration(rested)}: "
-    return start + _fitted(what(held), page, len(start))
+    return start + _fit(what(held), page, len(start))
 
 
 def _bar(point: SeriesPoint, page: Page) -> str:
@@ -203,7 +195,7 @@ def _bar(point: SeriesPoint, page: Page) -> str:
     used = point.total_bytes - point.kinds.get("free", 0)
     cells = round(used * _BAR_CELLS / point.total_bytes) if point.total_bytes else 0
     full, empty = ("#", ".") if page.options.ascii else ("█", "·")
-    left = f"  {size(point.leftover_bytes)} left behind" if point.leftover_bytes else ""
+    left = f"  {size(point.leftover_bytes)} of ghosts" if point.leftover_bytes else ""
     return f"{at} {full * cells}{empty * (_BAR_CELLS - cells)} {size(used):>10}{left}"
 
 
@@ -228,7 +220,7 @@ def _table(rows: Sequence[object], columns: tuple[_Column, ...], page: Page) -> 
     for values in (headings, *cells):
         line = ""
         for column, value, width in zip(columns, values, widths, strict=True):
-            text = _fitted(value, page, len(line)) if column.is_last else value
+            text = _fit(value, page, len(line)) if column.is_last else value
             line += (" " * (width - _width(text)) + text if column.right else padded(text, width)) + " "
         lines.append(line.rstrip())
     return lines
@@ -239,7 +231,7 @@ def _cell(column: _Column, row: object, options: RenderOptions) -> str:
     return options.short(text, column.widest) if column.widest else options.clean(text)
 
 
-def _fitted(text: str, page: Page, used: int) -> str:
+def _fit(text: str, page: Page, used: int) -> str:
     if page.options.width == 0:
         return page.options.clean(text)
     return page.options.short(text, max(_MIN_COMMAND_LENGTH, page.options.width - used))
@@ -249,11 +241,3 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def _finished(lines: list[str], notes: Sequence[str], recorded: Recorded, page: Page) -> str:
-    said = [f"note: {note}" for note in notes]
-    if recorded.first is not None and recorded.last is not None:
-        said.append(f"recorded from {page.full(recorded.first)} to {page.full(recorded.last)}")
-    clean = [page.options.clean(line) for line in (*lines, *said)]
-    return "".join(f"{line}\n" for line in clean)

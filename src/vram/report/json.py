@@ -6,12 +6,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from vram.model.finding import Finding
+from vram.model.finding import Finding, FindingFields
 from vram.model.gpu import DriverFacts
 from vram.model.ledger import Entry, GpuLedger, Ledger, OpenOnly
 from vram.model.observation import HostFacts, ProbeRun
 from vram.model.process import ParkedProcess
 from vram.report.escape import inert, json_inert
+
+
+class _ReportedFinding(FindingFields, frozen=True, kw_only=True):
+    """A cause that a rule found in the ledger."""
+
+
+_ReportedFinding.__name__ = "Finding"  # what the schema calls it
 
 
 class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +33,7 @@ class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
     host: HostFacts
     driver: DriverFacts | None
     gpus: tuple[GpuLedger, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[_ReportedFinding, ...]
     probes: tuple[ProbeRun, ...]
     parked: tuple[ParkedProcess, ...] = ()
 
@@ -40,12 +47,16 @@ def why(ledger: Ledger, findings: tuple[Finding, ...], *, compact: bool = False)
             host=ledger.host,
             driver=ledger.driver,
             gpus=ledger.gpus,
-            findings=findings,
+            findings=_reported(findings),
             probes=ledger.probes,
             parked=ledger.parked,
         ),
         compact=compact,
     )
+
+
+def _reported(findings: tuple[Finding, ...]) -> tuple[_ReportedFinding, ...]:
+    return msgspec.convert(findings, tuple[_ReportedFinding, ...], from_attributes=True)
 
 
 class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +80,7 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: str
     pid: int
     gpus: tuple[GpuPart, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[_ReportedFinding, ...]
     notes: tuple[str, ...]
 
 
@@ -86,7 +97,8 @@ def process(ledger: Ledger, pid: int, findings: tuple[Finding, ...], notes: tupl
         )
         for gpu in ledger.gpus
     )
-    return encode(ProcessReport(taken_at=ledger.taken_at, pid=pid, gpus=gpus, findings=findings, notes=notes))
+    about = _reported(findings)
+    return encode(ProcessReport(taken_at=ledger.taken_at, pid=pid, gpus=gpus, findings=about, notes=notes))
 
 
 def encode(report: msgspec.Struct, *, compact: bool = False) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.model.doctor import CheckResult, Examination, Verdict
 from vram.model.inside import InsideReceipt
@@ -64,7 +65,8 @@ class OomReport(Struct, frozen=True, kw_only=True):
 
 
 def oom(cases: tuple[Case, ...], unkept: int, nbytes: int) -> bytes:
-    return encode(OomReport(nbytes=nbytes, cases=cases, unkept=unkept))
+    shown = tuple(replace(case, reading=case.message.as_reading()) for case in cases)
+    return encode(OomReport(nbytes=nbytes, cases=shown, unkept=unkept))
 
 
 class ReclaimReport(Struct, frozen=True, kw_only=True):

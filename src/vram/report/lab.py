@@ -72,7 +72,7 @@ def _count(report: LabReport) -> str:
 
 
 def page(experiment: LabClaim, options: RenderOptions) -> str:
-    """An experiment's page, with what it takes, in lines that fit *look*."""
+    """An experiment's page, with what it takes, in lines that fit *options*."""
     takes = f"takes up to {size(experiment.takes_bytes)} for at most {experiment.deadline_s:.0f} s"
     whole = f"{experiment.name}: {experiment.page.rstrip()}\n\n({takes})"
     return manual_page(whole, options)

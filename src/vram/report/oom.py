@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.model.finding import Finding
-from vram.model.oom import Balance, Case, GpuMatch, Judgement, OomReading, Working
+from vram.model.oom import Balance, Case, GpuMatch, Judgement, OomMessage, Working
 from vram.oom.programs import PROGRAMS
-from vram.report.advice import advice
-from vram.report.layout import RenderOptions, paragraph
+from vram.report.layout import SEVERITIES, RenderOptions, paragraph
 from vram.report.phrases import percent
+from vram.report.text import advice
 from vram.units import GIB, KIB, MIB, counted, size
 
 # Past so many, the others get a line each: --json has all of them.
@@ -47,7 +47,7 @@ CERTAINTIES = {"fact": "certain", "likely": "likely", "unknown": "not certain"}
 
 
 def text(cases: tuple[Case, ...], unkept: int, nbytes: int, options: RenderOptions) -> RenderableType:
-    """Return the whole answer, laid out for *look*."""
+    """Return the whole answer, laid out for *options*."""
     blocks: list[RenderableType] = []
     if len(cases) > 1 or unkept:
         blocks += [Text(_summary(cases, unkept, nbytes), style="dim"), Text()]
@@ -72,8 +72,9 @@ def _case(case: Case, options: RenderOptions) -> Iterator[RenderableType]:
         (options.clean(judgement.title), "bold"),
         (options.clean(f"  {judgement.kind}, {CERTAINTIES[judgement.certainty]}"), "dim"),
     )
-    yield paragraph(options.clean("● ") if not options.ascii else "! ", title, options, style="red")
-    yield paragraph("    ", Text(options.clean(judgement.cause)), options)
+    mark, style = options.mark(SEVERITIES["problem"])
+    yield paragraph(f"{mark} ", title, options, style=style)
+    yield paragraph("    ", judgement.cause, options)
     yield from _arithmetic(judgement, options)
     if case.live:
         yield from _live(case.live, options)
@@ -85,7 +86,7 @@ def _beginning(words: str, options: RenderOptions) -> str:
 
 
 def _heading(case: Case) -> str:
-    reading = case.reading
+    reading = case.message
     lines = f"line {case.first_line}" if case.count == 1 else f"lines {case.first_line} to {case.last_line}"
     parts = [lines, _source(reading)]
     if reading.gpu is not None:
@@ -95,9 +96,9 @@ def _heading(case: Case) -> str:
     return " · ".join(parts)
 
 
-def _source(reading: OomReading) -> str:
+def _source(reading: OomMessage) -> str:
     """Whose message it is, and in which program."""
-    reporter = next((sign[3:] for sign in reading.signs if sign.startswith("in=")), reading.dialect)
+    reporter = reading.reporter or reading.dialect
     framework = FRAMEWORKS.get(reporter, reporter)
     program = PROGRAMS[reading.program].name if reading.program else framework
     return framework if program == framework else f"{framework} in {program}"
@@ -105,7 +106,7 @@ def _source(reading: OomReading) -> str:
 
 def _arithmetic(judgement: Judgement, options: RenderOptions) -> Iterator[RenderableType]:
     for working in judgement.workings:
-        yield paragraph("    ", Text(options.clean(_working(working))), options)
+        yield paragraph("    ", _working(working), options)
     if judgement.balance:
         yield Text()
         yield _balance(judgement.balance, options)
@@ -165,7 +166,7 @@ def _live(joined: GpuMatch, options: RenderOptions) -> Iterator[RenderableType]:
         ]
         amount = "unknown size" if holding.nbytes is None else size(holding.nbytes)
         words = f"{amount} {holding.what}: {holding.who}" + (f" ({', '.join(marks)})" if marks else "")
-        yield paragraph("- ", Text(options.clean(words)), options, indent=4)
+        yield paragraph("- ", words, options, indent=4)
     if joined.gone:
         pids = ", ".join(map(str, joined.gone))
         yield paragraph("- ", Text(f"no longer running: process {pids}", style="dim"), options, indent=4)
@@ -174,7 +175,7 @@ def _live(joined: GpuMatch, options: RenderOptions) -> Iterator[RenderableType]:
 def _rest(cases: Sequence[Case], unkept: int, options: RenderOptions) -> Iterator[RenderableType]:
     for case in cases:
         line = f"{_heading(case)}: {case.judgement.title} ({case.judgement.kind})"
-        yield paragraph("- ", Text(options.clean(line)), options)
+        yield paragraph("- ", line, options)
     if unkept:
         yield paragraph("- ", Text(f"and {unkept} more that were not kept apart", style="dim"), options)
     if cases or unkept:

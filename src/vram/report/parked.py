@@ -5,7 +5,7 @@ from __future__ import annotations
 import calendar
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from rich.console import Group, RenderableType
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vram.model.parking import GpuShare, Parked, Purpose, SetAside, Unrecorded
 from vram.report.layout import RenderOptions
+from vram.report.phrases import one_line
 from vram.units import counted, duration, size
 
 _UNKNOWN = "?"
@@ -62,12 +63,9 @@ def report(lines: Sequence[ParkedLine], set_aside: Sequence[SetAside], now: str)
 
 
 def line(entry: Parked, state: str, detail: str | None = None) -> ParkedLine:
-    target = entry.target
+    """The line of a process that the journal has."""
     return ParkedLine(
-        pid=target.process.pid,
-        started_at=target.process.started_at,
-        user=target.user,
-        command=target.command,
+        **_target(entry),
         nbytes=entry.nbytes,
         shares=entry.shares,
         since=entry.since,
@@ -79,20 +77,19 @@ def line(entry: Parked, state: str, detail: str | None = None) -> ParkedLine:
 
 
 def unrecorded_line(entry: Unrecorded) -> ParkedLine:
+    """The line of a process of which only the driver says that it is parked."""
+    unknown: dict[str, Any] = dict.fromkeys(("nbytes", "since", "by", "purpose"))
+    return ParkedLine(**_target(entry), **unknown, shares=(), state=entry.state, known_from="driver")
+
+
+def _target(entry: Parked) -> dict[str, Any]:
     target = entry.target
-    return ParkedLine(
-        pid=target.process.pid,
-        started_at=target.process.started_at,
-        user=target.user,
-        command=target.command,
-        nbytes=None,
-        shares=(),
-        since=None,
-        by=None,
-        purpose=None,
-        state=entry.state,
-        known_from="driver",
-    )
+    return {
+        "pid": target.process.pid,
+        "started_at": target.process.started_at,
+        "user": target.user,
+        "command": target.command,
+    }
 
 
 def text(told: ParkedReport, options: RenderOptions) -> RenderableType:
@@ -137,7 +134,7 @@ def _cells(line: ParkedLine, now: str, options: RenderOptions) -> tuple[str, ...
         _UNKNOWN if line.since is None else duration(_seconds(now) - _seconds(line.since)),
         options.short(line.by or _UNKNOWN, 16) + (" (borrow)" if line.purpose == "borrow" else ""),
         STANDINGS.get(line.state, line.state),
-        options.short(line.command, max(12, options.width - 54)),
+        options.short(one_line(line.command), max(12, options.width - 54)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vram.model.ledger import Entry, GpuLedger, Holder, known_bytes
 from vram.model.parking import Parked
@@ -11,6 +12,12 @@ from vram.model.windows import WindowsProcess
 from vram.report.escape import inert
 from vram.units import duration, size
 
+if TYPE_CHECKING:
+    from vram.diagnosis.verdict import GpuVerdict
+    from vram.model.change import WatchedGpu
+
+_FIRST_WORDS = 160
+"""How many characters are shown of a command that is a program of several lines."""
 _STATES = {
     "T": "stopped",
     "t": "stopped by a debugger",
@@ -20,7 +27,7 @@ _STATES = {
 }
 
 
-def gpu_label(gpu: GpuLedger) -> str:
+def gpu_label(gpu: GpuLedger | GpuVerdict | WatchedGpu) -> str:
     """Return how a GPU, or one MIG instance of it, is called in front of its name."""
     return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
 
@@ -114,8 +121,22 @@ def windows_process(process: WindowsProcess) -> list[str]:
 
 
 def command(holder: Holder) -> str:
-    """Return the command line, or a word where it is unknown."""
-    return holder.command or ("" if not holder.alive else "command not readable")
+    """Return the command line in one line, or a word where it is unknown."""
+    return one_line(holder.command or "") or ("" if not holder.alive else "command not readable")
+
+
+def one_line(command: str) -> str:
+    """Return the first words of a *command* that has several lines; any other one as it is.
+
+    Those lines are a program (python -c, bash -c): its first words tell it from others, and JSON has it all.
+    """
+    if "\n" not in command:
+        return command
+    # The path of an interpreter in a virtual environment is no word of the program, however long it is.
+    program, blank, words = " ".join(command.split()).partition(" ")
+    if len(words) > _FIRST_WORDS:
+        words = words[:_FIRST_WORDS].rpartition(" ")[0] + " …"
+    return f"{program}{blank}{words}"
 
 
 def sharing(entry: Entry) -> str:
@@ -159,19 +180,17 @@ def parked_process(process: ParkedProcess) -> str:
 
 
 def parked_sentence(entry: Parked) -> str:
-    """Say that a process was parked."""
     moved = f"{size(entry.nbytes)} moved from {_gpus(entry)} to host memory"
     return f"parked pid {entry.target.process.pid} ({_name(entry)}): {moved}"
 
 
 def unparked_sentence(entry: Parked) -> str:
-    """Say that a process was brought back."""
     what = f", {size(entry.nbytes)} on {_gpus(entry)}" if entry.shares else ""
     return f"pid {entry.target.process.pid} ({_name(entry)}) is running again{what}"
 
 
 def _name(entry: Parked) -> str:
-    command = inert(entry.target.command)
+    command = inert(one_line(entry.target.command))
     return command if len(command) <= 40 else command[:39] + "…"
 
 

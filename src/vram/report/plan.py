@@ -11,6 +11,7 @@ from rich.text import Text
 
 from vram.model.plan import Blocker, Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
 from vram.report.layout import RenderOptions, paragraph
+from vram.report.phrases import one_line
 from vram.units import counted, size
 
 SHORT_DIGEST = 12
@@ -56,7 +57,7 @@ def outcomes(done: Sequence[Outcome], options: RenderOptions) -> RenderableType:
 
 def _alike(done: list[Outcome], options: RenderOptions) -> RenderableType:
     first = done[0]
-    commands = [each.step.target.command for each in done if each.step.target]
+    commands = [one_line(each.step.target.command) for each in done if each.step.target]
     words = Text.assemble((first.status, STYLES[first.status]), f"  {first.step.kind} ")
     words.append(f"{counted(len(done), 'process')}: {_programs(commands, options, options.measure - 30)}")
     known = [each.returned_bytes for each in done if each.returned_bytes is not None]
@@ -171,7 +172,7 @@ def _targets(steps: list[Step], options: RenderOptions) -> Text:
     who = pids + (f" · {users}" if users else "")
     room = options.measure - 22
     beside = room - len(who)
-    commands = [target.command for target in people]
+    commands = [one_line(target.command) for target in people]
     if len(people) == 1:
         return Text.assemble(options.clean(f"{who} · "), (_programs(commands, options, beside), "bold"))
     programs = _programs(commands, options, room)
@@ -238,7 +239,7 @@ def _skipped(alike: list[Skipped], options: RenderOptions) -> RenderableType:
         where = f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
         held = f"{size(sum(each.nbytes for each in alike))}{where} · {counted(len(alike), 'process')} · "
         words = Text(options.clean(held))
-        words.append(_programs([each.name or "?" for each in alike], options, options.measure - 8))
+        words.append(_programs([one_line(each.name or "?") for each in alike], options, options.measure - 8))
     words.append(options.clean(f": {first.why}"))
     if first.command:
         example = "" if len(alike) == 1 else "for example: "
@@ -258,7 +259,7 @@ def _piece(each: Skipped) -> str:
 def _whom(step: Step, options: RenderOptions) -> str:
     if step.target is None:
         return f"{step.kind} GPU {', '.join(map(str, step.gpus))}"
-    name = options.short(step.target.command, 40)
+    name = options.short(one_line(step.target.command), 40)
     return f"{step.kind} pid {step.target.process.pid} ({name})"
 
 
@@ -280,7 +281,7 @@ def reset(
     done = receipt.outcomes[0]
     return Group(
         Text(f"GPU {gpu}: reset {done.status}", style="bold"),
-        paragraph("  ", Text(options.clean(done.message or "")), options),
+        paragraph("  ", done.message or "", options),
     )
 
 
@@ -291,7 +292,7 @@ def _blocked(gpu: int, blockers: tuple[Blocker, ...], options: RenderOptions) ->
         held = "" if each.nbytes is None else size(each.nbytes)
         words = Text(options.clean(" · ".join(part for part in (who, held, each.why) if part)))
         if each.name:
-            words.append("\n" + options.short(each.name, options.measure - 8), style="dim")
+            words.append("\n" + options.short(one_line(each.name), options.measure - 8), style="dim")
         if each.command:
             words.append("\n" + options.clean(each.command), style="bold")
         yield paragraph(f"{number}. ", words, options, indent=2)

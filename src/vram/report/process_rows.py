@@ -26,16 +26,18 @@ _HIDDEN_BY = {
 class ProcessRow(Struct, frozen=True, kw_only=True):
     """A process and the GPU memory that it holds; or memory that no visible process accounts for.
 
-    ``gpus`` are numbers, or MIG devices such as "0:1". ``nbytes`` is the sum over them, None where
-    the driver does not report it. ``pid`` is None where there is no process to name; under WSL2 it
-    may be a Windows pid (state "windows"). ``dead_pids`` are the dead owners of memory that a ghost
-    holds, ``co_holders`` the others that hold the same bytes, ``workers`` the processes that hold
-    nothing of their own and belong to this one. ``group`` is the container, job or unit.
+    ``places`` are its GPUs as people write them: numbers, or MIG devices such as "0:1"; ``nbytes_by_place``
+    has their sizes, and ``nbytes`` the sum, None where the driver does not report it. ``pid`` is None where
+    there is no process to name; under WSL2 it may be a Windows pid (state "windows"). ``dead_pids`` are the
+    dead owners of memory that a ghost holds, ``co_holders`` the others that hold the same bytes, ``workers``
+    the processes that hold nothing of their own and belong to this one. ``group`` is the container, job or
+    unit.
     """
 
-    gpus: tuple[str, ...]
+    gpus: tuple[int, ...]
+    places: tuple[str, ...]
     nbytes: int | None
-    nbytes_by_gpu: dict[str, int | None]
+    nbytes_by_place: dict[str, int | None]
     pid: int | None
     started_at: int | None = None
     user: str | None = None
@@ -53,21 +55,20 @@ class ProcessRow(Struct, frozen=True, kw_only=True):
 
     @property
     def trouble(self) -> bool:
-        """Whether somebody should do something about it."""
+        """Whether its user should act on it."""
         return STATES[self.state].trouble
 
 
 class ProcessesReport(Struct, frozen=True, kw_only=True):
     """``vram ps --json``. The rows are in the order of the table."""
 
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     taken_at: str
     host: HostFacts
     processes: tuple[ProcessRow, ...]
 
 
 def report(ledger: Ledger, processes: tuple[ProcessRow, ...]) -> ProcessesReport:
-    """Return *processes* as `vram ps --json` has them."""
     return ProcessesReport(taken_at=ledger.taken_at, host=ledger.host, processes=processes)
 
 
@@ -92,7 +93,7 @@ def rank(row: ProcessRow) -> tuple[bool, bool, int, int]:
 _ORDERS: dict[str, Callable[[ProcessRow], tuple[Any, ...]]] = {
     "trouble": rank,
     "size": lambda row: (-(row.nbytes or 0),),
-    "gpu": lambda row: tuple(map(place_order, row.gpus)),
+    "gpu": lambda row: tuple(map(place_order, row.places)),
     "pid": lambda row: (row.pid or 0,),
     "user": lambda row: (row.user or "",),
     "age": lambda row: (-(row.age_s or 0.0),),
@@ -116,9 +117,10 @@ def _row(hold: Hold, *, shows_workers: bool = True) -> ProcessRow:
     if hold.parked is not None:
         by_place = {str(gpu): 0 for gpu in hold.parked.gpus}
     return ProcessRow(
-        gpus=tuple(by_place),
+        gpus=tuple(sorted({int(place.partition(":")[0]) for place in by_place})),
+        places=tuple(by_place),
         nbytes=hold.nbytes,
-        nbytes_by_gpu=by_place,
+        nbytes_by_place=by_place,
         pid=_pid(hold),
         started_at=holder.started_at if holder else None,
         user="Windows" if hold.what == "windows" else holder.user if holder else None,
@@ -176,19 +178,19 @@ def _notes(hold: Hold, workers: tuple[Holder, ...]) -> Iterator[str]:
 
 def _whose(hold: Hold) -> str:
     if not hold.holders:
-        return "dead; no visible process has its files"
+        return "dead; its holder is not known"
     likely = "" if hold.certain else "likely "
     owner = "a dead exporter" if hold.dead_pid is None else f"dead pid {hold.dead_pid}"
     return f"{likely}memory of {owner}"
 
 
 def _stand_alone(ledger: Ledger, holds: Sequence[Hold]) -> Iterator[ProcessRow]:
-    """A row for everybody who has a GPU's files open and none yet."""
+    """A row for each process that has a GPU's files open and no row yet."""
     seen = {identity(hold.holder) for hold in holds if hold.what in ("process", "ghost")}
     for holder, state, note in _without_row(ledger, holds):
         if identity(holder) not in seen:
             seen.add(identity(holder))
-            yield _row_of_files(holder, state, note)
+            yield row_of_files(holder, state, note)
 
 
 def _without_row(ledger: Ledger, holds: Sequence[Hold]) -> Iterator[tuple[Holder, State, str]]:
@@ -207,11 +209,13 @@ def _without_row(ledger: Ledger, holds: Sequence[Hold]) -> Iterator[tuple[Holder
         yield opened.holder, "open", note
 
 
-def _row_of_files(holder: Holder, state: State, note: str) -> ProcessRow:
+def row_of_files(holder: Holder, state: State, note: str) -> ProcessRow:
+    """The row of a process that holds nothing of its own."""
     return ProcessRow(
         gpus=(),
+        places=(),
         nbytes=0,
-        nbytes_by_gpu={},
+        nbytes_by_place={},
         pid=holder.pid,
         started_at=holder.started_at,
         user=holder.user,

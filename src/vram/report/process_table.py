@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from vram.model.hold import STATES
 from vram.report.layout import RenderOptions
+from vram.report.phrases import one_line
 from vram.report.process_rows import ProcessRow
 from vram.units import size
 
@@ -38,9 +39,9 @@ def age(seconds: float | None) -> str:
 
 def gpu_names(row: ProcessRow) -> str:
     """Return the GPUs of a row, with ranges: 0-3,7."""
-    if not all(place.isdigit() for place in row.gpus):
-        return ",".join(row.gpus) or "-"
-    return ranges(map(int, row.gpus)) or "-"
+    if not all(place.isdigit() for place in row.places):
+        return ",".join(row.places) or "-"
+    return ranges(map(int, row.places)) or "-"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -60,8 +61,8 @@ def row_size(row: ProcessRow) -> str:
 
 
 def command_line(row: ProcessRow) -> str:
-    """Return the command line without the folder of its program."""
-    program, blank, rest = (row.command or "-").partition(" ")
+    """Return the command line without the folder of its program, in one line."""
+    program, blank, rest = one_line(row.command or "-").partition(" ")
     return (program.rpartition("/")[2] or program) + blank + rest
 
 
@@ -94,21 +95,22 @@ def process_lines(
     options: RenderOptions,
     *,
     columns: Sequence[str] = USUAL,
-    cut: bool = True,
     heading: bool = True,
+    more: Mapping[str, Column] = {},
 ) -> list[Text]:
-    """Return the heading and a line for each row; without *cut* no value is shortened to fit the width."""
-    table = [[_value(COLUMNS[name], row, options, cut) for name in columns] for row in shown]
+    """Return the heading and a line for each row; *more* are columns beside those that `vram ps` has."""
+    known = [{**COLUMNS, **more}[name] for name in columns]
+    table = [[_value(column, row, options) for column in known] for row in shown]
     widths = [max((cell_len(line[at]) for line in table), default=0) for at in range(len(columns))]
     if heading:
-        widths = [max(width, len(COLUMNS[name].heading)) for width, name in zip(widths, columns, strict=True)]
-    fit = _fit_command(widths, columns, shown, options) if cut and "command" in columns else None
-    lines = [_heading(columns, widths)] if heading else []
+        widths = [max(width, len(column.heading)) for width, column in zip(widths, known, strict=True)]
+    fit = _fit_command(widths, columns, shown, options) if options.cut and "command" in columns else None
+    lines = [_heading(known, widths)] if heading else []
     for row, values in zip(shown, table, strict=True):
         own = list(widths)
         if fit is not None and row.note:
             own[columns.index("command")] = fit.width_beside(row, options)
-        lines.append(_process_line(row, values, own, columns, options, cut))
+        lines.append(_process_line(row, values, own, columns, known, options))
     return lines
 
 
@@ -125,9 +127,9 @@ class _Fit(NamedTuple):
         return max(self.beside_notes, min(needed, left))
 
 
-def _value(column: Column, row: ProcessRow, options: RenderOptions, cut: bool) -> str:
+def _value(column: Column, row: ProcessRow, options: RenderOptions) -> str:
     text = column.value(row)
-    return options.short(text, column.widest) if cut and column.heading != "COMMAND" else options.clean(text)
+    return options.clean(text) if column.heading == "COMMAND" else options.short(text, column.widest)
 
 
 def _fit_command(
@@ -143,10 +145,10 @@ def _fit_command(
     return _Fit(room, min(longest_command, max(min(_MIN_COMMAND_LENGTH, room), room - longest_note - 2)))
 
 
-def _heading(columns: Sequence[str], widths: Sequence[int]) -> Text:
+def _heading(columns: Sequence[Column], widths: Sequence[int]) -> Text:
     words = [
-        f"{COLUMNS[name].heading:{'>' if COLUMNS[name].right else '<'}{width}}"
-        for name, width in zip(columns, widths, strict=True)
+        f"{column.heading:{'>' if column.right else '<'}{width}}"
+        for column, width in zip(columns, widths, strict=True)
     ]
     return Text(" ".join(words).rstrip(), style="dim", no_wrap=True)
 
@@ -159,21 +161,30 @@ def _process_line(
     values: Sequence[str],
     widths: Sequence[int],
     columns: Sequence[str],
+    known: Sequence[Column],
     options: RenderOptions,
-    cut: bool,
 ) -> Text:
     style = _STYLES.get(row.state, "yellow" if row.trouble else "")
     line = Text(no_wrap=True, overflow="ignore")
-    for name, value, width in zip(columns, values, widths, strict=True):
+    for name, column, value, width in zip(columns, known, values, widths, strict=True):
         if line:
             line.append(" ")
-        text = options.short(value, width) if cut and name == "command" else value
+        text = options.short(value, width) if name == "command" else value
         blanks = " " * max(0, width - cell_len(text))
         own = style if name == "state" else "bold" if name in ("size", "command") and row.trouble else ""
-        line.append(blanks + text if COLUMNS[name].right else text + blanks, style=own)
+        line.append(blanks + text if column.right else text + blanks, style=own)
     if row.note and "command" in columns:
         room = options.width - line.cell_len - 2
-        note = options.clean(row.note) if not cut else options.short(row.note, room)
-        line.append("  ").append(note, style=style or "dim")
+        line.append("  ").append(_short_note(row.note, room, options), style=style or "dim")
     line.rstrip()
     return line
+
+
+def _short_note(note: str, width: int, options: RenderOptions) -> str:
+    """Leave out the last parts of a note that does not fit: its first one says what is wrong."""
+    parts = note.split(", ")
+    for count in range(len(parts), 0, -1):
+        shown = options.clean(", ".join((*parts[:count], *(["…"] if count < len(parts) else []))))
+        if not options.cut or cell_len(shown) <= width:
+            return shown
+    return options.short(note, width)

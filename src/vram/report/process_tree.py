@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.leftover import way_back
+from vram.ledger.holds import by_gpu, find_holds, overhead
 from vram.ledger.mig import mig_device
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, Sharing
 from vram.model.observation import HostFacts
@@ -131,11 +132,12 @@ def who(ledger: Ledger, by: str | None = None) -> WhoReport:
     below its parent or server only where both belong there.
     """
     builder = _TreeBuilder(by)
-    for gpu in ledger.gpus:
-        for entry in gpu.accounted:
-            builder.count(gpu, entry)
+    parts = by_gpu(find_holds(ledger), also=overhead(ledger))
+    for at, gpu in enumerate(ledger.gpus):
+        for part in parts.get(at, ()):
+            builder.count(gpu, part.entry)
         for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
-            if entry.holder is not None:
+            if entry.holder is not None and entry.kind_facts.used and entry.nbytes != 0:
                 builder.count(gpu, entry, "system")
     for gpu in ledger.gpus:
         for each in gpu.open_only:
@@ -171,8 +173,6 @@ class _TreeBuilder:
         return self.nodes[identity]
 
     def count(self, gpu: GpuLedger, entry: Entry, kind: str | None = None) -> None:
-        if not entry.kind_facts.used or entry.nbytes == 0:
-            return
         held = HeldBytes(
             gpu=gpu.index,
             kind=kind or entry.kind,

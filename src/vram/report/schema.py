@@ -18,8 +18,7 @@ from vram.model.slurm import HookResult
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
-from vram.report.trace_fit import FitReport
-from vram.report.trace_json import TraceDiffReport, TraceReport
+from vram.trace_report.json import FitReport, TraceDiffReport, TraceReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
 REPORTS: dict[str, Any] = {

@@ -2,23 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from vram.diagnosis.engine import rule_name
+from vram.diagnosis.leftover import GHOST_CODES
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Ledger
-from vram.report.gpu_bars import gpu_bars, gpu_lines
-from vram.report.layout import SEVERITIES, RenderOptions, padded
+from vram.model.ledger import Entry, GpuLedger, Kind, Ledger, known_bytes
+from vram.report.entries import device_names, drawn_kinds, instance_entries, profile
+from vram.report.layout import SEVERITIES, RenderOptions, legend, padded
 from vram.report.phrases import gpu_label
 from vram.report.process_rows import ProcessRow, rows
 from vram.report.process_table import NARROW, USUAL, process_lines
-from vram.report.text import gaps, masthead
-from vram.units import size
+from vram.report.text import gaps, gpu_range, masthead
+from vram.units import GIB, MIB, size
+
+# ---- a bar for each GPU, as many side by side as fit ----
+
+_NARROWEST_CELL = 38
+_WIDEST_BAR = 60
+_NARROWEST_BAR = 8
+_MAX_INSTANCES = 16
+"""Past so many MIG instances each GPU has one bar again; `vram why --gpu N` has them all."""
+_VIRTUAL = " (virtual)"
+_MAKERS = ("NVIDIA ", "AMD ", "Intel(R) ", "Intel ", "GeForce ", "Tesla ", "Quadro ")
+
+
+class GpuBar(NamedTuple):
+    """One GPU or MIG instance: its label, its bytes by kind, and its figures; or what is wrong with it."""
+
+    label: str
+    entries: Sequence[Entry]
+    figures: str
+    complaint: str = ""
+    gpu: int = 0
+
+
+def gpu_bars(ledger: Ledger) -> list[GpuBar]:
+    """Return a bar for each GPU; for each instance of one that is divided by MIG, while these are few."""
+    divided = sum(len(gpu.instances) for gpu in ledger.gpus) <= _MAX_INSTANCES
+    return [bar._replace(gpu=gpu.index) for gpu in ledger.gpus for bar in _bars(gpu, divided)]
+
+
+def _bars(gpu: GpuLedger, divided: bool) -> Iterator[GpuBar]:
+    if divided and gpu.mig is None and gpu.instances:
+        for instance in gpu.instances:
+            entries = instance_entries(gpu, instance)
+            label = f"MIG {device_names(gpu, instance)} {profile(instance)}"
+            yield GpuBar(label, entries, used_of(entries, instance.total_bytes), instance.message or "")
+        return
+    label = f"{gpu_label(gpu)} {_model_name(gpu)}".rstrip()
+    complaint = ""
+    if gpu.status not in ("ok", "denied") or gpu.total_bytes is None:
+        complaint = f"{gpu.status}: {gpu.message}" if gpu.message else gpu.status
+    if gpu.total_bytes == 0 and gpu.system is not None:
+        yield GpuBar(label, (), f"{size(known_bytes(gpu.system.entries))} host", complaint)
+    else:
+        yield GpuBar(label, gpu.entries, used_of(gpu.entries, gpu.total_bytes), complaint)
+
+
+def _model_name(gpu: GpuLedger) -> str:
+    name = gpu.name
+    for maker in _MAKERS:
+        name = name.removeprefix(maker)
+    # The label says "GPU" already.
+    words = [name.removeprefix("GPU").strip()]
+    if gpu.facts is not None and gpu.facts.virtual and "virtual" not in name.lower():
+        words.append(_VIRTUAL.strip())
+    return " ".join(filter(None, words))
+
+
+def used_of(entries: Sequence[Entry], total: int | None) -> str:
+    """Return "62.1/80.0 GiB"; what no MIG instance was given, and what may be free, is not used."""
+    if not total:
+        return ""
+    unused = known_bytes(entry for entry in entries if entry.kind in ("free", "unreported", "unassigned"))
+    least = ">=" if any(entry.kind == "unreported" and entry.nbytes for entry in entries) else ""
+    scale, unit = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
+    return f"{least}{(total - unused) / scale:.1f}/{total / scale:.1f} {unit}"
+
+
+def gpu_lines(bars: Sequence[GpuBar], options: RenderOptions, *, side_by_side: bool = True) -> list[Text]:
+    """Lay the bars out, side by side where there is room, with a legend where they are in colour."""
+    if not bars:
+        return []
+    most = max(1, (options.width + 2) // (_NARROWEST_CELL + 2)) if side_by_side else 1
+    abreast = -(-len(bars) // -(-len(bars) // most))
+    width = (options.width - 2 * (abreast - 1)) // abreast
+    figures = max(len(bar.figures) for bar in bars)
+    shape = _bar_shape(width, _longest_label(bars, options), figures)
+    if shape.label < _longest_label(bars, options):
+        bars = [bar._replace(label=bar.label.removesuffix(_VIRTUAL)) for bar in bars]
+        shape = _bar_shape(width, _longest_label(bars, options), figures)
+    if shape.label < _longest_label(bars, options):  # which GPU it is matters more than its model
+        bars = [bar._replace(label=" ".join(bar.label.split()[:2])) for bar in bars]
+        shape = _bar_shape(width, _longest_label(bars, options), figures)
+    cells = [_bar_cell(bar, width, shape, options) for bar in bars]
+    lines = [Text("  ").join(cells[at : at + abreast]) for at in range(0, len(cells), abreast)]
+    return lines + legend({kind for bar in bars for kind, _ in _drawn(bar, shape)}, options)
+
+
+def _longest_label(bars: Sequence[GpuBar], options: RenderOptions) -> int:
+    return max(cell_len(options.clean(bar.label)) for bar in bars)
+
+
+class _Shape(NamedTuple):
+    label: int
+    bar: int
+    figures: int
+
+
+def _bar_shape(width: int, labels: int, figures: int) -> _Shape:
+    """Divide a cell; the bar gets what is left, and the label gives way where that is too little."""
+    bar = min(_WIDEST_BAR, max(_NARROWEST_BAR, width - labels - figures - 2))
+    return _Shape(max(5, min(labels, width - bar - figures - 2)), bar, figures)
+
+
+def _drawn(bar: GpuBar, shape: _Shape) -> list[tuple[Kind, int]]:
+    """The kinds that have cells in the bar, and how many each."""
+    if bar.complaint or not bar.figures or not bar.entries:
+        return []
+    return drawn_kinds(bar.entries, shape.bar)
+
+
+def _bar_cell(bar: GpuBar, width: int, shape: _Shape, options: RenderOptions) -> Text:
+    label = options.short(bar.label, shape.label)
+    cell = Text(no_wrap=True)
+    cell.append(padded(label, shape.label), style="bold").append(" ")
+    if bar.complaint:
+        words = options.short(bar.complaint, width - shape.label - 1)
+        return cell.append(padded(words, width - shape.label - 1), style="bold red")
+    drawn = _drawn(bar, shape)
+    if drawn:
+        for kind, cells in drawn:
+            cell.append(*options.swatch(kind, cells))
+        cell.append(f" {bar.figures:>{shape.figures}}")
+    else:
+        cell.append(bar.figures)
+    cell.append(" " * max(0, width - cell.cell_len))
+    return cell
+
 
 # ---- problems: what it is, and the one command ----
 
@@ -35,18 +164,83 @@ LEADS = {
 
 def problem_lines(finding: Finding, certainty: str, options: RenderOptions, source: str = "") -> list[Text]:
     """Return two lines: what was found, and what to do; *source* makes `vram why` read the same snapshot."""
-    glyph, ascii_glyph, style = SEVERITIES[finding.severity]
-    mark = ascii_glyph if options.ascii else glyph
-    where = f"{_gpus(finding.gpus)}: " if finding.gpus and "GPU" not in finding.title else ""
-    title = options.clean(f"{where}{finding.title}")
+    mark, style = options.mark(SEVERITIES[finding.severity])
+    title = options.clean(f"{_place(finding)}{finding.title}")
     # How sure it is gives way to the title; `vram why PID` says it, too.
     codes = (", ".join(filter(None, (finding.code, certainty))), finding.code)
     code = next((each for each in codes if cell_len(title) + len(each) + 4 <= options.measure), finding.code)
     room = options.measure - len(code) - 4
     shown = padded(options.short(title, room), room)
-    first = Text(no_wrap=True).append(f"{mark} ", style=style).append(shown, style="bold")
+    first = Text(no_wrap=True, overflow="ignore").append(f"{mark} ", style=style).append(shown, style="bold")
     first.append(f"  {code}", style="dim")
     return [first, _what_to_do(finding, options, source)]
+
+
+class ProblemBlock(NamedTuple):
+    """Findings of one kind that one command answers: a heading, a line for each where they are several."""
+
+    heading: Text
+    items: Sequence[Text]
+    what_to_do: Text
+
+    def in_lines(self, count: int, where: str) -> list[Text]:
+        """As many of the items as fit *count* lines, and how many more there are."""
+        room = count - 2
+        if len(self.items) <= room:
+            return [self.heading, *self.items, self.what_to_do]
+        more = Text(f"  +{len(self.items) - room + 1} more: {where}", style="dim")
+        return [self.heading, *self.items[: room - 1], more, self.what_to_do]
+
+
+def problem_blocks(
+    findings: Sequence[Finding], ledger: Ledger, options: RenderOptions, source: str = ""
+) -> list[ProblemBlock]:
+    """Return *findings* in their order, those of one kind together where one command answers all of them."""
+    alike: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        remedy = the_remedy(finding)
+        step = "" if remedy is None else f"{remedy.step} {_without_pids(remedy)}"
+        alike.setdefault((finding.code, finding.severity, step), []).append(finding)
+    return [_block(group, options, source) for group in alike.values()]
+
+
+def _without_pids(remedy: Remedy) -> str:
+    """The command of a remedy up to the pids at its end, where it ends in those that it is for."""
+    return remedy.command.removesuffix(" ".join(map(str, remedy.pids))) if remedy.pids else remedy.command
+
+
+def _block(group: list[Finding], options: RenderOptions, source: str) -> ProblemBlock:
+    if len(group) == 1:
+        heading, what_to_do = problem_lines(group[0], certainty(group[0]), options, source)
+        return ProblemBlock(heading, (), what_to_do)
+    nbytes = sum(finding.nbytes or 0 for finding in group)
+    kind = "ghosts" if group[0].code in GHOST_CODES else f"times {rule_name(group[0].code)}"
+    together = replace(
+        group[0],
+        title=f"{len(group)} {kind}" + (f", {size(nbytes)}" if nbytes else ""),
+        gpus=tuple(sorted({gpu for finding in group for gpu in finding.gpus})),
+        remedies=_together(group),
+    )
+    sure = {certainty(finding) for finding in group}
+    heading, what_to_do = problem_lines(together, sure.pop() if len(sure) == 1 else "", options, source)
+    return ProblemBlock(heading, [_item(finding, options) for finding in group], what_to_do)
+
+
+def _item(finding: Finding, options: RenderOptions) -> Text:
+    line = options.short(f"  {_place(finding)}{finding.title}", options.measure)
+    return Text(line, no_wrap=True, overflow="ignore")
+
+
+def _together(group: Sequence[Finding]) -> tuple[Remedy, ...]:
+    """The remedy of all these findings: one command, for the processes of each of them."""
+    remedies = [remedy for finding in group if (remedy := the_remedy(finding)) is not None]
+    if not remedies:
+        return ()
+    first = remedies[0]
+    pids = tuple(dict.fromkeys(pid for remedy in remedies for pid in remedy.pids))
+    start = _without_pids(first)
+    command = start + " ".join(map(str, pids)) if start != first.command else first.command
+    return (replace(first, command=command, pids=pids),)
 
 
 def _what_to_do(finding: Finding, options: RenderOptions, source: str) -> Text:
@@ -81,23 +275,16 @@ def the_remedy(finding: Finding) -> Remedy | None:
     return next(iter((*acting, *others)), None)
 
 
-def _gpus(numbers: Sequence[int]) -> str:
-    return f"GPU{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+def _place(finding: Finding) -> str:
+    return f"{gpu_range(finding.gpus)}: " if finding.gpus and "GPU" not in finding.title else ""
 
 
-def _certainty(finding: Finding, ledger: Ledger) -> str:
+def certainty(finding: Finding) -> str:
     """Say "certain" or "likely" where the finding is about who holds memory of a dead owner."""
-    entries = [
-        entry
-        for gpu in ledger.gpus
-        for entry in gpu.accounted
-        if gpu.index in finding.gpus
-        and entry.kind in ("orphaned", "exported")
-        and not {holder.pid for holder in entry.holders}.isdisjoint(finding.pids)
-    ]
-    if not entries:
+    ghosts = [hold for hold in finding.holds if hold.what == "ghost"]
+    if not any(hold.has_holders for hold in ghosts):
         return ""
-    return "certain" if all(entry.confidence == "fact" for entry in entries) else "likely"
+    return "certain" if all(hold.certain for hold in ghosts) else "likely"
 
 
 # ---- the screen ----
@@ -115,7 +302,6 @@ def screen(
     options: RenderOptions,
     *,
     height: int | None = None,
-    cut: bool = True,
     source: str = "",
 ) -> RenderableType:
     """Return the whole answer in at most *height* lines; None: as many as it takes.
@@ -126,7 +312,7 @@ def screen(
     top += gpu_lines(gpu_bars(ledger), options)
     if not ledger.gpus:
         top.append(Text("No GPU was found."))
-    everybody = rows(ledger)
+    found = rows(ledger)
     problems = [finding for finding in findings if finding.severity != "info"]
     missing = [
         Text(line, style="yellow")
@@ -135,22 +321,19 @@ def screen(
     ]
     taken = len(top) + 2 + (len(missing) + 1 if missing else 0)
     room = None if height is None else max(4, height - taken)
-    row_count, problem_count = _shares(len(everybody), len(problems), room)
+    blocks = problem_blocks(problems, ledger, options, source)
+    row_count, problem_room = _shares(len(found), sum(2 + len(block.items) for block in blocks), room)
     lines = [*top, Text()]
-    if everybody:
+    if found:
         columns = USUAL if options.width >= 60 else NARROW
-        lines += process_lines(everybody[:row_count], options, columns=columns, cut=cut)
+        lines += process_lines(found[:row_count], options, columns=columns)
     elif ledger.gpus:
         lines.append(Text("No process holds GPU memory."))
-    if everybody[row_count:]:
-        lines.append(_surplus(everybody[row_count:]))
+    if found[row_count:]:
+        lines.append(_surplus(found[row_count:]))
     if problems:
         lines.append(Text())
-    for finding in problems[:problem_count]:
-        lines += problem_lines(finding, _certainty(finding, ledger), options, source)
-    if problems[problem_count:]:
-        more = len(problems) - problem_count
-        lines.append(Text(f"+{more} more finding{'s' * (more > 1)}: vram why -v{source}", style="dim"))
+    lines += _fit_blocks(blocks, problem_room, f"vram why -v{source}")
     if missing:
         lines += [Text(), *missing]
     return Group(*lines)
@@ -172,16 +355,27 @@ def unseen(ledger: Ledger) -> list[str]:
     return gaps(replace(ledger, probes=probes)) + unasked
 
 
-def _shares(row_count: int, problem_count: int, room: int | None) -> tuple[int, int]:
-    """Divide *room* lines between rows and problems, two lines each; a line says what is left out."""
+def _fit_blocks(blocks: Sequence[ProblemBlock], room: int, where: str) -> list[Text]:
+    """The blocks in at most *room* lines, and what is left out; the first one is always there."""
+    lines: list[Text] = []
+    for at, block in enumerate(blocks):
+        left = room - len(lines) - (at + 1 < len(blocks))  # a line says that there are others
+        if at and left < 2 + min(2, len(block.items)):
+            more = sum(max(1, len(other.items)) for other in blocks[at:])
+            return [*lines, Text(f"+{more} more finding{'s' * (more > 1)}: {where}", style="dim")]
+        lines += block.in_lines(max(left, 2 + min(2, len(block.items))), where)
+    return lines
+
+
+def _shares(row_count: int, problem_lines: int, room: int | None) -> tuple[int, int]:
+    """Divide *room* lines between rows and problems; a line says how many rows are left out."""
     if room is None:
-        return row_count, problem_count
-    if problem_count:
+        return row_count, problem_lines
+    if problem_lines:
         room -= 1  # the blank line before them
-    if row_count + 2 * problem_count <= room:
-        return row_count, problem_count
-    for_problems = min(problem_count, max(1, (room // 2 - 1) // 2))
-    for_rows = room - 2 * for_problems - (for_problems < problem_count)
-    if row_count <= for_rows:  # rows need less than their share: more problems fit
-        return row_count, (room - 1 - row_count) // 2
-    return max(1, for_rows - 1), for_problems
+    if row_count + problem_lines <= room:
+        return row_count, problem_lines
+    for_problems = min(problem_lines, max(2, room // 2))
+    if row_count <= room - for_problems:  # rows need less than their share: more problems fit
+        return row_count, room - row_count
+    return max(1, room - for_problems - 1), for_problems

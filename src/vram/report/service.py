@@ -13,8 +13,6 @@ _MAX_LENGTH = 200
 
 
 class PartState(Struct, frozen=True):
-    """One part of the service."""
-
     name: str
     status: str
     message: str = ""
@@ -32,8 +30,6 @@ class HealthState(Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(Struct, frozen=True, kw_only=True):
-    """A policy, as the service reports it."""
-
     name: str
     do: str
     mode: str
@@ -42,8 +38,6 @@ class PolicyState(Struct, frozen=True, kw_only=True):
 
 
 class DecisionState(Struct, frozen=True, kw_only=True):
-    """A decision, as the service reports it."""
-
     at: str
     policy: str
     do: str
@@ -55,14 +49,12 @@ class DecisionState(Struct, frozen=True, kw_only=True):
 
 
 class PoliciesState(Struct, frozen=True, kw_only=True):
-    """Policies and decisions."""
-
     policies: tuple[PolicyState, ...] = ()
     decisions: tuple[DecisionState, ...] = ()
 
 
 class WaiterState(Struct, frozen=True, kw_only=True):
-    """Somebody who waits for room."""
+    """A user who waits for room."""
 
     uid: int
     nbytes: int
@@ -105,10 +97,10 @@ def _lines(found: ServiceStatus, most_decisions: int) -> Iterator[str]:
     if decisions:
         yield "decisions, newest first"
     for decision in decisions:
-        yield f"  {decision.at}  {decision.policy}: {_decided(decision)}"
+        yield f"  {decision.at}  {decision.policy}: {_describe_decision(decision)}"
 
 
-def _decided(decision: DecisionState) -> str:
+def _describe_decision(decision: DecisionState) -> str:
     freed = f", {size(decision.freed_bytes)} freed" if decision.freed_bytes else ""
     if decision.verdict != "act":
         return f"{decision.verdict}: would {decision.do}: {decision.reason}"

@@ -33,7 +33,6 @@ _VERDICT = {
 
 
 def json(result: HookResult) -> bytes:
-    """The whole result as one object."""
     return encode(result)
 
 

@@ -67,5 +67,5 @@ def draw(render: Callable[[RenderOptions], RenderableType], *, prompt: str, widt
         emoji=False,
     )
     console.print(Text.assemble(("$ ", "green"), (prompt, "bold")))
-    console.print(render(RenderOptions(width=width, painted=True)))
+    console.print(render(RenderOptions(width=width, painted=True, colored=True)))
     return console.export_svg(title=prompt, theme=_CALM, code_format=_FRAME.replace("{fonts}", FONTS))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from textwrap import indent as indented
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.finding import Finding
+from vram.model.finding import Finding, Harm, Remedy
 from vram.model.ledger import GpuLedger, Ledger, OpenOnly, known_bytes
-from vram.report.advice import advice
-from vram.report.entries import divided_tables, entries_table, part_table
-from vram.report.layout import KIND_STYLES, SEVERITIES, RenderOptions, apportion, paragraph
-from vram.report.phrases import command, gpu_label, identity, memory_figures, parked_process
+from vram.report.entries import divided_tables, drawn_kinds, entries_table, part_table
+from vram.report.layout import SEVERITIES, RenderOptions, paragraph
+from vram.report.phrases import command, gpu_label, identity, memory_figures, one_line, parked_process
+from vram.report.process_table import ranges
 from vram.units import counted, size
 
-# Nobody reads thousands of lines that are alike; JSON and `vram who` have them all.
+# A reader cannot use thousands of lines that are alike; JSON and `vram who` have them all.
 _MAX_OPEN_ONLY = 32
 _MAX_EVIDENCE = 32
 # A node with 500 healthy workers has 500 findings that say so. JSON has them all.
@@ -52,26 +54,27 @@ def process(
 
     *family* are the lines of the processes that it belongs to, *inside* what it answered about its arrays.
     """
-    return Group(masthead(ledger, options), *process_blocks(ledger, findings, notes, family, inside, options))
+    blocks = process_blocks(ledger, findings, options, notes=notes, family=family, inside=inside)
+    return Group(masthead(ledger, options), *blocks)
 
 
 def process_blocks(
     ledger: Ledger,
     findings: tuple[Finding, ...],
-    notes: tuple[str, ...],
-    family: Sequence[Text],
-    inside: Sequence[RenderableType],
     options: RenderOptions,
+    *,
+    notes: tuple[str, ...] = (),
+    family: Sequence[Text] = (),
+    inside: Sequence[RenderableType] = (),
 ) -> list[RenderableType]:
     """The same, block by block, without where and when it was read."""
     blocks: list[RenderableType] = []
-    for gpu in ledger.gpus:
+    for gpu in filter(_has_entries, ledger.gpus):
         entries = (*gpu.entries, *(gpu.system.entries if gpu.system else ()))
         blocks += [Text(), Text(f"{gpu_label(gpu)}  {options.clean(gpu.name)}", style="bold")]
-        if entries:
-            blocks.append(part_table(entries, gpu.total_bytes, options))
-        blocks += _open_only(gpu.open_only, options)
-    blocks += [paragraph("note: ", Text(options.clean(note)), options, indent=2) for note in notes]
+        blocks.append(part_table(entries, gpu.total_bytes, options))
+    blocks += [paragraph("", words, options) for words in open_words(ledger)]
+    blocks += [paragraph("note: ", note, options, indent=2) for note in notes]
     if inside:
         blocks += [Text(), *inside]
     if family:
@@ -79,6 +82,26 @@ def process_blocks(
     blocks += _causes(findings, _evidence_shown(ledger), options, full=True)
     blocks += advice(findings, options)
     return blocks
+
+
+def open_words(ledger: Ledger) -> Iterator[str]:
+    """What a process has open without holding memory there, of a ledger that was narrowed to it."""
+    idle = [gpu for gpu in ledger.gpus if not _has_entries(gpu)]
+    if idle:
+        also = "also has" if len(idle) < len(ledger.gpus) else "has"
+        yield f"{also} {gpu_range([gpu.index for gpu in idle])} open, holds nothing there"
+    exported = sum(each.exported_bytes or 0 for gpu in ledger.gpus for each in gpu.open_only)
+    if exported:
+        yield f"has a handle on {size(exported)} that is charged to the process that allocated it"
+
+
+def gpu_range(numbers: Sequence[int]) -> str:
+    """Return "GPU 0", or "GPUs 1–7"."""
+    return f"GPU{'s' if len(numbers) > 1 else ''} {ranges(numbers).replace('-', '–')}"
+
+
+def _has_entries(gpu: GpuLedger) -> bool:
+    return bool(gpu.entries or gpu.system)
 
 
 def _evidence_shown(ledger: Ledger) -> set[str]:
@@ -121,7 +144,7 @@ def _gpu(gpu: GpuLedger, options: RenderOptions) -> Iterator[RenderableType]:
     elif gpu.total_bytes or gpu.entries:
         yield entries_table(gpu.entries, gpu.total_bytes, options)
     for note in gpu.notes:
-        yield paragraph("note: ", Text(options.clean(note.text)), options, indent=2)
+        yield paragraph("note: ", note.text, options, indent=2)
     yield from _system(gpu, options)
     yield from _open_only(gpu.open_only, options)
 
@@ -156,10 +179,8 @@ def _heading(gpu: GpuLedger, options: RenderOptions) -> Iterator[Text]:
 
 
 def _bar(gpu: GpuLedger, options: RenderOptions) -> Text:
-    kinds = list(KIND_STYLES)
-    sums = [known_bytes(entry for entry in gpu.entries if entry.kind == kind) for kind in kinds]
     bar = Text(no_wrap=True)
-    for kind, cells in zip(kinds, apportion(sums, options.width), strict=True):
+    for kind, cells in drawn_kinds(gpu.entries, options.width):
         bar.append(*options.swatch(kind, cells))
     return bar
 
@@ -186,7 +207,7 @@ def _parked(ledger: Ledger, options: RenderOptions) -> Iterator[RenderableType]:
         yield Text()
         yield Text("Parked: paused, in host memory", style="bold")
     for process in ledger.parked:
-        line = options.short(process.command or "", options.measure - 4)
+        line = options.short(one_line(process.command or ""), options.measure - 4)
         words = Text.assemble(options.clean(parked_process(process)), "\n", (line, "dim"))
         yield paragraph("- ", words, options, indent=2)
 
@@ -202,7 +223,7 @@ def _unseen(ledger: Ledger, options: RenderOptions) -> Iterator[RenderableType]:
         yield Text()
         yield Text("What could not be read", style="bold")
     for gap in found:
-        yield paragraph("- ", Text(options.clean(gap)), options, indent=2)
+        yield paragraph("- ", gap, options, indent=2)
 
 
 def gaps(ledger: Ledger) -> list[str]:
@@ -249,16 +270,14 @@ def _causes(
 def _cause(
     finding: Finding, shown: set[str], options: RenderOptions, in_full: bool
 ) -> Iterator[RenderableType]:
-    glyph, ascii_glyph, style = SEVERITIES[finding.severity]
-    title = Text.assemble((finding.code, style), " ", (options.clean(finding.title), "bold"))
-    if finding.nbytes is not None and size(finding.nbytes) not in finding.title:
-        title = Text.assemble(
-            (finding.code, style), f" {size(finding.nbytes)}: ", (options.clean(finding.title), "bold")
-        )
-    yield paragraph(f"{ascii_glyph if options.ascii else glyph} ", title, options, indent=2, style=style)
+    mark, style = options.mark(SEVERITIES[finding.severity])
+    is_sized = finding.nbytes is not None and size(finding.nbytes) not in finding.title
+    amount = f" {size(finding.nbytes or 0)}: " if is_sized else " "
+    title = Text.assemble((finding.code, style), amount, (options.clean(finding.title), "bold"))
+    yield paragraph(f"{mark} ", title, options, indent=2, style=style)
     if not in_full:
         return
-    yield paragraph("    ", Text(options.clean(finding.cause)), options)
+    yield paragraph("    ", finding.cause, options)
     fresh = [evidence for evidence in finding.evidence if evidence not in shown]
     for evidence in fresh[:_MAX_EVIDENCE]:
         yield paragraph("    - ", Text(options.clean(evidence), style="dim"), options)
@@ -273,3 +292,101 @@ def _left_out(counts: Counter[str], options: RenderOptions) -> Iterator[Renderab
         yield paragraph(
             "    ", Text(f"{count} more of {code}: `vram why --json` has them all", style="dim"), options
         )
+
+
+# ---- what to do: remedies of all findings, least harm first ----
+
+
+HARMS: dict[Harm, str] = {
+    "none": "does no harm",
+    "interrupts": "interrupts what runs",
+    "loses-work": "loses work that was not saved",
+    "affects-others": "affects others too",
+}
+
+
+class RankedRemedy(NamedTuple):
+    """A remedy, whom it is for where no command says so, and the findings it answers."""
+
+    remedy: Remedy
+    pids: list[int]
+    codes: list[str]
+
+
+def ordered(findings: tuple[Finding, ...]) -> list[RankedRemedy]:
+    """Return each remedy once, least harmful first."""
+    ranked: dict[tuple[str, str], RankedRemedy] = {}
+    for finding in findings:
+        for remedy in finding.remedies:
+            # The command says what happens; without one, the same words for two targets are one entry.
+            key = (remedy.command, "") if remedy.command else ("", remedy.text)
+            entry = ranked.setdefault(key, RankedRemedy(remedy, [], []))
+            entry.pids.extend(pid for pid in remedy.pids if pid not in entry.pids)
+            if finding.code not in entry.codes:
+                entry.codes.append(finding.code)
+    ranks = list(HARMS)
+    return sorted(ranked.values(), key=lambda entry: ranks.index(entry.remedy.harm))
+
+
+def advice(findings: tuple[Finding, ...], options: RenderOptions) -> Iterator[RenderableType]:
+    """Return the section, or nothing where nothing needs doing."""
+    ranked = ordered(findings)
+    if not ranked:
+        return
+    yield Text()
+    yield Text("What to do, least harm first", style="bold")
+    harm = None
+    for number, entry in enumerate(ranked, 1):
+        if entry.remedy.harm != harm:
+            harm = entry.remedy.harm
+            yield Text(f"  {HARMS[harm]}", style="dim")
+        mark = f"{number:>{len(str(len(ranked)))}}. "
+        yield paragraph(mark, _words(entry, options), options, indent=2)
+        if entry.remedy.command:
+            yield _command(entry.remedy.command, len(mark) + 2, options)
+
+
+def _words(entry: RankedRemedy, options: RenderOptions) -> Text:
+    pids = [f"pid {', '.join(map(str, entry.pids))}"] if entry.pids else []
+    notes = entry.codes if entry.remedy.command else [*entry.codes, *pids]
+    return Text(options.clean(entry.remedy.text)).append(options.clean(f"  {', '.join(notes)}"), style="dim")
+
+
+def _command(command: str, indent: int, options: RenderOptions) -> RenderableType:
+    lines = indented(pasteable(options.clean(command), options.width - indent), " " * indent)
+    # No padding: it would cut off a word that is longer than the line.
+    return Text(lines, style="bold", no_wrap=True, overflow="ignore")
+
+
+def pasteable(command: str, width: int) -> str:
+    """Break *command* between words with backslashes where it is wider than *width*."""
+    lines, line = [], ""
+    for word in _shell_words(command):
+        if line and len(line) + 1 + len(word) + 2 > width:
+            lines.append(line + " \\")
+            line = "  " + word
+        else:
+            line = f"{line} {word}" if line else word
+    return "\n".join([*lines, line])
+
+
+def _shell_words(command: str) -> Iterator[str]:
+    """Split at blanks outside quotes, keeping the quotes: the shell must read the same words."""
+    word, quote, escaped = "", "", False
+    for char in command:
+        if char == " " and not quote and not escaped:
+            if word:
+                yield word
+            word = ""
+            continue
+        word += char
+        if escaped:
+            escaped = False
+        elif char == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+    if word:
+        yield word

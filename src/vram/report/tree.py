@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.report.layout import RenderOptions
+from vram.report.layout import RenderOptions, label
 from vram.report.phrases import command, identity, parked_process, windows_process
 from vram.report.process_tree import HeldBytes, ProcessGroup, ProcessNode, WhoReport
 from vram.units import size
@@ -27,8 +27,8 @@ def who(report: WhoReport, options: RenderOptions) -> RenderableType:
     lines += _unnamed("Windows programs", windows, options)
     together = [held for held in report.unnamed if held.sharing == "together"]
     lines += _unnamed("together, of the processes above whose size is unknown", together, options)
-    nobodys = [held for held in report.unnamed if not held.windows and held not in together]
-    lines += _unnamed("charged to no process", nobodys, options)
+    unclaimed = [held for held in report.unnamed if not held.windows and held not in together]
+    lines += _unnamed("charged to no process", unclaimed, options)
     lines += _parked(report, options)
     if report.free_command:
         lines += [Text(options.clean(f"To free what dead owners left: {report.free_command}")), Text()]
@@ -37,15 +37,15 @@ def who(report: WhoReport, options: RenderOptions) -> RenderableType:
     return Group(*lines[:-1])
 
 
-def family(report: WhoReport, pid: int, options: RenderOptions) -> list[Text]:
-    """Return the tree that *pid* belongs to; nothing where it is alone."""
+def family(report: WhoReport, pid: int, options: RenderOptions, *, brief: bool = False) -> list[Text]:
+    """Return the tree that *pid* belongs to; nothing where it is alone. *brief*: a line for each process."""
     trees = ((group, root) for group in report.groups for root in group.processes)
     found = next(((group, root) for group, root in trees if root.children and pid in _pids(root)), None)
     if found is None:
         return []
     group, root = found
     lines = [_line("", "", Text(options.short(group.name, options.width)))] if group.name else []
-    lines += _node(root, "", True, options)
+    lines += _node(root, "", True, options, brief)
     more = len(lines) - _MAX_FAMILY_LENGTH
     if more > 1:
         lines[_MAX_FAMILY_LENGTH:] = [_line("", "", Text(f"{more} lines more: vram who", style="dim"))]
@@ -90,18 +90,20 @@ def _amount(group: ProcessGroup) -> str:
     return f"{size(group.nbytes)}+" if group.nbytes else "unknown"
 
 
-def _node(node: ProcessNode, prefix: str, is_last: bool, options: RenderOptions) -> Iterator[Text]:
+def _node(
+    node: ProcessNode, prefix: str, is_last: bool, options: RenderOptions, brief: bool = False
+) -> Iterator[Text]:
     below = prefix + ("   " if is_last else options.clean("│  "))
     fork = options.clean("└─ " if is_last else "├─ ")
     own = sum(held.nbytes or 0 for held in node.holds if held.shared_with is None and held.kind != "system")
     room = options.width - _SIZE_COLUMNS - len(below)
     yield _line(size(own) if own else "", prefix + fork, _who(node, room, options))
     stem = below + options.clean("│  " if node.children else "   ")
-    for fact in _facts(node):
+    for fact in () if brief else _facts(node):
         for part in wrap(options.clean(fact), max(12, room - 3)):
             yield _line("", stem, Text(part, style="dim"))
     for at, child in enumerate(node.children, 1):
-        yield from _node(child, below, at == len(node.children), options)
+        yield from _node(child, below, at == len(node.children), options, brief)
 
 
 def _who(node: ProcessNode, room: int, options: RenderOptions) -> Text:
@@ -112,7 +114,7 @@ def _who(node: ProcessNode, room: int, options: RenderOptions) -> Text:
     )
     line = command(node.holder)
     rest = room - cell_len(words) - len(dot)
-    if line and rest >= 8:
+    if line and (rest >= 8 or not options.cut):
         who.append(dot).append(options.short(line, rest), style="bold")
     return who
 
@@ -121,11 +123,7 @@ def _facts(node: ProcessNode) -> Iterator[str]:
     if not node.holder.visible:
         yield "not visible from here; it may still be running"
     elif not node.holder.alive:
-        below = (
-            ": the processes below hold its files"
-            if node.children
-            else "; no visible process holds its files"
-        )
+        below = ": the processes below hold its files" if node.children else "; its holder is not known"
         yield f"dead, but the driver still charges it{below}"
     elif orphaned := [held for held in node.holds if held.kind == "orphaned"]:
         yield _inherited(node, orphaned)
@@ -160,7 +158,7 @@ def _held_text(held: HeldBytes) -> str:
         return f"GPU {held.gpu}: unknown size{shared}"
     if held.windows:
         return f"GPU {held.gpu}: {size(held.nbytes)} {' · '.join(windows_process(held.windows))}"
-    kind = "of the machine's memory" if held.kind == "system" else held.kind
+    kind = "of the machine's memory" if held.kind == "system" else label(held.kind)
     if held.medium == "shared":
         kind += ", shared with other clients"
     place = f"GPU {held.gpu}" if held.mig is None else f"MIG {held.mig}"

@@ -77,7 +77,7 @@ class TextfileConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
 
 class ShowConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Whether readers over TCP see commands: as /proc shows them to everybody, never, or always."""
+    """Whether readers over TCP see commands: as /proc shows them to all users, never, or always."""
 
     commands: Literal["as-proc", "never", "always"] = "as-proc"
 
@@ -129,7 +129,7 @@ def load(path: str | None) -> ServeConfig:
 
 
 def _read(path: str) -> bytes:
-    """The file's bytes. Whoever can write it decides what the service does: only we or root may."""
+    """The file's bytes. Its writer decides what the service does: only we or root may be that."""
     file = open_plain(path)
     try:
         about = os.fstat(file)
@@ -209,7 +209,7 @@ def check(config: ServeConfig) -> None:
 
 
 def _require_known(tables: dict[str, Any], kind: type[Struct], path: str, before: str) -> None:
-    """Name the first key that nobody knows, and the nearest one that is known."""
+    """Name the first unknown key, and the nearest one that is known."""
     known = {each.encode_name: each for each in msgspec.structs.fields(kind)}
     for key, value in tables.items():
         if key not in known:

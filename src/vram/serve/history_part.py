@@ -1,6 +1,6 @@
 """The history as a part of the service: every reading is recorded, and questions are answered over HTTP.
 
-A disk that is full, a file of somebody else or a damaged one degrades this part alone: the service goes on,
+A disk that is full, another user's file or a damaged one degrades this part alone: the service goes on,
 and so does the recording as soon as it can.
 """
 
@@ -16,7 +16,7 @@ from vram.history.file import DAMAGE
 from vram.history.questions import MAX_ROWS, Questions, within
 from vram.history.store import HistoryStore
 from vram.history.times import read_time
-from vram.serve.part import PartHealth, ServicePart
+from vram.serve.part import PartHealth, ServicePart, gauge
 from vram.serve.viewer import Viewer, viewer
 from vram.serve.web.http import HttpRequest, HttpResponse, json_response, refusal
 
@@ -42,7 +42,7 @@ class HistoryPart(ServicePart):
         self._service = service
         self._trouble = ""
         self._notice = ""
-        self.store = self._made(service.config)
+        self.store = self._make_store(service.config)
 
     async def start(self) -> None:
         self._attempt(self._open)
@@ -59,7 +59,7 @@ class HistoryPart(ServicePart):
         self._attempt(record)
 
     async def reload(self, config: ServeConfig) -> None:
-        made = self._made(config)
+        made = self._make_store(config)
         if self.store is not None and made is not None and made.path == self.store.path:
             self.store.interval_s = config.interval_s
             self.store.limit(config.history.keep_s, config.history.most_bytes)
@@ -79,16 +79,11 @@ class HistoryPart(ServicePart):
         return PartHealth()
 
     def metrics(self) -> Iterable[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
-
         if self.store is not None:
-            yield GaugeMetricFamily(
-                "vram_history_size_bytes", "the history on the disk", value=self.store.nbytes
-            )
-            working = float(not self._trouble)
-            yield GaugeMetricFamily("vram_history_recording", "whether readings are recorded", value=working)
+            yield gauge("vram_history_size_bytes", "the history on the disk", self.store.nbytes)
+            yield gauge("vram_history_recording", "whether readings are recorded", not self._trouble)
 
-    def _made(self, config: ServeConfig) -> HistoryStore | None:
+    def _make_store(self, config: ServeConfig) -> HistoryStore | None:
         if not config.history.enabled:
             return None
         return HistoryStore(
@@ -169,7 +164,7 @@ def _answering(question: Question) -> Callable[[Service, HttpRequest], HttpRespo
         except NothingFound as error:
             return refusal(404, str(error), error.hint)
         except DAMAGE as error:
-            said = part.store.met(error)
+            said = part.store.fail(error)
             return refusal(503, str(said), said.hint)
         return json_response(report)
 

@@ -11,11 +11,11 @@ from msgspec import Struct
 from vram.errors import VramError
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
     from vram.serve.config import ServeConfig
-    from vram.serve.log import ServiceLog
     from vram.serve.state import Reading
+    from vram.serve.systemd import ServiceLog
 
 Health = Literal["ok", "degraded", "failed"]
 _WORST: tuple[Health, ...] = ("ok", "degraded", "failed")
@@ -30,6 +30,28 @@ class PartHealth(Struct, frozen=True):
 
 def worst(states: Iterable[Health]) -> Health:
     return max(states, key=_WORST.index, default="ok")
+
+
+Samples = float | Iterable[tuple[str | tuple[str, ...], float]]
+"""One value; or values by the label's, or by those of several labels."""
+
+
+def gauge(name: str, what: str, samples: Samples, *labels: str) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return _fill(GaugeMetricFamily(name, what, labels=labels), samples)
+
+
+def counter(name: str, what: str, samples: Samples, *labels: str) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    return _fill(CounterMetricFamily(name, what, labels=labels), samples)
+
+
+def _fill(family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
+    for values, number in [((), samples)] if isinstance(samples, int | float) else samples:
+        family.add_metric([values] if isinstance(values, str) else values, float(number))
+    return family
 
 
 class ServicePart(Protocol):

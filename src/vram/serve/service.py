@@ -7,29 +7,31 @@ anew where it does not answer. Requests are answered from the last reading, what
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
+import os
 import signal
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
-from vram.errors import VramError
+from vram import folders
+from vram.errors import AlreadyRunning, ConfigError, VramError
 from vram.live_reader import LiveReading, ReaderClient, ReaderOptions, release_heap
-from vram.serve import config as configuration
-from vram.serve.clock import Moment, ServiceClock, SystemClock
+from vram.model.moment import Moment, rfc3339
 from vram.serve.config import Places, ServeConfig
-from vram.serve.lock import StateFolder
-from vram.serve.log import ServiceLog
 from vram.serve.part import GuardedPart, Health, PartHealth, ServicePart, worst
 from vram.serve.state import Reading, ServiceState
-from vram.serve.systemd import SystemdNotifier
+from vram.serve.systemd import ServiceLog, SystemdNotifier
 
 CONFIRM_S = 1.0
 """What was there in one reading only is confirmed by another, this much later."""
 MAX_SHARE = 0.1
 """Of one core, for readings, whatever they meet: where each has to read everything, they come less often."""
 MAX_STRETCH_S = 30.0
-"""For which they come later than configured, at most: what is older than some of these counts as failed."""
+"""A reading comes at most this much later than configured; stale_after_s counts with it."""
 LATE_S = 15.0
 """Readings that come more seldom than this, and than every second interval, are late."""
 PART_S = 20.0
@@ -37,6 +39,8 @@ PART_S = 20.0
 CLOSE_S = 5.0
 COLLECT_AFTER = 100
 """Readings between two full collections; Python's own come too seldom in a process that runs for weeks."""
+_LOCK = "serve.lock"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class ReadingPort(Protocol):
@@ -52,6 +56,34 @@ class ReadingPort(Protocol):
     def close(self) -> None: ...
 
 
+class ServiceClock(Protocol):
+    """What the service knows of time."""
+
+    def now(self) -> Moment: ...
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """This machine's clocks."""
+
+    def __init__(self) -> None:
+        self._boot_id = _read_boot_id()
+
+    def now(self) -> Moment:
+        return Moment(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self._boot_id)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def _read_boot_id() -> str:
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return file.read(64).strip()
+    except (OSError, ValueError):
+        return ""
+
+
 class Service:
     """Everything that runs in the service's process; parts and routes get it whole."""
 
@@ -60,17 +92,15 @@ class Service:
         config: ServeConfig,
         places: Places,
         *,
-        config_path: str | None = None,
         reader: ReaderOptions | None = None,
         source: ReadingPort | None = None,
         clock: ServiceClock | None = None,
-        log: ServiceLog | None = None,
         load: Callable[[], ServeConfig] | None = None,
     ) -> None:
         self.config = config
         self.places = places
         self.clock = clock or SystemClock()
-        self.log = log or ServiceLog()
+        self.log = ServiceLog()
         self.state = ServiceState(self.clock.now())
         self.reader_options = reader or ReaderOptions()
         self.source: ReadingPort = source or ReaderClient(self.reader_options)
@@ -79,7 +109,7 @@ class Service:
         """What routes have made of a reading, by a name of theirs; forgotten with the next one."""
         self.reloaded_well = True
         self.reloaded_at: Moment = self.state.started
-        self._load = load or (lambda: configuration.load(config_path))
+        self._load = load or (lambda: config)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._arrived: asyncio.Future[LiveReading] | None = None
@@ -136,7 +166,7 @@ class Service:
         return next((each.part for each in self.parts if each.name == name), None)
 
     def read_soon(self) -> None:
-        """Have the next reading now: somebody acted, and the memory has changed."""
+        """Have the next reading now: an action has changed the memory."""
         self._hurry.set()
 
     # ---- its life ----
@@ -168,7 +198,7 @@ class Service:
         self._notifier.ready("reading every " + self.config.interval)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What nobody awaited has failed: a line, and no traceback for each."""
+        """A task failed that is not awaited: a line, and no traceback for each."""
         error = context.get("exception")
         self.log.error(f"{context.get('message', '')}: {type(error).__name__}: {error}")
 
@@ -215,7 +245,8 @@ class Service:
             self._log_error(found.error)
             cpu_s, changed = found.cpu_s, found.ledger is not None
             del found
-            await self._hand_on(reading)
+            for part in self.parts:
+                await part.call(part.part.on_reading(reading), PART_S)
             if changed:
                 release_heap()
             readings += 1
@@ -243,9 +274,8 @@ class Service:
                 return await self._arrived
         except TimeoutError:
             self.source.abandon()
-            return _failed(
-                f"no reading within {self.most_reading_s:.0f} s; the reading process is started again"
-            )
+            message = f"no reading within {self.most_reading_s:.0f} s; the reading process is started again"
+            return LiveReading(taken_at=rfc3339(time.time()), took_s=0.0, error=message)
         finally:
             self._arrived = None
             self.state.reader_restarts = max(0, self.source.launches - 1)
@@ -254,12 +284,8 @@ class Service:
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(found)
 
-    async def _hand_on(self, reading: Reading) -> None:
-        for part in self.parts:
-            await part.call(part.part.on_reading(reading), PART_S)
-
     def _every_s(self, reading: Reading) -> float:
-        """How long after the begin of *reading* the next one begins, if nobody wants it sooner."""
+        """How long after the begin of *reading* the next one begins, if no part wants it sooner."""
         return reading.took_s + self._pause_s(reading.took_s, reading.cpu_s)
 
     def _pause_s(self, took_s: float, cpu_s: float) -> float:
@@ -270,7 +296,7 @@ class Service:
         return max(interval_s - took_s, stretch_s, 0.05)
 
     async def _pause(self, took_s: float, cpu_s: float) -> None:
-        """Wait for the rest of the interval, or until somebody wants a reading."""
+        """Wait for the rest of the interval, or until a part wants a reading."""
         sleep = asyncio.ensure_future(self.clock.sleep(self._pause_s(took_s, cpu_s)))
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
@@ -308,6 +334,54 @@ class Service:
         return self.reloaded_well
 
 
-def _failed(message: str) -> LiveReading:
-    taken_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return LiveReading(taken_at=taken_at, took_s=0.0, error=message)
+class StateFolder:
+    """The private folder of one service, locked: the kernel releases it, however the service ends.
+
+    ``descriptor`` leads to it whatever its path means later.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self.descriptor = folders.open_private(path, make=True)
+        except OSError as error:
+            hint = "make it a folder that only you can access (mode 0700), or choose another with --state"
+            raise ConfigError(f"cannot use the state folder {path}: {error.strerror}", hint=hint) from error
+        try:
+            self._lock = self._take()
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def _take(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=self.descriptor)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to the state folder {self.path}: {error.strerror}",
+                hint="choose another with --state",
+            ) from error
+        try:
+            if not stat.S_ISREG(os.fstat(lock).st_mode):
+                raise ConfigError(f"{self.path}/{_LOCK} is not a plain file", hint="remove it")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+            os.close(lock)
+            who = f" (pid {pid})" if pid.isdecimal() else ""
+            raise AlreadyRunning(
+                f"another vram serve{who} uses the state folder {self.path}",
+                hint="one service a machine is enough; `vram serve --state` gives another one its own folder",
+            ) from error
+        except BaseException:
+            os.close(lock)
+            raise
+        with suppress(OSError):  # a full disk: the lock is held all the same
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+        return lock
+
+    def close(self) -> None:
+        os.close(self._lock)
+        os.close(self.descriptor)

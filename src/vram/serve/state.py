@@ -12,19 +12,20 @@ from msgspec import Struct
 
 from vram.diagnosis.changes import READINGS_TO_CONFIRM, Comparison
 from vram.diagnosis.leftover import ghost_code
-from vram.diagnosis.since import HoldMemory
+from vram.diagnosis.tracker import KnownHold, Tracker
 from vram.ledger.holds import find_holds
 from vram.live_reader import LiveReading
 from vram.model.change import Change, Event
 from vram.model.finding import Finding
 from vram.model.hold import Hold
 from vram.model.ledger import Entry, Ledger, known_bytes
-from vram.serve.clock import Moment
+from vram.model.moment import Moment
 from vram.units import MIB
 
 MAX_CHANGES = 1000
 MIN_CHANGE = 64 * MIB
-_ANSWERS = ("ok", "denied", "unsupported")
+ANSWERING = ("ok", "denied", "unsupported")
+"""The states of a GPU that answers, however little it says."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ class ServiceState:
         self.changes: deque[NumberedChange] = deque(maxlen=MAX_CHANGES)
         self.changes_by_event: Counter[Event] = Counter()
         self.ghosts: tuple[Ghost, ...] = ()
-        self._times: HoldMemory[Moment] = HoldMemory()
+        self._times: Tracker[KnownHold[Moment]] = Tracker()
         self.readings: Counter[str] = Counter()
         self.reader_restarts = 0
         self._last_number = 0
@@ -97,7 +98,10 @@ class ServiceState:
         if found.error is None and ledger is not None and self._compared < READINGS_TO_CONFIRM:
             self._compared += 1
             changes = self._comparison.compare(ledger, findings)
-            self._number(changes)
+            for change in changes:
+                self._last_number += 1
+                self.changes_by_event[change.event] += 1
+                self.changes.append(NumberedChange(self._last_number, change))
             self._note_ghosts(ledger, moment)
         reading = Reading(
             moment=moment,
@@ -115,29 +119,31 @@ class ServiceState:
             self.good = reading
         return reading
 
+    def since(self, hold: Hold) -> Moment | None:
+        """From when on this service knows a ghost; None where it does not."""
+        known = self._times.find(hold)
+        return known.value if known else None
+
     def changes_after(self, number: int) -> tuple[NumberedChange, ...]:
         return tuple(each for each in self.changes if each.number > number)
 
-    def _number(self, changes: tuple[Change, ...]) -> None:
-        for change in changes:
-            self._last_number += 1
-            self.changes_by_event[change.event] += 1
-            self.changes.append(NumberedChange(self._last_number, change))
-
     def _note_ghosts(self, ledger: Ledger, moment: Moment) -> None:
         """A GPU that does not answer proves nothing: its ghosts are kept."""
-        silent = {gpu.index for gpu in ledger.gpus if gpu.status not in _ANSWERS}
+        silent = {gpu.index for gpu in ledger.gpus if gpu.status not in ANSWERING}
         holds = [hold for hold in find_holds(ledger) if hold.what == "ghost"]
-        self._times.update(holds, lambda _, known: known.value if known else moment, silent)
-        kept = [each for each in self.ghosts if each.gpu in silent and not _is_shown(each, holds)]
-        self.ghosts = (*kept, *(each for hold in holds for each in self._ghosts_of(hold)))
+        ghosts = [each for each in self.ghosts if each.gpu in silent and not _is_shown(each, holds)]
+        for hold, _, before in self._times.match(holds):
+            since = before.value if before else moment
+            self._times.keep(KnownHold(hold, since))
+            ghosts += _ghosts_of(hold, since)
+        self._times.missing(lambda each: silent.isdisjoint(each.hold.gpus))
+        self.ghosts = tuple(ghosts)
 
-    def _ghosts_of(self, hold: Hold) -> Iterator[Ghost]:
-        known = self._times.find(hold)
-        assert known is not None
-        for gpu in hold.gpus:
-            entries = tuple(part.entry for part in hold.parts if part.gpu == gpu)
-            yield Ghost(gpu=gpu, hold=hold, entries=entries, code=ghost_code(entries[0]), since=known.value)
+
+def _ghosts_of(hold: Hold, since: Moment) -> Iterator[Ghost]:
+    for gpu in hold.gpus:
+        entries = tuple(part.entry for part in hold.parts if part.gpu == gpu)
+        yield Ghost(gpu=gpu, hold=hold, entries=entries, code=ghost_code(entries[0]), since=since)
 
 
 def _is_shown(ghost: Ghost, holds: Sequence[Hold]) -> bool:

@@ -1,11 +1,18 @@
-"""What systemd is told: ready, reloading, stopping, still alive. Without systemd nothing happens."""
+"""What systemd is told: ready, reloading, stopping, alive; and the lines of its journal."""
 
 from __future__ import annotations
 
 import os
+import select
 import socket
+import sys
 import time
 from contextlib import suppress
+
+from vram.report.escape import inert
+
+_MAX_LENGTH = 2000
+_PIPE_BUF = 4096  # so much goes into a pipe that poll() calls writable
 
 
 class SystemdNotifier:
@@ -44,3 +51,33 @@ def _watchdog_s() -> float | None:
     if not text.isdecimal() or int(text) == 0 or (pid and pid != str(os.getpid())):
         return None
     return int(text) / 2_000_000
+
+
+class ServiceLog:
+    """A line on standard error for each event; foreign text in it is inert. It never waits for its reader."""
+
+    def __init__(self) -> None:
+        self._is_journal = _is_journal()
+
+    def error(self, sentence: str) -> None:
+        self._write(3, sentence)
+
+    def info(self, sentence: str) -> None:
+        self._write(6, sentence)
+
+    def _write(self, level: int, sentence: str) -> None:
+        mark = f"<{level}>" if self._is_journal else "vram serve: "
+        line = f"{mark}{inert(sentence)[:_MAX_LENGTH]}\n".encode(errors="backslashreplace")
+        with suppress(OSError, AttributeError, ValueError):
+            number = sys.stderr.fileno()
+            # A pipe that is full would stop the service: its line is lost instead.
+            if select.select((), (number,), (), 0.0)[1]:
+                os.write(number, line[:_PIPE_BUF])
+
+
+def _is_journal() -> bool:
+    """Whether standard error leads to the journal, which then reads the level at the beginning of a line."""
+    with suppress(OSError, AttributeError, ValueError):
+        about = os.fstat(sys.stderr.fileno())
+        return os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"
+    return False

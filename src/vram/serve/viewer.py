@@ -1,6 +1,6 @@
 """Who reads, and what of it that reader may see: never more than /proc would show without us.
 
-Over TCP nobody is known. There the command of a process is shown where every user of the machine could read
+Over TCP no reader is known: the command of a process is shown where every user of the machine could read
 it in /proc; what only its owner could read (the executable, names from its environment) is not shown at all.
 A reader whom the kernel names (SO_PEERCRED) sees everything of its own processes; root sees everything.
 """
@@ -20,13 +20,15 @@ from vram.model.change import Change
 from vram.model.finding import Finding
 from vram.model.history import Held, UserWaste
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
-from vram.model.process import Workload
+from vram.model.process import ParkedProcess
+from vram.policy.policy import PolicyTarget
 from vram.serve.config import ShowConfig
 
 Shown = Literal["everything", "commands", "users", "nothing"]
-"""What everybody sees of a process of somebody else: all, command and user, the user, or its pid alone."""
+"""What all users see of the process of another user: all, command and user, the user, or its pid alone."""
 
-_Named = TypeVar("_Named", Holder, Change, Held)
+_Named = TypeVar("_Named", Holder, Change, Held, ParkedProcess, PolicyTarget)
+_Working = TypeVar("_Working", Holder, Change, Held)
 
 
 class Viewer(Struct, frozen=True):
@@ -53,13 +55,13 @@ class Viewer(Struct, frozen=True):
         return findings if shown == ledger else diagnose(shown)
 
     def change(self, change: Change) -> Change:
-        return change if self._is_open(change.user) else self._stripped(change)
+        return change if self._is_open(change.user) else self._strip(change)
 
     def held(self, held: Held) -> Held:
         """A row of the history as this reader may see it."""
         if self._is_open(held.user):
             return held
-        return replace(self._stripped(held), uid=held.uid if self.others in ("commands", "users") else None)
+        return replace(self._strip(held), uid=held.uid if self.others in ("commands", "users") else None)
 
     def waste(self, user: UserWaste) -> UserWaste:
         """The same, for what a user wasted."""
@@ -84,20 +86,35 @@ class Viewer(Struct, frozen=True):
     def _is_open(self, user: str | None) -> bool:
         return self.others == "everything" or (user is not None and user in self.names)
 
-    def _stripped(self, named: _Named) -> _Named:
+    def named(self, process: _Named) -> _Named:
+        """*process* with the command and the user that this reader may see."""
+        return process if self._is_open(process.user) else self._hide_names(process)
+
+    def _hide_names(self, process: _Named) -> _Named:
         return replace(
-            named,
-            command=named.command if self.others == "commands" else None,
-            user=named.user if self.others in ("commands", "users") else None,
-            workload=_without_names(named.workload),
+            process,
+            command=process.command if self.others == "commands" else None,
+            user=process.user if self.others in ("commands", "users") else None,
         )
+
+    def _strip(self, process: _Working) -> _Working:
+        """Without the names that runtimes and environments give it either: what its cgroup shows stays."""
+        workload = replace(
+            process.workload,
+            container_name=None,
+            pod_name=None,
+            claimed_job=None,
+            job_name=None,
+            notebook=None,
+        )
+        return replace(self._hide_names(process), workload=workload)
 
     def _holder(self, holder: Holder, keeps_executables: bool) -> Holder:
         # By number where it is known: two users of a machine and its containers may have one name.
         is_own = holder.uid == self.uid if holder.uid is not None else self._is_open(holder.user)
         if is_own or self.others == "everything":
             return holder
-        shown = self._stripped(holder)
+        shown = self._strip(holder)
         if self.others == "nothing":
             shown = replace(shown, uid=None)
         if keeps_executables:
@@ -105,18 +122,8 @@ class Viewer(Struct, frozen=True):
         return replace(shown, executable=None, executable_trusted=None)
 
     def _ledger(self, ledger: Ledger, *, keeps_executables: bool) -> Ledger:
-        parked = tuple(
-            each
-            if self._is_open(each.user)
-            else replace(
-                each,
-                command=each.command if self.others == "commands" else None,
-                user=each.user if self.others in ("commands", "users") else None,
-            )
-            for each in ledger.parked
-        )
         shown = with_holders(ledger, lambda each: self._holder(each, keeps_executables))
-        return replace(shown, parked=parked)
+        return replace(shown, parked=tuple(map(self.named, ledger.parked)))
 
 
 def with_holders(ledger: Ledger, change: Callable[[Holder], Holder]) -> Ledger:
@@ -151,15 +158,8 @@ def aged(ledger: Ledger, seconds: float) -> Ledger:
     return with_holders(ledger, older)
 
 
-def _without_names(workload: Workload) -> Workload:
-    """The ids that a cgroup's path shows to everybody, without what runtimes and environments call them."""
-    return replace(
-        workload, container_name=None, pod_name=None, claimed_job=None, job_name=None, notebook=None
-    )
-
-
 def viewer(uid: int | None, show: ShowConfig, proc_root: str = "/proc") -> Viewer:
-    """The reader *uid*, as the kernel named it; None where nobody did."""
+    """The reader *uid*, as the kernel named it; None over TCP."""
     if uid is not None and uid in (0, os.geteuid()):
         return Viewer(uid, frozenset(), "everything")
     return Viewer(uid, _names(uid), _shown_to_others(uid, show, proc_root))
@@ -184,7 +184,7 @@ def _names(uid: int | None) -> frozenset[str]:
 
 
 def shown_by_proc(proc_root: str = "/proc") -> Shown:
-    """What /proc shows to everybody, by its mount option hidepid; nothing where that cannot be told."""
+    """What /proc shows to all users, by its mount option hidepid; nothing where that cannot be told."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()

@@ -10,19 +10,17 @@ from msgspec import Struct
 from vram.diagnosis.engine import diagnose
 from vram.errors import NoSuchProcess, Refused, TimedOut, VramError, WorldChanged
 from vram.host.ports import Host
-from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
 from vram.model.plan import Outcome, Plan, PlanRequest, Step, Target
 from vram.model.slurm import EndedProcess, JobClaim, JobHolder, SlurmJob, Whose
-from vram.probes.survey import survey
+from vram.reading import read_ledger
 from vram.reclaim import executor
 from vram.reclaim.actions import TIMEOUT_S
 from vram.reclaim.device_state import used_in
 from vram.reclaim.identity import identify
 from vram.reclaim.plan_file import with_digest
 from vram.reclaim.planner import plan
-from vram.slurm.inventory import Inventory, Judged, LeftProcesses, is_of, take
-from vram.slurm.ownership import Node
+from vram.slurm.ownership import Inventory, Judged, LeftProcesses, Node, is_of, take
 
 READ_S = 5.0
 MAX_ROUNDS = 6
@@ -47,6 +45,10 @@ class Deadline:
     def read_s(self) -> float:
         """How long one reading may take."""
         return max(0.5, min(READ_S, self.left_s() / 2))
+
+    def read(self, host: Host) -> Ledger:
+        """Read the GPUs and the open files of all processes."""
+        return read_ledger(host, self.read_s())
 
 
 ProcessKey = tuple[int, int | None]
@@ -84,7 +86,7 @@ class Ender:
         *,
         grace_s: float,
         deadline: Deadline,
-        on_ended: Callable[[EndedProcess], None] = lambda ended: None,
+        on_ended: Callable[[EndedProcess], None],
     ) -> None:
         self._host, self._job, self._whose, self._node = host, job, whose, node
         self._grace_s, self._deadline, self._on_ended = grace_s, deadline, on_ended
@@ -110,7 +112,7 @@ class Ender:
             if not (targets or others) or self._deadline.left_s() < _RESERVE_S:
                 break
             self._end(ledger, gpus, targets, others)
-            ledger, inventory = self._settled(gpus)
+            ledger, inventory = self._read_until_settled(gpus)
         return inventory
 
     def annotate(self, piece: JobHolder, inventory: Inventory) -> str:
@@ -126,18 +128,16 @@ class Ender:
         if each.whose != self._whose or _key(each) in self.result.given_up:
             return False
         if not (each.memory.charged or each.memory.retained):
-            return (
-                False  # it only has the GPU's files open; if it holds more without the others, that is read
-            )
+            return False  # it only has the GPU's files open; if it holds more later, that is read
         if beside := inventory.mps_client_beside(each):
             why = f"it is an MPS client, and so is pid {beside} of somebody else, which could fail with it"
-            self._refused(each, why)
+            self._note_refusal(each, why)
             return False
         return True
 
     def _end(self, ledger: Ledger, gpus: tuple[int, ...], targets: list[Judged], others: Others) -> None:
         by_pid = {each.memory.pid: each for each in targets}
-        made = self._planned(ledger, gpus, dict(by_pid))
+        made = self._plan(ledger, gpus, dict(by_pid))
         others = {pid: found for pid, found in others.items() if pid not in by_pid}
         steps = (*(step for step, _ in others.values()), *(made.steps if made else ()))
         if not steps:
@@ -159,7 +159,7 @@ class Ender:
             )
         except VramError as error:  # nothing was touched: the audit log cannot be written, say
             for each in targets:
-                self._refused(each, str(error))
+                self._note_refusal(each, str(error))
             self.result.given_up.update(_target_key(step.target) for step in steps if step.target)
             return
         returned = receipt.returned_bytes
@@ -168,7 +168,7 @@ class Ender:
         else:
             self.result.freed_bytes += max(0, returned)
 
-    def _planned(self, ledger: Ledger, gpus: tuple[int, ...], targets: dict[int, Judged]) -> Plan | None:
+    def _plan(self, ledger: Ledger, gpus: tuple[int, ...], targets: dict[int, Judged]) -> Plan | None:
         """The plan that ends all *targets* that may be ended; None where none is left.
 
         A plan holds what each process was when it was made. Whose it is, is judged again after that: if
@@ -181,16 +181,16 @@ class Ender:
                 draft = plan(self._host, ledger, findings, request)
             except Refused:
                 if not self._drop_refused(targets):
-                    # Somebody changed in this very moment: the next round reads it all again.
+                    # A process changed in this very moment: the next round reads it all again.
                     return None
                 continue
             node = self._node()
             planned = [step.target.process.pid for step in draft.plan.steps if step.target]
-            changed = [pid for pid in planned if not self._is_still(pid, node)]
+            changed = [pid for pid in planned if not is_of(self._host, pid, self._whose, self._job, node)]
             if not changed:
                 return draft.plan
             for pid in changed:
-                self._refused(targets.pop(pid), "it is no longer what it was", for_good=False)
+                self._note_refusal(targets.pop(pid), "it is no longer what it was", for_good=False)
         return None
 
     def _drop_refused(self, targets: dict[int, Judged]) -> bool:
@@ -200,7 +200,7 @@ class Ender:
             try:
                 identify(self._host, pid)
             except VramError as error:
-                self._refused(targets.pop(pid), str(error), for_good=not isinstance(error, _PASSING))
+                self._note_refusal(targets.pop(pid), str(error), for_good=not isinstance(error, _PASSING))
                 dropped = True
         return dropped
 
@@ -214,7 +214,7 @@ class Ender:
         return {}
 
     def _with_files_open(self, ledger: Ledger, gpus: tuple[int, ...]) -> Others:
-        """Who has the GPUs' device files open: where nobody is known to hold some memory, one of these may.
+        """Who has the GPUs' device files open: where memory has no known holder, one of these may hold it.
 
         A process that executed another program, or was handed a descriptor, keeps a dead process's memory
         without having it mapped.
@@ -230,8 +230,8 @@ class Ender:
         return self._surely_left(gpus, pids, why)
 
     def _left_running(self, gpus: tuple[int, ...]) -> Others:
-        """Everybody who is surely of the same owner: where new holders came after the first round, one of
-        these starts them, whether they are its children or not."""
+        """All processes surely of the same owner: where new holders came after the first round, one of these
+        starts them, whether they are its children or not."""
         why = "new processes of the same job have appeared on the GPU since the job ended"
         return self._surely_left(gpus, self._host.proc.descendants(0), why)
 
@@ -251,10 +251,7 @@ class Ender:
                 found[pid] = _step(target, gpus, reason), claimed
         return found
 
-    def _is_still(self, pid: int, node: Node) -> bool:
-        return is_of(self._host, pid, self._whose, self._job, node) is not None
-
-    def _refused(self, judged: Judged, why: str, *, for_good: bool = True) -> None:
+    def _note_refusal(self, judged: Judged, why: str, *, for_good: bool = True) -> None:
         self.result.why_not[_key(judged)] = why
         if for_good:
             self.result.given_up.add(_key(judged))
@@ -267,7 +264,7 @@ class Ender:
         message = outcome.message or ""
         if outcome.status not in ("done", "not-needed"):
             if judged is not None:
-                self._refused(judged, message, for_good=outcome.status != "refused")
+                self._note_refusal(judged, message, for_good=outcome.status != "refused")
             elif outcome.status != "refused":
                 self.result.given_up.add(_target_key(target))
         claimed = claims[target.process.pid]
@@ -283,13 +280,13 @@ class Ender:
         self.result.ended.append(ended)
         self._on_ended(ended)
 
-    def _settled(self, gpus: tuple[int, ...]) -> tuple[Ledger, Inventory]:
-        """Read again, and for a moment again and again: while memory is without a holder, or while nobody
-        holds any and a process of the same owner lives on, which may be about to start a new holder."""
+    def _read_until_settled(self, gpus: tuple[int, ...]) -> tuple[Ledger, Inventory]:
+        """Read again, and for a moment again and again: while memory is without a holder, or while none
+        is held and a process of the same owner lives on, which may be about to start a new holder."""
         deadline = time.monotonic() + min(SETTLE_S, self._deadline.left_s() / 2)
         may_start = bool(self._left_running(gpus))
         while True:
-            ledger = read(self._host, self._deadline)
+            ledger = self._deadline.read(self._host)
             inventory = self._take(ledger, gpus)
             left = inventory.of(self._whose, "unknown")
             passing = any(_is_passing(each, inventory) for each in left)
@@ -298,13 +295,8 @@ class Ender:
             time.sleep(_PAUSE_S)
 
 
-def read(host: Host, deadline: Deadline) -> Ledger:
-    """Read the GPUs and everybody's files."""
-    return build_ledger(survey(host, deadline_s=deadline.read_s()))
-
-
 def _is_passing(piece: JobHolder, inventory: Inventory) -> bool:
-    """Whether it may be gone in a moment: nobody holds it any more, or its holder is exiting."""
+    """Whether it may be gone in a moment: it has no holder any more, or its holder is exiting."""
     judged = inventory.processes.get(piece.pid or 0)
     return judged is None or judged.memory.holder.exiting
 

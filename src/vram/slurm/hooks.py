@@ -1,26 +1,26 @@
-"""The three programs for slurm.conf: what each frees, measures and answers."""
+"""The three programs for slurm.conf: what each frees, measures and answers; and how a node is drained."""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.words import where_to_look
-from vram.errors import AuditUnavailable
-from vram.host.local.slurm_steps import RunningSteps, running_steps
+from vram.errors import AuditUnavailable, UsageError, VramError
+from vram.host.local.workload import RunningSteps, running_steps
 from vram.host.ports import Host
 from vram.model.ledger import Ledger
 from vram.model.slurm import EndedProcess, Hook, HookResult, HookVerdict, JobHolder, SlurmJob, Whose
-from vram.slurm import ended_jobs
-from vram.slurm.ended_jobs import EndedJob, since_boot_s
-from vram.slurm.ending import Deadline, Ender, read
-from vram.slurm.environment import gpus_of
-from vram.slurm.inventory import Inventory, take
-from vram.slurm.ownership import Node
+from vram.report.escape import inert
+from vram.slurm import jobs
+from vram.slurm.ending import Deadline, Ender
+from vram.slurm.ownership import Inventory, Node, take
 from vram.units import size
 
 # A step that has just been started has no title yet.
@@ -29,6 +29,9 @@ ENDING_S = 2.0
 CLARIFY_S = 4.0
 _CLARIFY_PAUSE_S = 0.25
 _PAUSE_S = 0.02
+COMMAND_S = 5.0
+SCONTROL = "/usr/bin/scontrol"
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class HookOptions(Struct, frozen=True, kw_only=True):
@@ -48,41 +51,32 @@ class HookOptions(Struct, frozen=True, kw_only=True):
 OnEnded = Callable[[EndedProcess], None]
 
 
-def epilog(
-    host: Host, job: SlurmJob, options: HookOptions, on_ended: OnEnded = lambda each: None
-) -> HookResult:
+def epilog(host: Host, job: SlurmJob, options: HookOptions, on_ended: OnEnded) -> HookResult:
     """End what *job* left on its GPUs, and say whether memory of it is still held."""
     run = _Run(host, "epilog", job, options, on_ended)
-    if job.gpus is None and not options.all_gpus:
+    if job.gpu_words is None and not options.all_gpus:
         return run.result((), "clean", reasons=("the job had no GPU",))
     if run.still_has_a_step():
         return run.result((), "unknown", reasons=(f"a step of job {job.job} still runs here",))
-    # At once, for whoever meets its processes meanwhile; and again for those that appear until then.
+    # At once, for hooks that meet its processes meanwhile; and again for those that appear until then.
     run.remember([])
-    ledger = read(host, run.deadline)
+    ledger = run.deadline.read(host)
     gpus, reasons = run.gpus(ledger)
     inventory = run.clarified(run.end(ledger, gpus, "job"))
     run.remember(reasons)
     reasons += inventory.unread
-    held = inventory.of("job")
-    unknown = inventory.of("unknown", "user")
-    verdict: HookVerdict = "held" if _matters(held, options.allow_bytes) else "clean"
-    if verdict == "clean" and (reasons or _matters(unknown, options.allow_bytes)):
-        verdict = "unknown"
-    return run.result(gpus, verdict, reasons, inventory, (*held, *unknown))
+    return run.judge(reasons, inventory, inventory.of("job"), inventory.of("unknown", "user"))
 
 
-def prolog(
-    host: Host, job: SlurmJob, options: HookOptions, on_ended: OnEnded = lambda each: None
-) -> HookResult:
+def prolog(host: Host, job: SlurmJob, options: HookOptions, on_ended: OnEnded) -> HookResult:
     """End what jobs that ended before left on the job's GPUs; say whether these are as required.
 
     The verdict is "held" where a requirement is not met, "unknown" where that cannot be told.
     """
     run = _Run(host, "prolog", job, options, on_ended)
-    if job.gpus is None and not options.all_gpus:
+    if job.gpu_words is None and not options.all_gpus:
         return run.result((), "clean", reasons=("the job has no GPU",))
-    ledger = read(host, run.deadline)
+    ledger = run.deadline.read(host)
     gpus, reasons = run.gpus(ledger)
     inventory = run.end(ledger, gpus, "ended-job")
     held = inventory.of("job", "ended-job", "unknown", "user", "other")
@@ -104,18 +98,13 @@ def prolog(
 def health(host: Host, options: HookOptions) -> HookResult:
     """Say whether memory is held on any GPU that no running job accounts for; nothing is touched."""
     run = _Run(host, "health", None, replace(options, dry_run=True, all_gpus=True))
-    ledger = read(host, run.deadline)
+    ledger = run.deadline.read(host)
     gpus, reasons = run.gpus(ledger)
     if options.expect_gpus is not None and len(gpus) != options.expect_gpus:
         reasons.append(f"{len(gpus)} GPUs answer, {options.expect_gpus} are expected")
     inventory = take(host, ledger, gpus, None, run.node)
     reasons += inventory.unread
-    held = inventory.of("ended-job")
-    unknown = inventory.of("unknown")
-    verdict: HookVerdict = "held" if _matters(held, options.allow_bytes) else "clean"
-    if verdict == "clean" and (reasons or _matters(unknown, options.allow_bytes)):
-        verdict = "unknown"
-    return run.result(gpus, verdict, reasons, inventory, (*held, *unknown))
+    return run.judge(reasons, inventory, inventory.of("ended-job"), inventory.of("unknown"))
 
 
 class _Run:
@@ -144,7 +133,7 @@ class _Run:
             steps=_named_steps(),
             own_cgroup=self._own_cgroup,
             job_ended=self._hook == "epilog",
-            ended=ended_jobs.ended_jobs(self._boot_id),
+            ended=jobs.ended_jobs(self._boot_id),
             cgroup_only=self._options.cgroup_only,
         )
 
@@ -163,7 +152,7 @@ class _Run:
         reasons = [] if ledger.gpus else [_no_gpu(ledger)]
         if self._options.all_gpus or self._job is None:
             return tuple(gpu.index for gpu in ledger.gpus), reasons
-        found, missing = gpus_of(self._job, ledger)
+        found, missing = jobs.gpus_of(self._job, ledger)
         if ledger.gpus and missing:
             reasons.append(f"the driver knows no GPU {', '.join(missing)}, which the job was given")
         return found, reasons
@@ -188,7 +177,7 @@ class _Run:
         deadline = time.monotonic() + min(CLARIFY_S, self.deadline.left_s() / 4)
         while any(each.job_of_process for each in inventory.of("unknown")) and time.monotonic() < deadline:
             time.sleep(_CLARIFY_PAUSE_S)
-            ledger = read(self._host, self.deadline)
+            ledger = self.deadline.read(self._host)
             inventory = take(self._host, ledger, inventory.gpus, self._job, self.read_node())
         return inventory
 
@@ -197,11 +186,28 @@ class _Run:
         if self._job is None or self._options.dry_run:
             return
         try:
-            ended_jobs.record(
-                EndedJob(job=self._job.job, uid=self._job.uid, ended_s=since_boot_s(), boot_id=self._boot_id)
+            jobs.record(
+                jobs.EndedJob(
+                    job=self._job.job, uid=self._job.uid, ended_s=jobs.since_boot_s(), boot_id=self._boot_id
+                )
             )
         except AuditUnavailable as error:
             reasons.append(str(error))
+
+    def judge(
+        self,
+        reasons: Sequence[str],
+        inventory: Inventory,
+        held: tuple[JobHolder, ...],
+        unknown: tuple[JobHolder, ...],
+    ) -> HookResult:
+        """Held where memory of ended jobs is; unknown where that cannot be told of all memory."""
+        verdict: HookVerdict = "clean"
+        if _matters(held, self._options.allow_bytes):
+            verdict = "held"
+        elif reasons or _matters(unknown, self._options.allow_bytes):
+            verdict = "unknown"
+        return self.result(inventory.gpus, verdict, reasons, inventory, (*held, *unknown))
 
     def result(
         self,
@@ -251,3 +257,45 @@ def _no_gpu(ledger: Ledger) -> str:
     nvml = next((probe for probe in ledger.probes if probe.name == "nvml"), None)
     reason = (nvml and nvml.message) or "none was found"
     return f"no GPU answers: {reason}; {where_to_look(ledger.driver)}"
+
+
+# ---- a node is taken out of service by Slurm's own command ----
+
+
+def require_drainable(node: str, scontrol: str) -> None:
+    """Raise UsageError where *node* is no name, or *scontrol* no absolute path."""
+    if not _NODE.fullmatch(node):
+        hint = "slurmd sets SLURMD_NODENAME; or use --node"
+        raise UsageError(f"{node!r} is not the name of a node", hint=hint)
+    if not os.path.isabs(scontrol):
+        raise UsageError(f"{scontrol} is not an absolute path", hint=f"write --scontrol {SCONTROL}")
+
+
+def drain(node: str, reason: str, scontrol: str = SCONTROL) -> bool:
+    """Set *node* to DRAIN, unless it is so already; return whether that was done. Raises where it fails."""
+    require_drainable(node, scontrol)
+    shown = _run_scontrol(scontrol, "show", "node", "-o", node)
+    state = re.search(r"\bState=(\S+)", shown)
+    # An administrator who drained it has said why, and that stays.
+    if state and ("DRAIN" in state[1] or "DOWN" in state[1]):
+        return False
+    _run_scontrol(scontrol, "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+    return True
+
+
+def _run_scontrol(*words: str) -> str:
+    kept = {name: os.environ[name] for name in ("SLURM_CONF", "SLURM_CONF_SERVER") if name in os.environ}
+    try:
+        done = subprocess.run(
+            words,
+            env={"PATH": "/usr/bin:/bin", **kept},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMMAND_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise VramError(f"{words[0]} {words[1]} failed: {inert(str(error))}") from error
+    if done.returncode:
+        said = inert(done.stderr.decode("utf-8", "backslashreplace").strip())[:200]
+        raise VramError(f"{words[0]} {words[1]} failed: {said or f'exit code {done.returncode}'}")
+    return done.stdout.decode("utf-8", "backslashreplace")

@@ -28,7 +28,7 @@ class HookLog:
 
     def __init__(self, hook: str, job: SlurmJob | None, *, path: str | None, syslog: bool) -> None:
         self._header = {"hook": hook, "job": job.job if job else None, "uid": job.uid if job else None}
-        self._path = expanded(path, job.job if job else None) if path else None
+        self._path = path.replace("%j", job.job if job else "none") if path else None
         self._syslog = syslog
 
     def ended(self, ended: EndedProcess) -> None:
@@ -73,11 +73,6 @@ class HookLog:
 
             syslog.openlog("vram", 0, syslog.LOG_DAEMON)
             syslog.syslog(syslog.LOG_INFO, line.decode("ascii", "backslashreplace")[:_MAX_LENGTH])
-
-
-def expanded(path: str, job: str | None) -> str:
-    """*path* with the job's number in place of %j."""
-    return path.replace("%j", job or "none")
 
 
 def append(path: str, line: bytes) -> None:

@@ -29,14 +29,11 @@ from vram.report.process_rows import ProcessRow, rows
 from vram.report.process_table import age
 from vram.report.screen import problem_lines, unseen
 from vram.top.actions import ActionName, ActionRequest, PreparedAction, prepare
-from vram.top.details import basis, details
-from vram.top.dialogs import Notice, Question, Running, error_text
-from vram.top.help import KEYS, help_text
-from vram.top.history import History, trend
-from vram.top.panels import DetailsPanel, GpuPanel, KeyBar, TextPanel
+from vram.top.dialogs import KEYS, Notice, Question, Running, error_text, help_text
+from vram.top.panels import DetailsPanel, GpuPanel, History, KeyBar, TextPanel, trend
 from vram.top.table import ProcessTable, TableHeader, formatted, trend_width
 from vram.top.terminal_app import TerminalApp
-from vram.top.view import SORTS, ViewLine, ViewState, key_of, lines
+from vram.top.view import SORTS, ViewLine, ViewState, basis, details, key_of, lines
 from vram.units import counted
 
 _DETAILS_FROM_LINES = 36
@@ -122,6 +119,8 @@ class TopApp(TerminalApp):
         self.refreshes = 0
         self._rows: tuple[ProcessRow, ...] = ()
         self._figures: dict[Hashable, int] = {}
+        self._cpu_percent: dict[int, int] = {}
+        self._shown_cpu_percent: dict[int, int] = {}
         self._shown_ages: list[str] = []
         self._lines: list[ViewLine] = []
         self._ages_behind_s = 0.0
@@ -130,7 +129,7 @@ class TopApp(TerminalApp):
         self._basis: tuple[object, ...] | None = None
         self._busy = ""
         self.failure: VramError | None = None
-        """Why the view ended, where it did not end because somebody wanted it to."""
+        """Why the view ended, where the user did not end it."""
 
     # ---- what is on the screen ----
 
@@ -163,7 +162,7 @@ class TopApp(TerminalApp):
         for number in (signal.SIGTERM, signal.SIGHUP):
             try:
                 loop.add_signal_handler(number, self.exit)
-            except (ValueError, RuntimeError):  # not in the main thread: somebody else's program
+            except (ValueError, RuntimeError):  # not in the main thread: a program that runs this view
                 return
 
     def on_unmount(self) -> None:
@@ -187,6 +186,7 @@ class TopApp(TerminalApp):
         """Take a reading into the view. Whatever it says is a state, and no reason to end."""
         self._taken_at, self._ages_behind_s = reading.taken_at, reading.ages_behind_s
         self._trouble = reading.error or ""
+        self._cpu_percent = reading.cpu_percent
         try:
             if reading.ledger is not None:
                 shown = reading.ledger if self._narrow is None else self._narrow(reading.ledger)
@@ -223,7 +223,7 @@ class TopApp(TerminalApp):
 
     @property
     def options(self) -> RenderOptions:
-        return RenderOptions(width=max(40, self.size.width), ascii=self._ascii)
+        return RenderOptions(width=max(40, self.size.width), ascii=self._ascii, colored=not self.no_color)
 
     def _show(self) -> None:
         if self.ledger is None or not self.is_running:
@@ -240,7 +240,8 @@ class TopApp(TerminalApp):
         self._show_facts()
         if has_new_point:
             self.query_one(GpuPanel).show(self.ledger, self.history, self.options)
-        if has_new_point or self._ages() != self._shown_ages:
+        shown = (self._shown_ages, self._shown_cpu_percent)
+        if has_new_point or (self._ages(), self._cpu_percent) != shown:
             self._draw_lines()
 
     def _show_facts(self) -> None:
@@ -282,11 +283,11 @@ class TopApp(TerminalApp):
 
     def _draw_lines(self) -> None:
         table = self.query_one(ProcessTable)
-        self._shown_ages = self._ages()
+        self._shown_ages, self._shown_cpu_percent = self._ages(), self._cpu_percent
         width = self._table_width()
         cells = trend_width(width)
         options = self.options._replace(width=width - cells - (1 if cells else 0))
-        heading, texts = formatted(self._lines, self._ages_behind_s, options)
+        heading, texts = formatted(self._lines, self._ages_behind_s, self._cpu_percent, options)
         trends = [self._trend(line, cells) for line in self._lines]
         first = next((at for at, line in enumerate(self._lines) if line.row is not None), 0)
         table.set_lines([line.key for line in self._lines], texts, trends, first)
@@ -383,7 +384,7 @@ class TopApp(TerminalApp):
         places = {
             "user": row.user,
             "state": row.state,
-            "gpu": row.gpus[0].partition(":")[0] if row.gpus else None,
+            "gpu": str(row.gpus[0]) if row.gpus else None,
         }
         if places[what] is not None:
             self._look(**{what: places[what]})
@@ -409,16 +410,12 @@ class TopApp(TerminalApp):
         self.query_one(ProcessTable).focus()
 
     def action_details(self) -> None:
-        panel = self.query_one(DetailsPanel)
-        panel.toggle_class("open")
+        self.query_one(DetailsPanel).toggle(self.query_one(ProcessTable))
         self._basis = None
-        if not panel.is_open:
-            self.query_one(ProcessTable).focus()
         self.call_after_refresh(self._show)
 
     def action_switch(self) -> None:
-        panel, table = self.query_one(DetailsPanel), self.query_one(ProcessTable)
-        (panel if panel.is_open and not panel.has_focus else table).focus()
+        self.query_one(DetailsPanel).switch_focus(self.query_one(ProcessTable))
 
     def action_read_now(self) -> None:
         self._source.ask(whole=True)

@@ -1,8 +1,9 @@
-"""What stands around the list: the line of facts on top, the GPUs, and the details of one process."""
+"""What stands around the list: the line of facts, the GPUs, memory over time, and details of one line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Hashable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.style import Style
@@ -17,9 +18,77 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from vram.model.ledger import Ledger
-from vram.report.gpu_bars import gpu_bars, gpu_lines
 from vram.report.layout import RenderOptions
-from vram.top.history import History, sparkline
+from vram.report.screen import GpuBar, gpu_bars, gpu_lines
+
+# ---- memory over time: bounded series for GPUs and processes ----
+
+SPAN_S = 600.0
+MAX_POINTS = 240
+_GLYPHS = "▁▂▃▄▅▆▇█"
+_ASCII_GLYPHS = "_.:-=+*#"
+
+
+class History:
+    """The last ten minutes of every series. A point is the most that was in use during its time.
+
+    Points are a few seconds apart: a shorter interval of readings adds no points, so that what is
+    remembered stays the same size however long and however often the host is read.
+    """
+
+    def __init__(self, every_s: float, span_s: float = SPAN_S) -> None:
+        self.step_s = max(every_s, span_s / MAX_POINTS)
+        self._most = max(2, int(span_s / self.step_s))
+        self._series: dict[Hashable, array[int]] = {}
+        self._began: float | None = None
+
+    def add(self, now: float, figures: dict[Hashable, int]) -> bool:
+        """Note *figures* at the time *now*; series that are not among them have ended and are dropped.
+
+        Says whether a new point has begun.
+        """
+        fresh = self._began is None or now - self._began >= self.step_s
+        if fresh:
+            self._began = now
+        for key in self._series.keys() - figures.keys():
+            del self._series[key]
+        for key, nbytes in figures.items():
+            points = self._series.get(key)
+            if points is None:
+                self._series[key] = array("q", (nbytes,))
+            elif fresh:
+                points.append(nbytes)
+                if len(points) > self._most:
+                    del points[0]
+            elif nbytes > points[-1]:
+                points[-1] = nbytes
+        return fresh
+
+    def points(self, key: Hashable) -> Sequence[int]:
+        return self._series.get(key, ())
+
+    def keys(self) -> Collection[Hashable]:
+        return self._series.keys()
+
+
+def sparkline(points: Sequence[int], width: int, top: int, *, ascii_only: bool = False) -> str:
+    """Draw the last *points* in *width* cells, the newest on the right; *top* is a full cell."""
+    glyphs = _ASCII_GLYPHS if ascii_only else _GLYPHS
+    shown = points[-width:] if width > 0 else ()
+    cells = "".join(_cell(each, top, glyphs) for each in shown)
+    return cells.rjust(max(0, width))
+
+
+def trend(points: Sequence[int], width: int, *, ascii_only: bool = False) -> str:
+    """Draw *points* so that their most is three quarters of a cell: what is constant is no full block."""
+    return sparkline(points, width, max(points, default=0) * 4 // 3, ascii_only=ascii_only)
+
+
+def _cell(nbytes: int, top: int, glyphs: str) -> str:
+    if nbytes <= 0 or top <= 0:
+        return glyphs[0] if nbytes == 0 else " "
+    return glyphs[min(len(glyphs) - 1, nbytes * len(glyphs) // (top + 1))]
+
 
 # So many GPUs have a line each, with their memory over time; more stand side by side.
 _MAX_WITH_TREND = 4
@@ -132,21 +201,26 @@ class GpuPanel(VerticalScroll, can_focus=False):
 
 def gpu_texts(ledger: Ledger, history: History, options: RenderOptions) -> list[Text]:
     """The bars of *ledger*; with few GPUs, each with its memory over the last minutes."""
-    bars = gpu_bars(ledger)
+    rates = {gpu.index: gpu.facts.utilization for gpu in ledger.gpus if gpu.facts is not None}
+    bars = [_with_utilization(bar, rates.get(bar.gpu)) for bar in gpu_bars(ledger)]
     if not bars:
         return [Text.assemble(("No GPU was found.", "bold"))]
     if len(bars) > _MAX_WITH_TREND or len(bars) != len(ledger.gpus):
         return gpu_lines(bars, options)
     room = min(60, options.width // 4)
     narrow = options._replace(width=options.width - room - 2)
-    lines = []
-    for bar, gpu in zip(bars, ledger.gpus, strict=True):
-        (line,) = gpu_lines([bar], narrow)
+    lines = gpu_lines(bars, narrow, side_by_side=False)
+    for line, gpu in zip(lines, ledger.gpus, strict=False):  # the legend has no trend
         points = history.points(("gpu", gpu.index))
         trend = sparkline(points, room, gpu.total_bytes or 0, ascii_only=options.ascii)
         line.pad_right(max(0, narrow.width - line.cell_len))
-        lines.append(line.append("  ").append(trend, style="dim"))
+        line.append("  ").append(trend, style="dim")
     return lines
+
+
+def _with_utilization(bar: GpuBar, percent: int | None) -> GpuBar:
+    """The bar with how busy its GPU is: memory alone does not say whether a program works with it."""
+    return bar._replace(figures=f"{bar.figures} UTIL {'-' if percent is None else f'{percent}%':>4}")
 
 
 class DetailsPanel(DrawnWidget, ScrollView, can_focus=True):
@@ -165,6 +239,16 @@ class DetailsPanel(DrawnWidget, ScrollView, can_focus=True):
     @property
     def is_open(self) -> bool:
         return self.has_class("open")
+
+    def toggle(self, table: Widget) -> None:
+        """Open it, or close it and hand the focus to *table*."""
+        self.toggle_class("open")
+        if not self.is_open:
+            table.focus()
+
+    def switch_focus(self, table: Widget) -> None:
+        """Move the focus into it where it is open, and back to *table*."""
+        (self if self.is_open and not self.has_focus else table).focus()
 
     @property
     def text(self) -> str:

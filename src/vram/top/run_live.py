@@ -80,7 +80,7 @@ class LiveRun(TerminalApp):
         self._page.show_if_there()
 
     def _leave_with(self, number: int) -> None:
-        """Nobody will type `q` any more: who ends us has the command ended, or its terminal is gone."""
+        """No user can type `q` any more: the view was told to end, or its terminal is gone."""
         if self.status is None:
             pass_on(self._pid)(number)
         self.exit()

@@ -19,11 +19,10 @@ from textual.screen import Screen
 from vram.errors import VramError
 from vram.model.trace import BLOCKS, ON_HOST, CallStack, LiveTrace, Site, stack_of
 from vram.report.layout import RenderOptions
-from vram.report.trace_lines import label_text, place_text
-from vram.report.trace_places import NO_STACK, caller, place
-from vram.top.history import History, sparkline
-from vram.top.panels import DetailsPanel, KeyBar, TextPanel
+from vram.top.panels import DetailsPanel, History, KeyBar, TextPanel, sparkline
 from vram.top.table import ProcessTable
+from vram.trace_report.lines import PlaceLabel, place_text
+from vram.trace_report.places import place
 from vram.units import counted, duration, size
 
 KEYS = (("q", "leave", "q"), ("d", "stack", "d"), ("b", "blocks of frameworks", "b"))
@@ -45,7 +44,7 @@ class FollowedTrace:
     """A trace that is still written: the parts of *prefix*, of *run* alone where it is given, or one file."""
 
     def __init__(self, *, prefix: str | None = None, file: str | None = None, run: str | None = None) -> None:
-        from vram.trace.follow import Follower
+        from vram.trace.reader import Follower
 
         parts = [] if file is None else [Path(file)]
         self._follower = Follower(None if prefix is None else Path(prefix), parts, run=run)
@@ -207,9 +206,7 @@ class SitesScreen(Screen[None]):
         share = "" if site.kind in ON_HOST else f"{100 * site.nbytes / whole:.0f} %"
         figures = f"{size(site.nbytes):>10} {share:>6} {site.count:>9,}  {site.kind:<14} "
         room = max(10, options.width - len(figures))
-        return Text(figures).append(
-            label_text(place(stack), NO_STACK, room, options, caller(stack), wraps=wraps)
-        )
+        return Text(figures).append(PlaceLabel.of_stack(stack, wraps=wraps).text(room, options))
 
     def _show_stack(self) -> None:
         panel = self.query_one(DetailsPanel)
@@ -227,15 +224,11 @@ class SitesScreen(Screen[None]):
     # ---- keys ----
 
     def action_details(self) -> None:
-        panel = self.query_one(DetailsPanel)
-        panel.toggle_class("open")
-        if not panel.is_open:
-            self.query_one(ProcessTable).focus()
+        self.query_one(DetailsPanel).toggle(self.query_one(ProcessTable))
         self.call_after_refresh(self.show)
 
     def action_switch(self) -> None:
-        panel, table = self.query_one(DetailsPanel), self.query_one(ProcessTable)
-        (panel if panel.is_open and not panel.has_focus else table).focus()
+        self.query_one(DetailsPanel).switch_focus(self.query_one(ProcessTable))
 
     def action_blocks(self) -> None:
         """Memory of the driver, or the blocks of frameworks in it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -18,11 +18,13 @@ from textual.strip import Strip
 
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow
-from vram.report.process_table import COLUMNS, USUAL, process_lines
+from vram.report.process_table import COLUMNS, USUAL, Column, process_lines
 from vram.top.panels import DrawnWidget, TextPanel, is_same
 from vram.top.view import ViewLine
 
 TREND_HEADING = "10 MIN"
+# Whether it works at all is what people want to know before they end it.
+_COLUMNS = (*USUAL[: USUAL.index("state")], "cpu", *USUAL[USUAL.index("state") :])
 # A trend beside each line where the terminal is this wide, and how wide it is then.
 _TREND_FROM = 110
 _TREND_WIDTH = 12
@@ -35,10 +37,20 @@ def trend_width(width: int) -> int:
     return _TREND_WIDTH if width >= _TREND_FROM else 0
 
 
-def formatted(lines: Sequence[ViewLine], elapsed_s: float, options: RenderOptions) -> tuple[Text, list[Text]]:
-    """Return the headings and a text for each of *lines*, with ages *elapsed_s* after they were read."""
-    shown = [_aged(line.row, elapsed_s) for line in lines if line.row is not None]
-    heading, *texts = process_lines(shown, options)
+def formatted(
+    lines: Sequence[ViewLine], elapsed_s: float, cpu_percent: Mapping[int, int], options: RenderOptions
+) -> tuple[Text, list[Text]]:
+    """Return the headings and a text for each of *lines*, with ages *elapsed_s* after they were read.
+
+    *cpu_percent* is by pid; of a process that is not in it nothing is known yet.
+    """
+
+    def cpu(row: ProcessRow) -> str:
+        return "-" if row.pid is None or row.state == "windows" else str(cpu_percent.get(row.pid, "-"))
+
+    shown = [_with_age(line.row, elapsed_s) for line in lines if line.row is not None]
+    more = {"cpu": Column("%CPU", cpu, right=True)}
+    heading, *texts = process_lines(shown, options, columns=_COLUMNS, more=more)
     waiting = iter(texts)
     indent = heading.plain.find(COLUMNS["command"].heading)
     return heading, [
@@ -52,11 +64,11 @@ def _heading(line: ViewLine, indent: int, options: RenderOptions) -> Text:
     return Text.assemble((options.short(line.heading, options.width), "bold"))
 
 
-def _aged(row: ProcessRow, elapsed_s: float) -> ProcessRow:
+def _with_age(row: ProcessRow, elapsed_s: float) -> ProcessRow:
     return row if row.age_s is None or not elapsed_s else replace(row, age_s=row.age_s + elapsed_s)
 
 
-def _selected(style: Style | None) -> Style:
+def _style_selected(style: Style | None) -> Style:
     return _SELECTED_BOLD if style is not None and style.bold else _SELECTED
 
 
@@ -152,7 +164,7 @@ class ProcessTable(DrawnWidget, ScrollView, can_focus=True):
     def set_lines(self, keys: list[Hashable], texts: list[Text], trends: list[str], first: int = 0) -> None:
         """Show other lines. The cursor stays on its process; where that is gone, in its place.
 
-        As long as nobody has moved it, it is on the *first* process: trouble that appears is selected.
+        As long as the user has not moved it, it is on the *first* process: trouble that appears is selected.
         """
         selected, before = self.selected, self._cursor
         count = len(self._keys)
@@ -246,7 +258,7 @@ class ProcessTable(DrawnWidget, ScrollView, can_focus=True):
         text = self._texts[at]
         strip = Strip(text.render(self.app.console), text.cell_len).adjust_cell_length(room)
         if at == self._cursor:  # in one colour: a reversed one would stand out more than the line
-            strip = Strip([Segment(each.text, _selected(each.style)) for each in strip], room)
+            strip = Strip([Segment(each.text, _style_selected(each.style)) for each in strip], room)
         if trend:
             strip = Strip([*strip, Segment(" "), Segment(trend, _TREND)], width)
         return strip.apply_style(style)

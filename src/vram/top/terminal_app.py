@@ -25,7 +25,9 @@ class TerminalApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
 
     def __init__(self) -> None:
-        super().__init__(driver_class=_LastingDriver)
+        # Said here, because the theme is set later: with NO_COLOR Textual 8.2 would make greys of the
+        # terminal's own colours, which it takes for black, so that text is black on black.
+        super().__init__(driver_class=_LastingDriver, ansi_color=True)
         self.animation_level = "none"
 
     def on_mount(self) -> None:

@@ -1,4 +1,4 @@
-"""Which lines the view shows, in which order: sorted, filtered, searched, as a table or as a tree."""
+"""Which lines the view shows, sorted, filtered, as a table or a tree; and everything about one of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
+from rich.console import RenderableType
+from rich.text import Text
 
+from vram.ledger.processes import concerning, findings_about
+from vram.model.finding import Finding
+from vram.model.hold import STATES
 from vram.model.ledger import Ledger
-from vram.report.process_rows import ProcessRow, in_order, rows
-from vram.report.process_table import command_line
+from vram.report import text, tree
+from vram.report.layout import RenderOptions, paragraph
+from vram.report.phrases import parked_process
+from vram.report.process_rows import ProcessRow, in_order, row_of_files, rows
+from vram.report.process_table import command_line, gpu_names, row_size
 from vram.report.process_tree import ProcessNode, who
+from vram.top.panels import trend
 from vram.units import size
 
 SORTS = ("trouble", "gpu", "size", "pid", "user", "age", "state", "command")
@@ -48,7 +57,7 @@ class ViewState(Struct, frozen=True, kw_only=True):
             return False
         if self.state is not None and row.state != self.state:
             return False
-        if self.gpu is not None and not any(place.partition(":")[0] == self.gpu for place in row.gpus):
+        if self.gpu is not None and self.gpu not in map(str, row.gpus):
             return False
         if not self.search:
             return True
@@ -70,7 +79,7 @@ class ViewLine(NamedTuple):
 def key_of(row: ProcessRow) -> Hashable:
     """What tells this row's process from every other one, dead or alive."""
     if row.pid is None:
-        return (row.state, row.gpus, row.note)
+        return (row.state, row.places, row.note)
     return (row.pid, row.started_at)
 
 
@@ -86,8 +95,8 @@ def lines(ledger: Ledger, found: Sequence[ProcessRow], view: ViewState) -> list[
 
 
 def _tree(ledger: Ledger, view: ViewState) -> Iterator[ViewLine]:
-    everybody = rows(ledger, every_process=True)
-    by_process: _Rows = {(row.pid, row.started_at): row for row in everybody}
+    found = rows(ledger, every_process=True)
+    by_process: _Rows = {(row.pid, row.started_at): row for row in found}
     placed: set[Hashable] = set()
     for group in who(ledger).groups:
         nodes = list(_nodes(group.processes, by_process, view, placed))
@@ -95,11 +104,11 @@ def _tree(ledger: Ledger, view: ViewState) -> Iterator[ViewLine]:
             name = group.name or _NO_GROUP
             yield ViewLine(("group", name), None, f"{name}: {size(group.nbytes)}")
             yield from nodes
-    others = [row for row in everybody if key_of(row) not in placed and view.matches(row)]
+    others = [row for row in found if key_of(row) not in placed and view.matches(row)]
     if others:
         yield ViewLine(("group", None), None, _OTHERS)
         for at, row in enumerate(others, 1):
-            yield ViewLine(key_of(row), _indented(row, "└─ " if at == len(others) else "├─ "))
+            yield ViewLine(key_of(row), _indent(row, "└─ " if at == len(others) else "├─ "))
 
 
 def _nodes(
@@ -122,7 +131,7 @@ def _nodes(
         last = at == len(kept)
         fork = stem + ("└─ " if last else "├─ ")
         if node.holder.alive:
-            yield ViewLine(key_of(row), _indented(row, fork))
+            yield ViewLine(key_of(row), _indent(row, fork))
         else:
             yield ViewLine(key_of(row), None, f"{fork}pid {node.holder.pid}: {row.note}", in_tree=True)
         yield from _nodes(node.children, by_process, view, placed, stem + ("   " if last else "│  "))
@@ -154,24 +163,83 @@ def _without_row(node: ProcessNode) -> ProcessRow:
     holder = node.holder
     shared = next((held.shared_with for held in node.holds if held.shared_with is not None), None)
     if not holder.alive:
-        below = "those below hold its memory" if node.children else "no visible process has its files"
+        below = "those below hold its memory" if node.children else "its holder is not known"
         note = f"dead; {below}" if holder.visible else "not visible from here"
     else:
         note = f"holds the same bytes as pid {shared}" if shared is not None else ""
-    return ProcessRow(
-        gpus=tuple(dict.fromkeys(held.mig or str(held.gpu) for held in node.holds)),
-        nbytes=0,
-        nbytes_by_gpu={},
-        pid=holder.pid,
-        started_at=holder.started_at,
-        user=holder.user,
-        age_s=holder.age_s,
-        state="open" if holder.alive else "hidden",
-        command=holder.command,
-        note=note,
-        parent=holder.parent,
+    return replace(
+        row_of_files(holder, "open" if holder.alive else "hidden", note),
+        gpus=tuple(dict.fromkeys(held.gpu for held in node.holds)),
+        places=tuple(dict.fromkeys(held.mig or str(held.gpu) for held in node.holds)),
+        group=None,
     )
 
 
-def _indented(row: ProcessRow, stem: str) -> ProcessRow:
+def _indent(row: ProcessRow, stem: str) -> ProcessRow:
     return replace(row, command=f"{stem}{command_line(row)}")
+
+
+# ---- everything about one line: memory over time, evidence, cause, family, what can be done ----
+
+
+_WIDEST_TREND = 60
+
+
+def basis(ledger: Ledger, findings: tuple[Finding, ...], row: ProcessRow) -> Hashable:
+    """What the details of *row* are made of: while it is equal, they need not be drawn again."""
+    if row.pid is None:
+        return (row, tuple(each for each in findings if _is_about(each, row)))
+    # Of a GPU only what is the process's own: how much of it is in use changes all the time.
+    own = tuple(
+        (gpu.index, gpu.entries, gpu.open_only, gpu.system) for gpu in concerning(ledger, row.pid).gpus
+    )
+    parked = tuple(each for each in ledger.parked if each.pid == row.pid)
+    return (row.note, row.state, own, findings_about(findings, row.pid), parked)
+
+
+def details(
+    ledger: Ledger,
+    findings: tuple[Finding, ...],
+    row: ProcessRow,
+    points: Sequence[int],
+    options: RenderOptions,
+) -> list[RenderableType]:
+    """Return the same as `vram why PID`, below what the line itself says and its memory over time."""
+    blocks: list[RenderableType] = [*_summary(row, points, options)]
+    if row.pid is None:
+        about = tuple(each for each in findings if _is_about(each, row))
+        return [*blocks, *text.process_blocks(concerning(ledger, -1), about, options)]
+    for process in ledger.parked:
+        if process.pid == row.pid:
+            blocks.append(paragraph("", parked_process(process), options))
+    theirs = concerning(ledger, row.pid)
+    about = findings_about(findings, row.pid)
+    family = tree.family(who(ledger), row.pid, options)
+    return [*blocks, *text.process_blocks(theirs, about, options, family=family)]
+
+
+def _summary(row: ProcessRow, points: Sequence[int], options: RenderOptions) -> Iterator[RenderableType]:
+    name = f"pid {row.pid}" if row.pid is not None else STATES[row.state].label
+    facts = STATES[row.state]
+    yield Text.assemble(
+        (name, "bold"),
+        options.clean(f" · {row_size(row)} on GPU {gpu_names(row)} · {facts.label}: {facts.meaning}"),
+    )
+    if row.command:
+        yield Text(options.short(command_line(row), options.measure * 2), style="bold", overflow="fold")
+    if row.note:
+        yield Text(options.clean(row.note))
+    if len(points) > 1:
+        line = trend(points, min(len(points), _WIDEST_TREND), ascii_only=options.ascii)
+        least, most = size(min(points)), size(max(points))
+        range_text = most if least == most else f"{least} to {most}"
+        yield Text(f"{line}  {range_text} in the last ten minutes", style="dim")
+
+
+def _is_about(finding: Finding, row: ProcessRow) -> bool:
+    """Whether a finding is about the memory of a row without a process, or about its GPU as a whole."""
+    if set(row.gpus).isdisjoint(finding.gpus):
+        return False
+    if not finding.holds:
+        return not finding.pids
+    return any(hold.what == row.state and hold.dead_pid in (None, *row.dead_pids) for hold in finding.holds)

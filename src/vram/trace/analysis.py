@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
+from msgspec.structs import replace
+
 from vram.model.trace import (
     BLOCKS,
     KINDS_BY_NUMBER,
@@ -31,9 +33,25 @@ from vram.model.trace import (
     TraceView,
     Verdict,
 )
-from vram.trace.damage import damage_sentences
-from vram.trace.growth import end_of_work, is_growing
-from vram.trace.native import PLACE, GpuRow, LeftRow, NativeReader, SectionRow, SiteRow, Strings
+from vram.trace.native import (
+    BEFORE,
+    FAILURES,
+    GAPS,
+    HOLE_BLOCKS,
+    HOLES,
+    MARKS,
+    PLACE,
+    RESERVED,
+    TIMELINE,
+    GpuRow,
+    LeftRow,
+    NativeReader,
+    SectionRow,
+    SiteRow,
+    Strings,
+    damage_sentences,
+    process_numbers,
+)
 
 LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | BLOCKS | {"pinned host"}
 """Kinds of which never-freed allocations are judged."""
@@ -75,14 +93,11 @@ class StackTable:
         found = self._known.get(number)
         if found is None:
             if 2 * number > len(self._nodes):
-                self._read()
+                self._strings = self._reader.strings()
+                self._places = self._reader.places()
+                self._nodes = self._reader.nodes()
             found = self._known[number] = CallStack(tuple(self._walk(number)))
         return found
-
-    def _read(self) -> None:
-        self._strings = self._reader.strings()
-        self._places = self._reader.places()
-        self._nodes = self._reader.nodes()
 
     def _frame(self, place: int) -> Frame:
         found = self._frames.get(place)
@@ -106,20 +121,6 @@ class StackTable:
             self._left, self._text_left = self._left - 1, self._text_left - nbytes
 
 
-class _Numbering:
-    """The stacks that a view needs, numbered from 0 (the empty one) as they are met."""
-
-    def __init__(self, table: StackTable) -> None:
-        self._table = table
-        self._numbers = {0: 0}
-
-    def __call__(self, number: int) -> int:
-        return self._numbers.setdefault(number, len(self._numbers))
-
-    def stacks(self) -> tuple[CallStack, ...]:
-        return tuple(self._table[number] for number in self._numbers)
-
-
 class ViewBuilder:
     """The parts of a view, from the tables of a pass that is over (or, for LiveTrace, goes on)."""
 
@@ -127,19 +128,26 @@ class ViewBuilder:
         self._reader = reader
         self._strings = reader.strings()
         self._sections = reader.sections()
-        # Sections that cannot be read at all are no processes.
-        usable = [number for number, row in enumerate(self._sections) if row.usable]
-        self._process = {number: index for index, number in enumerate(usable)}
+        self._process = process_numbers(self._sections)
         self._gpus = reader.gpus()
         self._sites = reader.sites()
-        self._stack = _Numbering(stacks)
+        self._stacks = stacks
+        self._stack_numbers = {0: 0}
+
+    def _stack(self, number: int) -> int:
+        """The number in the view of a stack of the reader: in the order in which they are met."""
+        return self._stack_numbers.setdefault(number, len(self._stack_numbers))
+
+    def _numbered_stacks(self) -> tuple[CallStack, ...]:
+        return tuple(self._stacks[number] for number in self._stack_numbers)
 
     # ---- parts ----
 
     def processes(self) -> tuple[TracedProcess, ...]:
-        return tuple(self._traced(index, self._sections[number]) for number, index in self._process.items())
+        usable = (row for row in self._sections if row.usable)
+        return tuple(self._traced_process(index, row) for index, row in enumerate(usable))
 
-    def _traced(self, index: int, row: SectionRow) -> TracedProcess:
+    def _traced_process(self, index: int, row: SectionRow) -> TracedProcess:
         text = [self._strings[number] for number in row.texts]
         return TracedProcess(
             index=index,
@@ -177,12 +185,7 @@ class ViewBuilder:
         )
 
     def _gpu_use(self, row: GpuRow) -> GpuUse:
-        hosts = {
-            text
-            for section in self._sections
-            if section.cluster == row.cluster
-            for text in [section.texts[6]]
-        }
+        hosts = {section.texts[6] for section in self._sections if section.cluster == row.cluster}
         return GpuUse(
             gpu=None if row.number < 0 else row.number,
             peak_nbytes=row.peak_nbytes,
@@ -211,13 +214,13 @@ class ViewBuilder:
         return by_size(self._site(row, row.made, row.nbytes) for row in self._sites if row.made)
 
     def peak(self) -> tuple[Site, ...]:
-        live = (row for row in self._sites if row.peak_count and KINDS_BY_NUMBER[row.kind] not in BLOCKS)
-        return by_size(self._site(row, row.peak_count, row.peak_nbytes) for row in live)
+        return self._peak_sites(row for row in self._sites if KINDS_BY_NUMBER[row.kind] not in BLOCKS)
 
-    def live(self) -> tuple[Site, ...]:
-        return by_size(
-            self._site(row, row.live_count, row.live_nbytes) for row in self._sites if row.live_count
-        )
+    def _peak_sites(self, rows: Iterable[SiteRow]) -> tuple[Site, ...]:
+        return by_size(self._site(row, row.peak_count, row.peak_nbytes) for row in rows if row.peak_count)
+
+    def _live_sites(self, rows: Iterable[SiteRow]) -> tuple[Site, ...]:
+        return by_size(self._site(row, row.live_count, row.live_nbytes) for row in rows if row.live_count)
 
     def leaks(self) -> tuple[LeakSite, ...]:
         found = [
@@ -280,94 +283,86 @@ class ViewBuilder:
 
     def timeline(self) -> tuple[TimelinePoint, ...]:
         points = (
-            TimelinePoint(row.time_ns, self.gpu(row.gpu), row.highest, row.lowest, row.last)
-            for row in self._reader.timeline()
+            TimelinePoint(time_ns, self.gpu(gpu), highest, lowest, last)
+            for time_ns, highest, lowest, last, gpu, _ in self._reader.rows(TIMELINE)
         )
         return tuple(sorted(points, key=lambda point: point.time_ns))
 
     def holes(self) -> tuple[Holes, ...]:
-        blocks = self._reader.hole_blocks()
-        return tuple(
-            Holes(
-                gpu=self.gpu(row.gpu),
-                process=self._process[row.process],
-                at_ns=row.at_ns,
-                live_nbytes=row.live_nbytes,
-                spanned_nbytes=row.spanned_nbytes,
-                holes=row.holes,
-                hole_nbytes=row.hole_nbytes,
-                largest_hole=row.largest_hole,
-                blocks=tuple(
-                    (address, nbytes, self._stack(stack))
-                    for address, nbytes, stack in blocks[row.first_block : row.first_block + row.blocks]
-                ),
+        blocks = list(self._reader.rows(HOLE_BLOCKS))
+        found = []
+        for *figures, first, count, gpu, process, _, _ in self._reader.rows(HOLES):
+            at_ns, live, spanned, holes, hole_nbytes, largest = figures
+            shown = (block[:3] for block in blocks[first : first + count])
+            found.append(
+                Holes(
+                    gpu=self.gpu(gpu),
+                    process=self._process[process],
+                    at_ns=at_ns,
+                    live_nbytes=live,
+                    spanned_nbytes=spanned,
+                    holes=holes,
+                    hole_nbytes=hole_nbytes,
+                    largest_hole=largest,
+                    blocks=tuple((address, nbytes, self._stack(stack)) for address, nbytes, stack in shown),
+                )
             )
-            for row in self._reader.holes()
-        )
+        return tuple(found)
 
     def failures(self) -> tuple[FailedAllocation, ...]:
         return tuple(
             FailedAllocation(
-                self._process[row.process],
-                row.time_ns,
-                KINDS_BY_NUMBER.get(row.kind, "device"),
-                self.gpu(row.gpu),
-                row.nbytes,
-                row.result,
-                self._stack(row.stack),
+                process=self._process[process],
+                time_ns=time_ns,
+                kind=KINDS_BY_NUMBER.get(kind, "device"),
+                gpu=self.gpu(gpu),
+                nbytes=nbytes,
+                result=result,
+                stack=self._stack(stack),
             )
-            for row in self._reader.failures()
+            for time_ns, nbytes, result, process, kind, stack, gpu in self._reader.rows(FAILURES)
         )
 
     def gaps(self) -> tuple[Gap, ...]:
         return tuple(
-            Gap(
-                self._process[row.process],
-                _GAPS.get(row.reason, "unknown"),
-                row.start_ns,
-                None if row.end_ns == _NO_END else row.end_ns,
-            )
-            for row in self._reader.gaps()
+            Gap(self._process[process], _GAPS.get(reason, "unknown"), start, None if end == _NO_END else end)
+            for start, end, process, reason in self._reader.rows(GAPS)
         )
 
     def marks(self) -> tuple[Mark, ...]:
         return tuple(
-            Mark(self._process[row.process], row.time_ns, self._strings[row.text])
-            for row in self._reader.marks()
+            Mark(self._process[process], time_ns, self._strings[text])
+            for time_ns, process, text in self._reader.rows(MARKS)
         )
 
     def before(self) -> tuple[HeldBefore, ...]:
         return tuple(
-            HeldBefore(self._process[row.process], self.gpu(row.gpu), row.nbytes, self._strings[row.source])
-            for row in self._reader.before()
+            HeldBefore(self._process[process], self.gpu(gpu), nbytes, self._strings[source])
+            for _, nbytes, process, source, gpu, _ in self._reader.rows(BEFORE)
         )
 
     def frameworks(self) -> tuple[BlockUse, ...]:
-        """What the blocks in the trace say; the accounts of frameworks in blobs are somebody else's."""
+        """What the blocks in the trace say; what frameworks said themselves is added by ``frameworks``."""
         blocks: dict[tuple[int, int, int], list[SiteRow]] = defaultdict(list)
         for row in self._sites:
             if KINDS_BY_NUMBER[row.kind] in BLOCKS:
                 blocks[row.process, row.gpu, row.kind].append(row)
-        reserved = {(row.process, row.gpu, row.kind): row for row in self._reader.reserved()}
+        reserved = {
+            (process, gpu, kind): (at_peak, at_end)
+            for gpu, process, kind, _, at_peak, at_end in self._reader.rows(RESERVED)
+        }
         found = []
-        for key, rows in sorted(blocks.items()):
-            process, gpu, kind = key
-            taken = reserved.get(key)
-            at_peak = by_size(
-                self._site(row, row.peak_count, row.peak_nbytes) for row in rows if row.peak_count
-            )
-            at_end = by_size(
-                self._site(row, row.live_count, row.live_nbytes) for row in rows if row.live_count
-            )
-            for at, sites in (("peak", at_peak), ("end", at_end)):
-                nbytes = 0 if taken is None else taken.peak_nbytes if at == "peak" else taken.end_nbytes
+        for (process, gpu, kind), rows in sorted(blocks.items()):
+            sites_then = self._peak_sites(rows), self._live_sites(rows)
+            taken_then = reserved.get((process, gpu, kind), (0, 0))
+            for at, sites, taken in zip(("peak", "end"), sites_then, taken_then, strict=True):
                 found.append(
                     BlockUse(
                         process=self._process[process],
                         framework=_FRAMEWORKS[KINDS_BY_NUMBER[kind]],
                         gpu=self.gpu(gpu),
                         at=at,  # type: ignore[arg-type]
-                        reserved_nbytes=nbytes,
+                        reserved_nbytes=taken,
                         used_nbytes=sum(site.nbytes for site in sites),
                         sites=sites,
                     )
@@ -378,38 +373,36 @@ class ViewBuilder:
 
     def view(self, paths: Sequence[str]) -> TraceView:
         totals = self._reader.totals()
-        parts = {
-            "gpus": self.gpus(),
-            "allocations": self.allocations(),
-            "peak": self.peak(),
-            "leaks": self.leaks(),
-            "timeline": self.timeline(),
-            "churn": self.churn(),
-            "holes": self.holes(),
-            "failures": self.failures(),
-            "gaps": self.gaps(),
-            "marks": self.marks(),
-            "before": self.before(),
-            "frameworks": self.frameworks(),
-        }
-        return TraceView(
+        view = TraceView(
             paths=tuple(paths),
             processes=self.processes(),
-            stacks=self._stack.stacks(),
+            stacks=(),
             duration_ns=totals.duration_ns,
             events=totals.events,
+            gpus=self.gpus(),
+            allocations=self.allocations(),
+            peak=self.peak(),
+            leaks=self.leaks(),
+            timeline=self.timeline(),
+            churn=self.churn(),
+            holes=self.holes(),
+            failures=self.failures(),
             failures_in_all=totals.failures,
+            gaps=self.gaps(),
+            marks=self.marks(),
+            before=self.before(),
             host_peak_nbytes=totals.host_peak_nbytes,
+            frameworks=self.frameworks(),
             damage=damage_sentences(self._reader.damage(), self._sections, paths),
-            **parts,  # type: ignore[arg-type]
         )
+        return replace(view, stacks=self._numbered_stacks())  # numbered while the parts were made
 
     def live_trace(self) -> LiveTrace:
         totals = self._reader.totals()
-        sites = self.live()
+        sites = self._live_sites(self._sites)
         return LiveTrace(
             processes=self.processes(),
-            stacks=self._stack.stacks(),
+            stacks=self._numbered_stacks(),
             gpus=self.gpus(),
             sites=sites,
             timeline=self.timeline(),
@@ -422,3 +415,55 @@ class ViewBuilder:
 
 def by_size(sites: Iterable[Site]) -> tuple[Site, ...]:
     return tuple(sorted(sites, key=lambda site: (-site.nbytes, -site.count)))
+
+
+# ---- is what one place left behind growing? ----
+#
+# A trace alone cannot tell whether memory that was never freed is still needed. What it can tell is whether a
+# place went on to the end: weights and buffers are loaded at some time and then stay as they are; a leak is
+# made again and again, as long as the program works. A program that ends right after loading looks like one
+# that leaks.
+
+MIN_SAMPLES = 3
+QUARTERS = 3
+MAX_EXIT_NS = 100_000_000
+
+
+def end_of_work(last_allocation: int, end: int) -> int:
+    """When a program's work ended: with its last allocation, where only its exit came after that."""
+    return last_allocation if end - last_allocation <= MAX_EXIT_NS else end
+
+
+def is_growing(
+    *, count: int, quarters: int, first: int, last: int, since: int, end: int, freed: bool
+) -> bool:
+    """Whether *count* allocations of a place, made from *first* to *last* and never freed, go on to the end.
+
+    *since* is when the place first allocated anything, *end* the end of the work, *quarters* has a bit
+    for each quarter of that time in which some of them were made. They must
+
+    - be at least three, from at least three quarters;
+    - where others of the same place were freed, begin in the first quarter: else the place keeps its latest
+      ones only, and frees the older ones;
+    - reach the last tenth of that time, or be no further from the end than three times their usual distance.
+    """
+    if count < MIN_SAMPLES or quarters.bit_count() < QUARTERS or (freed and not quarters & 1):
+        return False
+    usual = (last - first) // (count - 1)
+    return end - last <= max((end - since) // 10, 3 * usual)
+
+
+def times_grow(times: Sequence[int], *, since: int, end: int, freed: bool) -> bool:
+    """The same, where each allocation's time is known."""
+    if len(times) < MIN_SAMPLES:
+        return False
+    quarters = 0
+    for time in times:
+        if time > since and end > since:
+            quarters |= 1 << min(3, (time - since) // ((end - since) // 4 + 1))
+        else:
+            quarters |= 1
+    first, last = min(times), max(times)
+    return is_growing(
+        count=len(times), quarters=quarters, first=first, last=last, since=since, end=end, freed=freed
+    )

@@ -1,6 +1,6 @@
 """Start and stop the recorder in a process that already runs, by the injectors of :mod:`vram.reach`.
 
-Only in Python processes of this user (root: of anybody), each compared by pidfd before it is touched, and
+Only in Python processes of this user (root: of any user), each compared by pidfd before it is touched, and
 logged before and after. The recorder and its file belong to the process; it goes on when vram ends.
 """
 
@@ -42,8 +42,13 @@ Outcome = Literal[
 ]
 LongText = Annotated[str, Meta(max_length=5000)]
 
+# By the codes of the recorder (native/tracer).
+_HINTS = {
+    3: "install CUPTI into its environment: `pip install nvidia-cuda-cupti-cu12`, for CUDA 13"
+    " `pip install nvidia-cuda-cupti`",
+    4: "a profiler or another tracer is at work in it; end that first",
+}
 _RUN_INSTEAD = "`vram run -- COMMAND` records any program from its start, also one without Python"
-
 _RUN_BEFORE = "`vram run -- COMMAND` records a program from its start, before it gives them up"
 
 
@@ -113,17 +118,17 @@ def attach(
         "held": held_now(host, pid, deadline_s),
         **_cupti_fields(host, target),
     }
-    receipt = _asked(host, target, "attach", fields, via, deadline_s)
-    _require_recording(receipt, output)
+    receipt = _ask_and_log(host, target, "attach", fields, via, deadline_s)
+    _require_recording(receipt)
     return receipt
 
 
 def detach(host: Host, pid: int, *, via: str | None = None, deadline_s: float = 30.0) -> AttachReceipt:
-    """Stop recording *pid*, whoever began it; raises where it is not being recorded."""
+    """Stop recording *pid*, no matter which process began it; raises where it is not being recorded."""
     with audit.refusals_logged("detach", [pid]):
         target = identify(host, pid)
     _require_python(target, via)
-    receipt = _asked(host, target, "detach", {"verb": "stop"}, via, deadline_s)
+    receipt = _ask_and_log(host, target, "detach", {"verb": "stop"}, via, deadline_s)
     if receipt.answer.outcome != "stopped":
         raise CannotRecord(f"pid {pid} is not being recorded", hint=f"`vram attach {pid}` begins")
     return receipt
@@ -155,7 +160,7 @@ def _require_python(target: Target, via: str | None) -> None:
         raise NotReachable(str(error), hint=_RUN_INSTEAD) from error
 
 
-def _asked(
+def _ask_and_log(
     host: Host, target: Target, action: str, fields: dict[str, Any], via: str | None, deadline_s: float
 ) -> AttachReceipt:
     record = {"action": action, "target": to_builtins(target), "via": via}
@@ -180,7 +185,7 @@ def _ask(
     return reply, payload.decoded(target.process.pid, reply.body, RecorderAnswer)
 
 
-def _require_recording(receipt: AttachReceipt, output: str) -> None:
+def _require_recording(receipt: AttachReceipt) -> None:
     answer, pid = receipt.answer, receipt.target.process.pid
     if answer.outcome == "recording":
         return
@@ -200,17 +205,8 @@ def _require_recording(receipt: AttachReceipt, output: str) -> None:
             f"pid {pid} cannot load vram's recorder: {answer.error}",
             hint=f"{LIBRARY} must be readable there; in a container vram must be installed, too",
         )
-    raise _failed(pid, answer)
-
-
-def _failed(pid: int, answer: RecorderAnswer) -> CannotRecord:
-    hints = {
-        3: "install CUPTI into its environment: `pip install nvidia-cuda-cupti-cu12`, for CUDA 13"
-        " `pip install nvidia-cuda-cupti`",
-        4: "a profiler or another tracer is at work in it; end that first",
-    }
     reason = answer.error or f"the recorder answered {answer.code}"
-    return CannotRecord(f"pid {pid} cannot be recorded: {reason}", hint=hints.get(answer.code, ""))
+    raise CannotRecord(f"pid {pid} cannot be recorded: {reason}", hint=_HINTS.get(answer.code, ""))
 
 
 def _cupti_fields(host: Host, target: Target) -> dict[str, Any]:
@@ -248,8 +244,7 @@ _ENDING_S = 30.0
 def wait_for_end(host: Host, receipt: AttachReceipt, for_s: float) -> bool:
     """Wait until the recording of *receipt* has ended; False where it goes on although its time is over.
 
-    It ends by its own timer, by `vram attach --stop`, or with its process. The process itself is asked:
-    when its time is over, and now and then before that.
+    It ends by its own timer, by `vram attach --stop`, or with its process, which is asked now and then.
     """
     handle = host.signals.open(receipt.target.process.pid)
     if handle is None:

@@ -40,10 +40,8 @@ class CheckPlace(Struct, frozen=True):
 
 
 class Violation(Struct, frozen=True):
-    """A check that does not hold: the figure and the places behind it, largest first.
-
-    Where it could not be judged, ``unjudged`` says why, and there is no figure.
-    """
+    """A check that does not hold: the figure and the places behind it, largest first; or why it is
+    ``unjudged``, without a figure."""
 
     check: TraceCheck
     found: int = 0
@@ -75,16 +73,15 @@ def unjudged(checks: Iterable[TraceCheck], reason: str) -> tuple[Violation, ...]
 
 def judge(view: TraceView, checks: Sequence[TraceCheck], missing: str = "") -> tuple[Violation, ...]:
     """The checks that do not hold. Where some of it was not recorded (*missing*), none passes."""
-    reason = missing or _shortened(view)
-    return tuple(each for check in checks for each in _judged(view, check, reason))
-
-
-def _judged(view: TraceView, check: TraceCheck, reason: str) -> Iterator[Violation]:
+    reason = missing or _why_incomplete(view)
     judges = {"leaks": _leaks, "peak": _peaks, "failures": _failures}
-    found = list(judges[check.name](view, check))
-    yield from found
-    if not found and reason:
-        yield Violation(check, unjudged=reason)
+    violations: list[Violation] = []
+    for check in checks:
+        found = list(judges[check.name](view, check))
+        if not found and reason:
+            found = [Violation(check, unjudged=reason)]
+        violations += found
+    return tuple(violations)
 
 
 def _leaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
@@ -119,7 +116,7 @@ def _place(view: TraceView, site: Site, verdict: str = "") -> CheckPlace:
     return CheckPlace(stack_of(view, site.stack), site.nbytes, site.count, site.process, verdict)
 
 
-def _shortened(view: TraceView) -> str:
+def _why_incomplete(view: TraceView) -> str:
     """Why this is not all of it; empty where it is."""
     reasons = [_SHORTENED[each.end] for each in view.processes if each.end in _SHORTENED]
     if view.gaps:

@@ -46,7 +46,11 @@ def candidates(
     own = list(_package_folders(argv, environment))
     known = [os.path.dirname(path) for path in places]
     newest = newest_cuda(driver)
-    rest = [each for each in _in_folders([*own, *known]) if not _is_too_new(each, newest)]
+    rest = [
+        each
+        for each in _in_folders([*own, *known])
+        if newest is None or each.major is None or each.major <= newest
+    ]
     own_folders = {os.path.realpath(folder) for folder in own}
     rest.sort(key=lambda each: os.path.dirname(each.path) in own_folders, reverse=True)
     rest.sort(key=lambda each: each.major or 0, reverse=True)
@@ -72,30 +76,21 @@ def newest_cuda(driver: str | None) -> int | None:
     return next((major for until, major in _BRANCHES if int(branch) < until), None)
 
 
-def _is_too_new(library: Cupti, newest: int | None) -> bool:
-    return newest is not None and library.major is not None and library.major > newest
-
-
 def _in_folders(folders: Iterable[str]) -> Iterator[Cupti]:
     """The libraries of each folder, newest first; links to the same file are one library."""
     for folder in dict.fromkeys(folders):
         files: dict[str, list[str]] = {}
         for path in glob(f"{escape(folder)}/{_LIBRARY}"):
             files.setdefault(os.path.realpath(path), []).append(os.path.basename(path))
-        here = [_described(path, names) for path, names in files.items() if os.path.isfile(path)]
+        here = [_describe(path, names) for path, names in files.items() if os.path.isfile(path)]
         yield from sorted(here, key=lambda each: (each.major or 0, each.version), reverse=True)
 
 
-def _described(path: str, names: Iterable[str]) -> Cupti:
-    numbers = [
-        tuple(int(part) for part in found.groups(default="0")) for found in map(_numbers, names) if found
-    ]
+def _describe(path: str, names: Iterable[str]) -> Cupti:
+    found = filter(None, map(_NUMBERS.search, names))
+    numbers = [tuple(int(part) for part in each.groups(default="0")) for each in found]
     majors = [each[0] for each in numbers if each[0] < _FIRST_YEAR]
     return Cupti(path, max(majors, default=None), max(numbers, default=()))
-
-
-def _numbers(name: str) -> re.Match[str] | None:
-    return _NUMBERS.search(name)
 
 
 # ---- the packages of the Python that the command will run ----

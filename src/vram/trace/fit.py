@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vram.model.fit import CardFit, Fit, GpuNeed, GraphicsCard
-from vram.model.trace import GpuUse, TraceView
+from vram.model.trace import CardFit, Fit, GpuNeed, GpuUse, GraphicsCard, TraceView
 from vram.units import MIB, size
 
 # Measured on an H200 with driver 580.159 (docs/concepts/what-a-context-costs.md, docs/evidence): the first
@@ -51,7 +50,7 @@ def fit(view: TraceView, cards: Sequence[GraphicsCard] = CARDS) -> Fit:
     ordered = sorted(cards, key=lambda card: -card.total_nbytes)
     return Fit(
         needs=needs,
-        cards=tuple(_judged(card, most, least) for card in ordered),
+        cards=tuple(_judge_card(card, most, least) for card in ordered),
         reserve_nbytes=RESERVE_NBYTES,
         assumptions=_assumptions(needs),
         doubts=tuple(_doubts(view, needs)),
@@ -87,7 +86,7 @@ def _need(view: TraceView, use: GpuUse) -> GpuNeed:
     )
 
 
-def _judged(card: GraphicsCard, most: int, least: int) -> CardFit:
+def _judge_card(card: GraphicsCard, most: int, least: int) -> CardFit:
     room = card.total_nbytes - RESERVE_NBYTES
     if most <= room:
         return CardFit(card=card, verdict="fits", left_nbytes=room - most)

@@ -54,12 +54,10 @@ class RecordingHere:
         code = library.vram_tracer_start(settings.encode())
         if code:
             self._library = None
-            self._forget()
+            shutil.rmtree(self._folder, ignore_errors=True)
             said = (library.vram_tracer_error() or b"").decode(errors="replace")
             raise NotRecorded(f"this process cannot be recorded: {said}", hint=_HINTS.get(code, ""))
-        self._ask_frameworks()
-
-    def _ask_frameworks(self) -> None:
+        # Frameworks say what they used their memory for.
         names = {"__name__": _MODULE, "__vram_tracer__": LIBRARY, "__vram_frameworks__": "auto"}
         exec(compile(Path(FRAMEWORK_PAYLOAD).read_bytes(), FRAMEWORK_PAYLOAD, "exec"), names)
 
@@ -78,14 +76,11 @@ class RecordingHere:
                 with open_trace(parts) as trace:
                     self._view = with_frameworks(trace.view(), trace)
         finally:
-            self._forget()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def view(self) -> TraceView | None:
         """What was recorded; None where the process asked the driver for nothing."""
         return self._view
-
-    def _forget(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> RecordingHere:
         self.start()

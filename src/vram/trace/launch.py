@@ -1,8 +1,7 @@
 """Launch a command with the recorder in it and in its children, unmodified; then gather what they wrote.
 
-The CUDA driver loads the library that CUDA_INJECTION64_PATH names into every process that uses it. What the
-library shall do stands in variables beside that one, which children inherit. Nothing that the recorder meets
-keeps the command from running; what its user must know it writes into a file, which is read here.
+The CUDA driver loads the library that CUDA_INJECTION64_PATH names into every process that uses it; children
+inherit that variable and those of the recorder. What the user must know the recorder writes into a file.
 """
 
 from __future__ import annotations
@@ -130,22 +129,6 @@ class Launch:
         variables[INJECTION] = LIBRARY
         return variables | {f"{PREFIX}{name}": value for name, value in values.items() if value}
 
-    def messages(self) -> tuple[Message, ...]:
-        return read_messages(self.messages_path)
-
-    def finished(self, status: int, *, force: bool, untraced: Untraced | None) -> Launched:
-        """Gather what was recorded, after the command has ended."""
-        found = output.collect(self.settings.output, self.run, force=force)
-        return Launched(
-            status=status,
-            trace=found.trace,
-            growing=found.growing,
-            left=found.left,
-            left_reason=found.reason,
-            messages=self.messages(),
-            untraced=untraced,
-        )
-
 
 Wait = Callable[[Sequence[str], Mapping[str, str]], int]
 """Runs a command in an environment and returns how it ended."""
@@ -155,7 +138,16 @@ def launch(prepared: Launch, base: Mapping[str, str], wait: Wait, *, force: bool
     """Run the command of *prepared* by *wait*, and gather what was recorded."""
     untraced = prepared.untraced(base)
     status = wait(prepared.argv, prepared.environment(base))
-    return prepared.finished(status, force=force, untraced=untraced)
+    found = output.collect(prepared.settings.output, prepared.run, force=force)
+    return Launched(
+        status=status,
+        trace=found.trace,
+        growing=found.growing,
+        left=found.left,
+        left_reason=found.reason,
+        messages=read_messages(prepared.messages_path),
+        untraced=untraced,
+    )
 
 
 def require_library(error: type[VramError] = VramError) -> None:

@@ -6,12 +6,14 @@ import ctypes
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vram.errors import BadTrace, VramError
+from vram.units import counted, size
 
 LIBRARY = Path(__file__).parent / "lib" / "libvramreader.so"
 
@@ -57,6 +59,11 @@ class SectionRow(NamedTuple):
     file: int
 
 
+def process_numbers(sections: Iterable[SectionRow]) -> list[int]:
+    """The process of each section: one that cannot be read at all, as of a newer format, is none."""
+    return list(accumulate((row.usable for row in sections), initial=0))
+
+
 class GpuRow(NamedTuple):
     number: int
     cluster: int
@@ -91,47 +98,6 @@ class SiteRow(NamedTuple):
     cache: LeftRow
 
 
-class TimelineRow(NamedTuple):
-    time_ns: int
-    highest: int
-    lowest: int
-    last: int
-    gpu: int
-    reserved: int
-
-
-class FailureRow(NamedTuple):
-    time_ns: int
-    nbytes: int
-    result: int
-    process: int
-    kind: int
-    stack: int
-    gpu: int
-
-
-class GapRow(NamedTuple):
-    start_ns: int
-    end_ns: int
-    process: int
-    reason: int
-
-
-class MarkRow(NamedTuple):
-    time_ns: int
-    process: int
-    text: int
-
-
-class BeforeRow(NamedTuple):
-    time_ns: int
-    nbytes: int
-    process: int
-    source: int
-    gpu: int
-    reserved: int
-
-
 class BlobRow(NamedTuple):
     offset: int
     nbytes: int
@@ -150,30 +116,6 @@ class DamageRow(NamedTuple):
     section: int
     file: int
     reserved: int
-
-
-class HolesRow(NamedTuple):
-    at_ns: int
-    live_nbytes: int
-    spanned_nbytes: int
-    holes: int
-    hole_nbytes: int
-    largest_hole: int
-    first_block: int
-    blocks: int
-    gpu: int
-    process: int
-    at_end: int
-    reserved: int
-
-
-class ReservedRow(NamedTuple):
-    gpu: int
-    process: int
-    kind: int
-    reserved: int
-    peak_nbytes: int
-    end_nbytes: int
 
 
 class LiveRow(NamedTuple):
@@ -197,30 +139,39 @@ class TotalsRow(NamedTuple):
     host_live_nbytes: int
 
 
-class _Table(NamedTuple):
+class ReaderTable(NamedTuple):
     number: int
     layout: struct.Struct
 
 
 # The numbers and layouts of native/tracereader/reader.h.
-_SECTIONS = _Table(0, struct.Struct("<9Q12I8I2I"))
-_GPUS = _Table(1, struct.Struct("<i3IQ3q4Q"))
-_SITES = _Table(2, struct.Struct("<3Ii2QqQq3Qq" + "Qq3Q2I" * 3))
-_TIMELINE = _Table(3, struct.Struct("<Q3q2I"))
-_NODES = _Table(4, struct.Struct("<2I"))
-_PLACES = _Table(5, struct.Struct("<Q4I"))
-_STRINGS = _Table(6, struct.Struct("<2Q"))
-_BYTES = _Table(7, struct.Struct("<B"))
-_FAILURES = _Table(8, struct.Struct("<3Q3Ii"))
-_GAPS = _Table(9, struct.Struct("<2Q2I"))
-_MARKS = _Table(10, struct.Struct("<Q2I"))
-_BEFORE = _Table(11, struct.Struct("<2Q2IiI"))
-_BLOBS = _Table(12, struct.Struct("<4Q4I"))
-_DAMAGE = _Table(13, struct.Struct("<2Q4I"))
-_HOLES = _Table(14, struct.Struct("<8Q4I"))
-_HOLE_BLOCKS = _Table(15, struct.Struct("<2Q2I"))
-_RESERVED = _Table(16, struct.Struct("<4I2Q"))
-_TOTALS = _Table(17, struct.Struct("<7Q"))
+_SECTIONS = ReaderTable(0, struct.Struct("<9Q12I8I2I"))
+_GPUS = ReaderTable(1, struct.Struct("<i3IQ3q4Q"))
+_SITES = ReaderTable(2, struct.Struct("<3Ii2QqQq3Qq" + "Qq3Q2I" * 3))
+TIMELINE = ReaderTable(3, struct.Struct("<Q3q2I"))
+"""Time, highest, lowest and last bytes, GPU, zero."""
+_NODES = ReaderTable(4, struct.Struct("<2I"))
+_PLACES = ReaderTable(5, struct.Struct("<Q4I"))
+_STRINGS = ReaderTable(6, struct.Struct("<2Q"))
+_BYTES = ReaderTable(7, struct.Struct("<B"))
+FAILURES = ReaderTable(8, struct.Struct("<3Q3Ii"))
+"""Time, bytes, the driver's result, process, kind, stack, GPU."""
+GAPS = ReaderTable(9, struct.Struct("<2Q2I"))
+"""Start, end, process, reason."""
+MARKS = ReaderTable(10, struct.Struct("<Q2I"))
+"""Time, process, text."""
+BEFORE = ReaderTable(11, struct.Struct("<2Q2IiI"))
+"""Time, bytes, process, source, GPU, zero."""
+_BLOBS = ReaderTable(12, struct.Struct("<4Q4I"))
+_DAMAGE = ReaderTable(13, struct.Struct("<2Q4I"))
+HOLES = ReaderTable(14, struct.Struct("<8Q4I"))
+"""Time, live and spanned bytes, holes, their bytes, the largest, first block, blocks, GPU, process, at the
+end, zero."""
+HOLE_BLOCKS = ReaderTable(15, struct.Struct("<2Q2I"))
+"""Address, bytes, stack, zero."""
+RESERVED = ReaderTable(16, struct.Struct("<4I2Q"))
+"""GPU, process, kind, zero, bytes at the peak and at the end."""
+_TOTALS = ReaderTable(17, struct.Struct("<7Q"))
 _LIVE_ROW = struct.Struct("<4Q2I")
 _LIVE_AT_ONCE = 20_000
 _EVENTS_IN_A_CALL = 1_000_000  # between two of which Python sees to signals
@@ -228,21 +179,8 @@ _EVENTS_IN_A_CALL = 1_000_000  # between two of which Python sees to signals
 PLACE = _PLACES.layout
 """Line, language (0 Python), function and file (numbers of strings), zero."""
 
-COLUMNS = (
-    ("time_ns", "Q"),
-    ("address", "Q"),
-    ("nbytes", "Q"),
-    ("allocation", "Q"),
-    ("context", "Q"),
-    ("stream", "Q"),
-    ("process", "I"),
-    ("thread", "I"),
-    ("gpu", "i"),
-    ("stack", "I"),
-    ("type", "B"),
-    ("kind", "B"),
-)
-"""The columns of events, with their type as ``array`` has it."""
+_COLUMNS = "QQQQQQIIiIBB"
+"""The type of each column of ``reader.EventBatch``, as ``array`` has it."""
 
 
 @cache
@@ -272,10 +210,7 @@ def _library() -> ctypes.CDLL:
 
 
 class Strings:
-    """Texts of a trace by number, decoded as they are needed; 0 is the empty one.
-
-    What is no UTF-8 is written with backslashes.
-    """
+    """Texts of a trace by number, decoded when needed, what is no UTF-8 with backslashes; 0 is empty."""
 
     def __init__(self, whole: bytes, ranges: Sequence[int]) -> None:
         self._whole, self._ranges = whole, ranges
@@ -331,8 +266,8 @@ class NativeReader:
         self._check(self._library.vramreader_finish(self._reader))
 
     def events(self, capacity: int) -> tuple[memoryview, ...]:
-        """The next events, as columns in the order of COLUMNS; empty ones at the end."""
-        columns = [array(code, bytes(array(code).itemsize * capacity)) for _, code in COLUMNS]
+        """The next events, as the columns of an EventBatch; empty ones at the end."""
+        columns = [array(code, bytes(array(code).itemsize * capacity)) for code in _COLUMNS]
         addresses = (ctypes.c_void_p * len(columns))(*(column.buffer_info()[0] for column in columns))
         count = ctypes.c_uint64()
         self._check(self._library.vramreader_events(self._reader, addresses, capacity, ctypes.byref(count)))
@@ -340,7 +275,7 @@ class NativeReader:
 
     # ---- tables ----
 
-    def _raw(self, table: _Table) -> bytes:
+    def _raw(self, table: ReaderTable) -> bytes:
         rows, count, nbytes = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
         self._check(
             self._library.vramreader_table(
@@ -354,25 +289,21 @@ class NativeReader:
             )
         return ctypes.string_at(rows.value, count.value * nbytes.value) if rows.value and count.value else b""
 
-    def _rows(self, table: _Table, kind: Any) -> list[Any]:
-        return list(map(kind._make, table.layout.iter_unpack(self._raw(table))))
+    def rows(self, table: ReaderTable) -> Iterator[tuple[Any, ...]]:
+        return table.layout.iter_unpack(self._raw(table))
 
     def sections(self) -> list[SectionRow]:
-        raw = _SECTIONS.layout.iter_unpack(self._raw(_SECTIONS))
-        return [SectionRow._make((*row[:21], row[21:29], row[29])) for row in raw]
+        return [SectionRow._make((*row[:21], row[21:29], row[29])) for row in self.rows(_SECTIONS)]
 
     def gpus(self) -> list[GpuRow]:
-        return self._rows(_GPUS, GpuRow)
+        return list(map(GpuRow._make, self.rows(_GPUS)))
 
     def sites(self) -> list[SiteRow]:
-        raw = _SITES.layout.iter_unpack(self._raw(_SITES))
         left = LeftRow._make
         return [
-            SiteRow._make((*row[:13], left(row[13:19]), left(row[20:26]), left(row[27:33]))) for row in raw
+            SiteRow._make((*row[:13], left(row[13:19]), left(row[20:26]), left(row[27:33])))
+            for row in self.rows(_SITES)
         ]
-
-    def timeline(self) -> list[TimelineRow]:
-        return self._rows(_TIMELINE, TimelineRow)
 
     def nodes(self) -> Sequence[int]:
         """Parent and place of every node, one after the other."""
@@ -385,33 +316,11 @@ class NativeReader:
     def strings(self) -> Strings:
         return Strings(self._raw(_BYTES), memoryview(self._raw(_STRINGS)).cast("Q"))
 
-    def failures(self) -> list[FailureRow]:
-        return self._rows(_FAILURES, FailureRow)
-
-    def gaps(self) -> list[GapRow]:
-        return self._rows(_GAPS, GapRow)
-
-    def marks(self) -> list[MarkRow]:
-        return self._rows(_MARKS, MarkRow)
-
-    def before(self) -> list[BeforeRow]:
-        return self._rows(_BEFORE, BeforeRow)
-
     def blobs(self) -> list[BlobRow]:
-        return self._rows(_BLOBS, BlobRow)
+        return list(map(BlobRow._make, self.rows(_BLOBS)))
 
     def damage(self) -> list[DamageRow]:
-        return self._rows(_DAMAGE, DamageRow)
-
-    def holes(self) -> list[HolesRow]:
-        return self._rows(_HOLES, HolesRow)
-
-    def hole_blocks(self) -> list[tuple[int, int, int]]:
-        """Address, bytes and stack of each."""
-        return [row[:3] for row in _HOLE_BLOCKS.layout.iter_unpack(self._raw(_HOLE_BLOCKS))]
-
-    def reserved(self) -> list[ReservedRow]:
-        return self._rows(_RESERVED, ReservedRow)
+        return list(map(DamageRow._make, self.rows(_DAMAGE)))
 
     def live(self) -> Iterator[LiveRow]:
         """What is live, allocation by allocation; ``site`` is an index into sites()."""
@@ -425,4 +334,43 @@ class NativeReader:
             yield from map(LiveRow._make, _LIVE_ROW.iter_unpack(rows.raw[: _LIVE_ROW.size * count.value]))
 
     def totals(self) -> TotalsRow:
-        return TotalsRow._make(_TOTALS.layout.unpack(self._raw(_TOTALS)))
+        return TotalsRow._make(*self.rows(_TOTALS))
+
+
+# ---- what could not be read, in sentences ----
+
+# By the codes of native/tracereader/reader.h.
+_SENTENCES: dict[int, Callable[[int], str]] = {
+    1: lambda count: f"{size(count)} of the file belong to nothing that is known; skipped",
+    2: lambda count: "the header of a process is unreadable: who it was is not known",
+    3: lambda count: f"a process was recorded by a newer vram (format {count}); left out",
+    4: lambda count: "the header contradicts itself",
+    5: lambda count: f"{counted(count, 'chunk')} of records found twice, read once",
+    6: lambda count: f"{counted(count, 'chunk')} of records missing, with the stacks that they defined",
+    7: lambda count: f"the rest of {counted(count, 'chunk')} of records is unreadable",
+    8: lambda count: "the trace is cut off in the middle of a record",
+    9: lambda count: f"{counted(count, 'impossible time')}, replaced by that of the record before or after",
+    10: lambda count: f"{counted(count, 'reference')} to stacks or places that are not there",
+    11: lambda count: f"{counted(count, 'allocation')} of an impossible size, left out",
+    12: lambda count: f"{size(count)} could not be read: the file became shorter meanwhile",
+    13: lambda count: f"more marks, gaps or parts of blobs than are kept: {count} left out",
+    14: lambda count: "a framework's blocks lie in too many places to say in which memory of the driver",
+    15: lambda count: f"{counted(count, 'record')} of a kind that this vram does not know, skipped",
+    16: lambda count: f"too many stacks: the {count} that allocated least are one, without frames",
+}
+
+
+def damage_sentences(
+    rows: Sequence[DamageRow], sections: Sequence[SectionRow], paths: Sequence[str]
+) -> tuple[str, ...]:
+    return tuple(_whose(row, sections, paths) + _SENTENCES[row.code](row.times) for row in rows)
+
+
+def _whose(row: DamageRow, sections: Sequence[SectionRow], paths: Sequence[str]) -> str:
+    """Which file and process it is about, where there are several."""
+    parts = []
+    if len(paths) > 1 and row.file < len(paths):
+        parts.append(paths[row.file])
+    if len(sections) > 1 and row.section < len(sections) and sections[row.section].pid:
+        parts.append(f"pid {sections[row.section].pid}")
+    return ", ".join(parts) + ": " if parts else ""

@@ -58,7 +58,7 @@ class Collected(Struct, frozen=True):
 
 
 def default_name(program: str, pid: int) -> str:
-    """The name of a trace that nobody named, in the working folder."""
+    """The name of a trace for which the user gave none, in the working folder."""
     plain = re.sub(r"[^\w.+-]", "_", os.path.basename(program)).lstrip(".")[:60]
     plain = plain.encode()[:120].decode(errors="ignore")  # a letter may have four bytes, a name 255
     return f"vram-trace-{plain or 'command'}-{pid}.vram"
@@ -101,7 +101,8 @@ def require_writable(path: str, *, force: bool) -> str:
     if os.path.lexists(where) and not stat.S_ISREG(os.lstat(where).st_mode):
         raise UsageError(f"{path} is not a regular file", hint="choose another file with -o")
     # By trying: rights, read-only file systems and quotas are known to the kernel alone.
-    trial = os.path.join(folder, _trial_name(name))
+    # As long as the longest name of a part: a pid has up to seven digits, and -999 may follow.
+    trial = f"{where}.{os.urandom(6).hex()}.new"
     try:
         os.close(os.open(trial, _NEW, 0o600))
         os.unlink(trial)
@@ -183,7 +184,8 @@ def collect(output: str, run: str, *, force: bool = False) -> Collected:
 
 def _join(done: Sequence[TracePart], output: str, *, force: bool) -> None:
     folder, name = os.path.split(output)
-    fresh = os.path.join(folder, _temporary_name(name))
+    start = os.fsdecode(os.fsencode(name)[:100])
+    fresh = os.path.join(folder, f".{start}.{os.urandom(8).hex()}.new")
     file = os.open(fresh, _NEW, 0o600)
     try:
         for part in done:
@@ -207,13 +209,13 @@ def _append(file: int, path: str) -> None:
     source = open_plain(path, os.O_NOFOLLOW)
     try:
         taken = 0
-        while count := _copied(source, taken, file, at + taken):
+        while count := _copy_some(source, taken, file, at + taken):
             taken += count
     finally:
         os.close(source)
 
 
-def _copied(source: int, from_byte: int, file: int, to_byte: int) -> int:
+def _copy_some(source: int, from_byte: int, file: int, to_byte: int) -> int:
     try:
         return os.copy_file_range(source, file, _COPIED_AT_ONCE, from_byte, to_byte)
     except OSError as error:
@@ -238,12 +240,3 @@ def _place(path: str, output: str, *, force: bool) -> None:
         os.rename(path, output)
         return
     os.unlink(path)
-
-
-def _temporary_name(name: str) -> str:
-    return f".{os.fsdecode(os.fsencode(name)[:100])}.{os.urandom(8).hex()}.new"
-
-
-def _trial_name(name: str) -> str:
-    """As long as the longest name of a part: a pid has up to seven digits, and -999 may follow."""
-    return f"{name}.{os.urandom(6).hex()}.new"

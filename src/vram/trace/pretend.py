@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import select
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
+from subprocess import DEVNULL
 
 import msgspec
 from msgspec import Struct
 
+from vram.children import ChildProgram, start_program
 from vram.diagnosis.verdict import GpuVerdict, judge
 from vram.errors import DeviceError, GoalImpossible
 from vram.host.ports import Host
 from vram.payloads import command
-from vram.payloads.ballast import GRANULE
+from vram.payloads.device_memory import GRANULE
 from vram.reclaim.device_state import read_ledger
 from vram.reclaim.preflight import seen_by_cuda
 from vram.trace.launch import without_recorder
@@ -73,28 +72,19 @@ class Ballast:
         self.left = left
         self.devices: tuple[HeldDevice, ...] = ()
         self._environment = without_recorder(environment)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProgram | None = None
 
     def __enter__(self) -> Ballast:
-        # A session of its own: what is typed at the terminal is for the command.
-        self._process = subprocess.Popen(
-            command("ballast", str(self.left), str(os.getpid())),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=self._environment,
-            start_new_session=True,
-        )
+        words = command("device_memory", "ballast", str(self.left), str(os.getpid()))
+        self._process = start_program(words, stderr=DEVNULL, env=self._environment)
         try:
-            self.devices = self._answer()
+            self.devices = self._held(self._process)
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -102,20 +92,15 @@ class Ballast:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        process.hang_up()
+        if not process.wait(_GRACE_S):
+            process.end(_PATIENCE_S)
 
-    def _answer(self) -> tuple[HeldDevice, ...]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = _line(self._process.stdout.fileno(), _PATIENCE_S)
+    def _held(self, process: ChildProgram) -> tuple[HeldDevice, ...]:
+        try:
+            line = next(process.lines(time.monotonic() + _PATIENCE_S), b"")
+        except TimeoutError:
+            line = b""
         answer = msgspec.json.decode(line, type=_Answer) if line else _Answer(error="its process has ended")
         if answer.error or not answer.devices:
             raise DeviceError(
@@ -134,18 +119,3 @@ def _require_fit(left: int, devices: Iterable[HeldDevice]) -> None:
                 f" {size(each.free)} can be left free",
                 hint="pretend a smaller card",
             )
-
-
-def _line(file: int, patience_s: float) -> bytes:
-    """The line that *file* brings; empty where it ends first, or takes too long."""
-    until, received = time.monotonic() + patience_s, b""
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    while not received.endswith(b"\n"):
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            return b""
-        part = os.read(file, 65536)
-        if not part:
-            return b""
-        received += part
-    return received

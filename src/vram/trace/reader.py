@@ -1,20 +1,24 @@
-"""Opens trace files (``native/FORMAT.md``) and answers with a view, with events, with blobs."""
+"""Opens trace files (``native/FORMAT.md``): views, events and blobs of them; follows one that still grows."""
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 import weakref
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
 from vram.errors import BadTrace
 from vram.files import open_plain
-from vram.model.trace import CallStack, TraceView
+from vram.model.trace import CallStack, LiveTrace, TraceView
+from vram.trace import output
 from vram.trace.analysis import StackTable, ViewBuilder
-from vram.trace.native import BlobRow, NativeReader
+from vram.trace.native import EVERYTHING, BlobRow, NativeReader, process_numbers
 from vram.trace.output import HEADER, MAGIC
 
 MAJOR = 1
@@ -32,14 +36,30 @@ ALLOC, FREE, FAILED, MAP, UNMAP, RETAIN, TRIM = range(1, len(EVENT_TYPES))
 """``EventBatch.type``, by the numbers of native/tracereader/reader.h."""
 
 
-class EventBatch(NamedTuple):
-    """Some thousand events in the order of time; columns of one length. ``stacks[number]`` is a CallStack.
+class TraceEvent(NamedTuple):
+    """One event. A free has the size, stack, kind and GPU of its allocation.
 
     ``type`` is an index into EVENT_TYPES; ``kind`` as in the format, 255 where unknown; ``gpu`` -1 where
-    unknown. ``allocation`` is the same number for an allocation and its free, 0 where it is unknown. A free
-    has the size, stack, kind and GPU of its allocation. The free of a context (kind 13) ends what was
-    allocated in it, without events of their own.
+    unknown. ``allocation`` is the same number for an allocation and its free, 0 where it is unknown. The free
+    of a context (kind 13) ends what was allocated in it, without events of their own.
     """
+
+    time_ns: int
+    address: int
+    nbytes: int
+    allocation: int
+    context: int
+    stream: int
+    process: int
+    thread: int
+    gpu: int
+    stack: int
+    type: int
+    kind: int
+
+
+class EventBatch(NamedTuple):
+    """Some thousand events in the order of time, as columns. ``stacks[number]`` is a CallStack."""
 
     time_ns: memoryview
     address: memoryview
@@ -54,6 +74,9 @@ class EventBatch(NamedTuple):
     type: memoryview
     kind: memoryview
     stacks: StackTable
+
+    def rows(self) -> Iterator[TraceEvent]:
+        return map(TraceEvent, *self[:-1])
 
 
 class LiveAllocation(NamedTuple):
@@ -76,8 +99,7 @@ def open_trace(paths: Sequence[Path]) -> Trace:
             descriptors.append(open_file(path))
             require_trace(descriptors[-1], path)
     except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close(descriptors)
         raise
     return Trace(tuple(map(str, paths)), descriptors)
 
@@ -109,24 +131,26 @@ class Trace:
         """All events in the order of time, some thousand at once."""
         reader = self._pass(2)
         stacks = StackTable(reader)
-        processes = _process_numbers(reader)
+        processes = process_numbers(reader.sections())
+        all_usable = processes == list(range(len(processes)))
         while (columns := reader.events(_EVENTS_AT_ONCE))[0].nbytes:
             batch = EventBatch._make((*columns, stacks))
-            yield (
-                batch if processes is None else batch._replace(process=_renumbered(batch.process, processes))
-            )
+            if not all_usable:
+                renumbered = array("I", [processes[number] for number in batch.process])
+                batch = batch._replace(process=memoryview(renumbered))
+            yield batch
 
     def live(self) -> Iterator[LiveAllocation]:
         """What is live at the end, allocation by allocation."""
         reader = self._pass(2)
         reader.run()
         stacks, sites, gpus = StackTable(reader), reader.sites(), reader.gpus()
-        processes = _process_numbers(reader)
+        processes = process_numbers(reader.sections())
         for row in reader.live():
             site = sites[row.site]
             gpu = gpus[site.gpu].number
             yield LiveAllocation(
-                processes[site.process] if processes else site.process,
+                processes[site.process],
                 None if gpu < 0 else gpu,
                 row.kind,
                 row.address,
@@ -172,7 +196,8 @@ class Trace:
 
     def _pass(self, points: int) -> NativeReader:
         nbytes = sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)
-        reader = NativeReader(memory_limit(nbytes), points=points)
+        limit_nbytes = min(max(_MIN_LIMIT, nbytes * _TIMES_FILE), _MAX_LIMIT)
+        reader = NativeReader(limit_nbytes, points=points)
         for descriptor in self._descriptors:
             reader.add_file(descriptor)
         reader.index()
@@ -187,7 +212,7 @@ class _Blob(NamedTuple):
 
 def _whole_blobs(reader: NativeReader) -> list[_Blob]:
     """Those of which all parts are there, in the order in which their writer wrote them."""
-    strings, processes = reader.strings(), _process_numbers(reader)
+    strings, processes = reader.strings(), process_numbers(reader.sections())
     found: list[_Blob] = []
     begun: dict[tuple[int, int, int], list[BlobRow]] = {}
     for row in reader.blobs():
@@ -201,39 +226,91 @@ def _whole_blobs(reader: NativeReader) -> list[_Blob]:
                 continue
         parts.append(row)
         if len(parts) == row.parts:
-            process = processes[row.process] if processes else row.process
-            found.append(_Blob(process, strings[row.name], tuple(parts)))
+            found.append(_Blob(processes[row.process], strings[row.name], tuple(parts)))
             parts.clear()
     return found
-
-
-def _process_numbers(reader: NativeReader) -> list[int] | None:
-    """The process of each section, where the numbers differ: a section of a newer format is no process."""
-    rows = reader.sections()
-    if all(row.usable for row in rows):
-        return None
-    numbers, used = [], 0
-    for row in rows:
-        numbers.append(used)
-        used += row.usable
-    return numbers
-
-
-def _renumbered(column: memoryview, numbers: list[int]) -> memoryview:
-    from array import array
-
-    return memoryview(array("I", [numbers[value] for value in column]))
-
-
-def memory_limit(nbytes: int) -> int:
-    """How much memory reading files of *nbytes* may take."""
-    return min(max(_MIN_LIMIT, nbytes * _TIMES_FILE), _MAX_LIMIT)
 
 
 def _close(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         with suppress(OSError):
             os.close(descriptor)
+
+
+# ---- a trace that is still written ----
+
+_FOLLOW_LIMIT = 4 << 30
+_SETTLED_NS = 50_000_000
+"""Records of different threads become visible in any order: they are put in order once they are so old."""
+
+
+class Follower:
+    """The trace in *parts*, or in the parts of *prefix* (``PREFIX.PID.part``), which may appear meanwhile.
+    With *run*, only those of that run: in a folder like /tmp any user may put files of such names."""
+
+    def __init__(
+        self,
+        prefix: Path | None = None,
+        parts: Iterable[Path] = (),
+        *,
+        run: str | None = None,
+        points: int = 500,
+    ) -> None:
+        self._prefix = prefix
+        self._run = run
+        self._waiting = list(parts)
+        self._known: set[Path] = set()
+        self._descriptors: list[int] = []
+        self._reader = NativeReader(_FOLLOW_LIMIT, points=points, growing=True)
+        self._stacks = StackTable(self._reader)
+        self.problems: list[str] = []
+        """Files that are no traces, each named once."""
+        self.close = weakref.finalize(self, _close, self._descriptors)
+
+    def advance(self, *, everything: bool = False) -> None:
+        """Read what was written since the last call; with *everything*, also what is not settled yet."""
+        self._add_files()
+        self._reader.index()
+        self._reader.run(EVERYTHING if everything else max(0, time.monotonic_ns() - _SETTLED_NS))
+
+    def live(self) -> LiveTrace:
+        """What is live now, by stack and by GPU."""
+        return ViewBuilder(self._reader, self._stacks).live_trace()
+
+    def _add_files(self) -> None:
+        for path in [*self._waiting, *self._found()]:
+            if path in self._known:
+                continue
+            try:
+                descriptor = open_file(path)
+            except BadTrace as error:
+                self._refuse(path, error)
+                continue
+            # The magic is the last that is written of a header.
+            if os.pread(descriptor, len(MAGIC), 0).strip(b"\0") == b"":
+                os.close(descriptor)
+                continue
+            try:
+                require_trace(descriptor, path)
+            except BadTrace as error:
+                os.close(descriptor)
+                self._refuse(path, error)
+                continue
+            self._known.add(path)
+            self._descriptors.append(descriptor)
+            self._reader.add_file(descriptor)
+
+    def _refuse(self, path: Path, error: BadTrace) -> None:
+        self._known.add(path)
+        self.problems.append(str(error))
+
+    def _found(self) -> Sequence[Path]:
+        if self._prefix is None:
+            return ()
+        if self._run is not None:
+            return [Path(part.path) for part in output.parts(str(self._prefix), self._run)]
+        folder, name = self._prefix.parent, escape(self._prefix.name)
+        return sorted(folder.glob(f"{name}.*.part"))
 
 
 # ---- files ----

@@ -1,8 +1,7 @@
-"""Names of functions from the symbol tables of libraries, and demangled C++ names.
+"""Names for native frames of a trace: from the symbol tables of their libraries, C++ names demangled.
 
-A trace says which file to read, and may be anybody's: only regular ELF files are read, with limits on every
-size; nothing of them is executed. Demangling can take exponential time and memory for a name that was made
-for it: it happens in a process of its own with limits.
+A trace says which file to read, and may come from any user: only regular ELF files are read, with limits on
+every size, and nothing of them is executed.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.files import open_plain
+from vram.model.trace import CallStack, Frame, TraceView
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -25,7 +26,8 @@ _SYMTAB, _NOTE, _DYNSYM = 2, 7, 11
 _FUNCTION, _INDIRECT_FUNCTION = 2, 10
 _BUILD_ID = 3
 _MAX_SECTIONS = 10_000
-_MAX_SYMBOLS = 5_000_000  # of one table; libtorch_cpu.so has 0.4 million
+_MAX_SYMBOLS = 5_000_000  # of all libraries of a trace together; libtorch_cpu.so has 0.4 million
+_MAX_LIBRARIES = 500
 _MAX_MATCHES = 2_000_000  # of an offset and a function, in one file
 _MAX_NOTE_NBYTES = 1 << 16
 _MAX_NAME_LENGTH = 4096
@@ -34,6 +36,72 @@ _SYMBOLS_AT_ONCE = 32_768
 _DEMANGLE_S = 10.0
 _MAX_DEMANGLED = 20_000
 _MAX_ROUNDS = 3  # each but the last loses a name that takes too much
+
+
+# ---- the frames of a view ----
+
+
+def with_names(view: TraceView, builds: Mapping[str, Collection[str]]) -> TraceView:
+    """*view* with the functions of native frames, where their libraries can be read."""
+    named = naming(view, builds)
+    if named is None:
+        return view
+    known: dict[Frame, Frame] = {}
+    for stack in view.stacks:
+        for frame in stack.frames:
+            if frame not in known:
+                known[frame] = named(frame)
+    stacks = tuple(CallStack(tuple(known[frame] for frame in stack.frames)) for stack in view.stacks)
+    return replace(view, stacks=stacks)
+
+
+def naming(view: TraceView, builds: Mapping[str, Collection[str]]) -> Callable[[Frame], Frame] | None:
+    """A function that names the native frames of *view*; None where it has none.
+
+    *builds* (``Trace.builds()``) has the build ids that libraries had while they were recorded.
+    """
+    offsets: dict[str, set[int]] = {}
+    names: set[str] = set()
+    real: dict[str, str] = {}
+    known_builds: dict[str, set[str]] = {}
+    for frame in {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}:
+        if frame.function:
+            names.add(frame.function)
+        elif frame.file in real or len(real) < _MAX_LIBRARIES:
+            if frame.file not in real:
+                real[frame.file] = _real(frame.file)
+            offsets.setdefault(real[frame.file], set()).add(frame.line)
+            known_builds.setdefault(real[frame.file], set()).update(builds.get(frame.file, ()))
+    if not offsets and not names:
+        return None
+    left = SymbolBudget(_MAX_SYMBOLS)
+    found: dict[tuple[str, int], str] = {}
+    for file, wanted in offsets.items():
+        ids = known_builds[file]
+        if len(ids) < 2:  # else the file was built again, and which build was loaded is unknown
+            known = function_names(file, wanted, next(iter(ids), "") or None, left=left)
+            found.update({(file, at): name for at, name in known.items()})
+    readable = demangle({*found.values(), *names})
+
+    def named(frame: Frame) -> Frame:
+        if frame.language != "native":
+            return frame
+        name = frame.function or found.get((real.get(frame.file, ""), frame.line), "")
+        name = readable.get(name, name)
+        return frame if name == frame.function else replace(frame, function=name)
+
+    return named
+
+
+def _real(path: str) -> str:
+    """*path* without links and detours: the same library has one name."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):  # a zero byte in it
+        return path
+
+
+# ---- ELF files ----
 
 
 class _Section(Struct, frozen=True):
@@ -128,7 +196,7 @@ def _find(file: int, sections: list[_Section], wanted: list[int], budget: Symbol
 def _functions(file: int, table: _Section, budget: SymbolBudget) -> Iterator[tuple[int, int, int, int]]:
     """For each function with a size: where its name begins, its binding (0: local), its address, its size."""
     size = _SYMBOL.size
-    count = min(table.nbytes // size, _MAX_SYMBOLS, budget.symbols)
+    count = min(table.nbytes // size, budget.symbols)
     budget.symbols -= count
     for begin in range(0, count, _SYMBOLS_AT_ONCE):
         symbols = os.pread(file, min(count - begin, _SYMBOLS_AT_ONCE) * size, table.offset + begin * size)
@@ -148,6 +216,7 @@ def _string(file: int, at: int, longest: int) -> str:
 
 # ---- C++ ----
 
+# A name that was made for it takes exponential time and memory to demangle: hence a process with limits.
 # Names in, one a line; names out in the same order, each as soon as it is known: when the process is ended by
 # a name that takes too much, the number of answers says which one it was.
 _DEMANGLER = """

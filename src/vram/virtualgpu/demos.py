@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
+from vram.children import LocalPidHandle
 from vram.errors import VirtualGpuError
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -34,7 +33,7 @@ class DemoProgram:
     """One program of ``programs/`` while it runs: ``"forks.orphan"`` is ``forks.py`` with ``orphan``.
 
     ``pids`` names its processes by their role. All of them are held by pidfd from the moment
-    they are named, so signals reach nobody else and nobody is left behind.
+    they are named, so signals reach no other process and none is left behind.
     """
 
     def __init__(self, launcher: ProgramLauncher, name: str, *arguments: object) -> None:
@@ -51,7 +50,8 @@ class DemoProgram:
             # Ctrl-C at the terminal is ours to handle, in our order.
             start_new_session=True,
         )
-        self._pidfds = {self._process.pid: os.pidfd_open(self._process.pid)}
+        pid = self._process.pid
+        self._handles = {pid: LocalPidHandle(pid, os.pidfd_open(pid))}
         self._line: dict[str, Any] = {}
         try:
             self._read_stage()
@@ -62,12 +62,7 @@ class DemoProgram:
     def __enter__(self) -> DemoProgram:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -93,11 +88,11 @@ class DemoProgram:
     def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End the process with that role by a signal, and wait until it is gone."""
         pid = self.pids[role]
-        signal.pidfd_send_signal(self._pidfds[pid], number)
+        self._handles[pid].send(number)
         if pid == self._process.pid:
             self._process.wait()
         else:
-            _wait_gone(self._pidfds[pid])
+            self._handles[pid].ended(EXIT_S)
 
     def close(self) -> None:
         """End the program: each process gets the chance to exit, then is killed."""
@@ -105,12 +100,12 @@ class DemoProgram:
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        for pidfd in self._pidfds.values():
-            if not _wait_gone(pidfd):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                _wait_gone(pidfd)
-            os.close(pidfd)
-        self._pidfds.clear()
+        for handle in self._handles.values():
+            if not handle.ended(EXIT_S):
+                handle.send(signal.SIGKILL)
+                handle.ended(EXIT_S)
+            handle.close()
+        self._handles.clear()
         self._process.wait()
         self._process.stdout.close()
 
@@ -120,15 +115,8 @@ class DemoProgram:
         if not line["ready"]:
             raise VirtualGpuError(f"a demo program failed: {line['error']}")
         self._line = line
-        for pid in set(self.pids.values()) - set(self._pidfds):
-            self._pidfds[pid] = os.pidfd_open(pid)
-
-
-def _wait_gone(pidfd: int) -> bool:
-    """Wait until a process has ended; its files are closed by then, reaped or not."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(EXIT_S * 1000))
+        for pid in set(self.pids.values()) - set(self._handles):
+            self._handles[pid] = LocalPidHandle(pid, os.pidfd_open(pid))
 
 
 class Demo(NamedTuple):
@@ -151,14 +139,6 @@ class Demo(NamedTuple):
     own_call: str = ""
 
 
-def _as_it_starts(program: DemoProgram) -> None:
-    """The first stage already raises the question."""
-
-
-def _kill_parent(program: DemoProgram) -> None:
-    program.kill("parent")
-
-
 def _export_and_die(program: DemoProgram) -> None:
     program.go()
     program.go()
@@ -170,7 +150,7 @@ THREAD = Demo(
     program="owners.raw_pointers",
     size="1GiB",
     happened="Four threads of one process allocated 1 GiB each through raw pointers, and ended.",
-    prepare=_as_it_starts,
+    prepare=lambda program: None,  # the first stage already raises the question
     advice="Device memory belongs to the process, not to the thread. An owner object would have freed "
     "it; what has no owner is freed with the context.",
     own_call="Process {self} resets its context, as cudaDeviceReset() does.",
@@ -182,7 +162,7 @@ FORK = Demo(
     program="forks.orphan",
     size="4GiB",
     happened="Process {parent} allocated 4 GiB, forked and was killed. Its child sleeps.",
-    prepare=_kill_parent,
+    prepare=lambda program: program.kill("parent"),
     advice="The child inherited the open device files, and they hold the memory. The pid that the driver "
     "lists is dead: there is nothing to kill. `vram free` terminates the child instead.",
     remedy="vram free --yes",
@@ -220,7 +200,7 @@ CONTEXT = Demo(
     program="contexts.small",
     size="2MiB",
     happened="Four idle processes hold 2 MiB each.",
-    prepare=_as_it_starts,
+    prepare=lambda program: None,
     advice="Every process that uses CUDA pays for a context first, however little it allocates. "
     "`vram park` moves idle processes to host memory, contexts included; `vram unpark` brings them back.",
     remedy="vram park {worker0} {worker1} {worker2} {worker3}",

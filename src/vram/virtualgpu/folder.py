@@ -1,7 +1,7 @@
-"""The private folder of a virtual GPU: made so that nobody else can have prepared it, and removed.
+"""The private folder of a virtual GPU: made so that no other user can have prepared it.
 
-Whoever makes it holds a lock on it while it lives (the kernel drops the lock with the process). An
-unlocked folder was left by a maker that was killed: the next one removes it, unless somebody still
+Its maker holds a lock on it while it lives (the kernel drops the lock with the process). An
+unlocked folder was left by a maker that was killed: the next one removes it, unless a process still
 runs in it or it was meant to stay.
 """
 
@@ -14,6 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from vram.errors import VirtualGpuError
@@ -32,17 +33,12 @@ BUILT = Path(__file__).with_name("lib")
 
 # Some programs (Numba among them) try the name without a version first: on a machine with a
 # real driver that name would lead past the virtual one.
+_VERSIONS = {"libcuda": (1,), "libnvidia-ml": (1,), "libcudart": (12, 13), "libcupti": (12, 13)}
 LIBRARIES = {
-    "libcuda.so.1": "libcuda.so.1",
-    "libcuda.so": "libcuda.so.1",
-    "libnvidia-ml.so.1": "libnvidia-ml.so.1",
-    "libnvidia-ml.so": "libnvidia-ml.so.1",
-    "libcudart.so.12": "libcudart.so.12",
-    "libcudart.so.13": "libcudart.so.13",
-    "libcudart.so": "libcudart.so.13",
-    "libcupti.so.12": "libcupti.so.12",
-    "libcupti.so.13": "libcupti.so.13",
-    "libcupti.so": "libcupti.so.13",
+    name: f"{library}.so.{version}"
+    for library, versions in _VERSIONS.items()
+    for version in versions
+    for name in (f"{library}.so.{version}", f"{library}.so")  # the newest has the name without a version
 }
 
 
@@ -62,7 +58,7 @@ def make(path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def check(path: str | os.PathLike[str]) -> Path:
-    """Return *path* if it is a virtual GPU's folder, of ours and of nobody else."""
+    """Return *path* if it is a virtual GPU's folder, of this user alone."""
     folder = Path(path)
     _check_private(folder)
     if not (folder / "config").is_file():
@@ -158,13 +154,18 @@ def lock(folder: Path) -> int | None:
 
 def remove_abandoned(parent: Path) -> None:
     """Remove the folders in *parent* that killed makers left. What cannot be read is left alone."""
-    candidates = [folder for folder in parent.glob(f"{PREFIX}*") if _may_be_abandoned(folder)]
-    unlocked = [folder for folder in candidates if _has_no_maker(folder)]
-    # Only now: the environment of every process is read for it.
-    in_use = set(_folders_in_use()) if unlocked else set()
-    for folder in unlocked:
-        if str(folder) not in in_use:
-            _remove(folder)
+    locks: dict[Path, int | None] = {}
+    for folder in parent.glob(f"{PREFIX}*"):
+        if _may_be_abandoned(folder):
+            with suppress(OSError):
+                locks[folder] = lock(folder)
+    # Only for those without a maker: the environment of every process is read for it.
+    in_use = set(_folders_in_use()) if any(each is not None for each in locks.values()) else set()
+    for folder, descriptor in locks.items():
+        if descriptor is not None:
+            if str(folder) not in in_use and not (folder / KEPT).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _may_be_abandoned(folder: Path) -> bool:
@@ -174,29 +175,6 @@ def _may_be_abandoned(folder: Path) -> bool:
         return folder.lstat().st_uid == os.geteuid() and found >= {"config", "dev"} and KEPT not in found
     except OSError:
         return False
-
-
-def _has_no_maker(folder: Path) -> bool:
-    """Whether nobody has the lock now."""
-    try:
-        descriptor = lock(folder)
-    except OSError:
-        return False
-    if descriptor is not None:
-        os.close(descriptor)
-    return descriptor is not None
-
-
-def _remove(folder: Path) -> None:
-    try:
-        descriptor = lock(folder)
-    except OSError:
-        return
-    if descriptor is None:
-        return
-    if not (folder / KEPT).exists():
-        shutil.rmtree(folder, ignore_errors=True)
-    os.close(descriptor)
 
 
 def _folders_in_use() -> Iterator[str]:

@@ -8,11 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vram.errors import VirtualGpuError
-from vram.virtualgpu import FOLDER_VARIABLE, config, current, faults
+from vram.virtualgpu import FOLDER_VARIABLE, config, current
 from vram.virtualgpu import folder as private
 from vram.virtualgpu.config import Setting
 
@@ -26,7 +25,7 @@ WINDOWS_DEVICES = ("dxg",)
 class VirtualGpu:
     """One or several virtual GPUs in one private folder.
 
-    Whoever makes it ends it with :meth:`close` (or ``with``): the folder is gone then.
+    Its maker ends it with :meth:`close` (or ``with``): the folder is gone then.
     Processes that still run in it lose their GPU, as they would when a driver is unloaded.
     """
 
@@ -46,7 +45,7 @@ class VirtualGpu:
         """Make *gpus* equal GPUs; what is left out is as measured on an H200.
 
         *settings* are those of :mod:`vram.virtualgpu.config`; ``mig="3g.71gb,2g.35gb"`` divides every
-        GPU (:mod:`vram.virtualgpu.mig`). *folder* names one that is empty or does not exist yet; left out,
+        GPU. *folder* names one that is empty or does not exist yet; left out,
         it is a new one in shared memory or $TMPDIR.
         """
         named = {"total_bytes": memory_bytes, "name": name}
@@ -76,12 +75,7 @@ class VirtualGpu:
     def __enter__(self) -> VirtualGpu:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -161,8 +155,8 @@ class VirtualGpu:
         self.add_fault(" ".join([function, *said, *["hang"] * hang, *["sentinel"] * sentinel]))
 
     def add_fault(self, line: str) -> None:
-        """The same, from one line in the words of :mod:`vram.virtualgpu.faults`."""
-        self._write_faults([*self.faults(), faults.read_line(line)])
+        """The same, from one line in the words of :mod:`vram.virtualgpu.config`."""
+        self._write_faults([*self.faults(), config.read_fault(line)])
 
     def faults(self) -> list[str]:
         """The lines that are in force."""

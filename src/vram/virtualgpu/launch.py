@@ -22,7 +22,7 @@ NOT_FOUND, CANNOT_RUN, ENDED_BY_SIGNAL = 127, 126, 128
 
 FROM_KEYBOARD = {signal.SIGINT, signal.SIGQUIT}
 PASSED_ON = {*FROM_KEYBOARD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-# By these a terminal stops a job. SIGSTOP is not among them: whoever sends it to the command alone (a
+# By these a terminal stops a job. SIGSTOP is not among them: a process that sends it to the command alone (a
 # debugger, a test) will wake the command alone, and we would stay stopped.
 STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 SENT_BY_KERNEL = 0x80  # si_code SI_KERNEL
@@ -42,7 +42,7 @@ class CannotStart(UsageError):
 @contextmanager
 def signals_held() -> Iterator[set[int]]:
     """Take signals only where :func:`run` waits for them, so that cleaning up always happens."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, no child could be waited for
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
     try:
         raise_if_interrupted()
@@ -81,12 +81,7 @@ def wait_status(
     return wait_for(pid)
 
 
-def start(
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    mask: set[int],
-    **options: Any,
-) -> int:
+def start(argv: Sequence[str], environment: Mapping[str, str], mask: set[int], **options: Any) -> int:
     """Start *argv* and return its pid; *options* are those of posix_spawn."""
     if not argv[0]:
         raise CannotStart("''", FileNotFoundError())

@@ -152,7 +152,7 @@ def vmm_import(score: Score) -> None:
 
 @TABLE.row("what the driver answers to misuse", MEASURED)
 def error_codes(score: Score) -> None:
-    with score.machine.start("error_codes") as program:
+    with score.machine.start("memory.misuse") as program:
         score.measured["codes"] = program["codes"]
         for misuse, answer in h200.CODES.items():
             score.expect(f"{misuse}: {answer}", program["codes"].get(misuse) == answer)
@@ -176,7 +176,7 @@ def measure_export(score: Score) -> None:
     with kept_export(score, nbytes) as (holder, descriptor):
         kept = score.read("kept")
         score.expect_near("the holder holds the bytes", score.grown(kept), nbytes, within=h200.CLOSE)
-        with score.machine.start("measure_export", holder, descriptor) as program:
+        with score.machine.start("exports.measure", holder, descriptor) as program:
             pid = program.pids["self"]
             imported = score.read(program["stage"])
             score.measured["import code"] = program["import_code"]
@@ -203,7 +203,7 @@ def measure_control(score: Score) -> None:
         pid = owner.pids["self"]
         answers = []
         for descriptor in sorted(control_descriptors(pid)):
-            with score.machine.start("measure_export", pid, descriptor) as program:
+            with score.machine.start("exports.measure", pid, descriptor) as program:
                 answers.append(program["import_code"])
             if len(answers) == 3:
                 break

@@ -11,19 +11,19 @@ killed meanwhile.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_attach_arguments, add_yes_argument, pid_number, read_duration, wanted_via
-from vram.cli.prestart import open_host
-from vram.cli.tracing import (
-    add_recording_arguments,
-    say,
-    shown_path,
-    stacks,
-    trace_line,
+from vram.cli.arguments import (
+    Parser,
+    add_attach_arguments,
+    add_yes_argument,
+    wanted_via,
 )
+from vram.cli.prestart import open_host
+from vram.cli.terminal import say
+from vram.cli.tracing import add_recording_arguments, shown_path, stacks, trace_line
 from vram.errors import ExitCode, UsageError
 from vram.units import interruption, size
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.trace.attach import AttachReceipt
 
-NAME = "attach"
 HELP = "record the GPU allocations of a running Python process; --stop ends it"
 
 DEADLINE_S = 30.0
@@ -45,16 +44,14 @@ the others of that run when the command ends.
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("pid", type=pid_number, metavar="PID", help="the process to record")
-    parser.add_argument("--stop", action="store_true", help="stop recording it")
+    parser.add_pid("pid", help="the process to record")
+    parser.add_flag("--stop", help="stop recording it")
     add_recording_arguments(parser)
-    parser.add_argument(
+    parser.add_duration(
         "--for",
         dest="for_s",
-        type=read_duration,
-        metavar="DURATION",
         help="stop after this time, e.g. 60s, 5min or 2h, and wait for it; Ctrl-C stops earlier",
     )
     add_attach_arguments(parser, DEADLINE_S)
@@ -66,9 +63,13 @@ def run(args: Namespace) -> int:
         return _stop(args)
     host = open_host()
     from vram.trace.attach import attach
-    from vram.trace.output import absolute
+    from vram.trace.output import absolute, unused_name
 
-    name = absolute(args.output or _name(host, args.pid))
+    name = args.output
+    if not name:
+        found = host.proc.facts(args.pid)
+        name = unused_name((found[1].executable or "") if found else "", args.pid)
+    name = absolute(name)
     receipt = attach(
         host,
         args.pid,
@@ -97,13 +98,6 @@ def _stop(args: Namespace) -> int:
     say(f"pid {args.pid} is no longer recorded")
     say(trace_line(receipt.answer.file))
     return ExitCode.OK
-
-
-def _name(host: LocalHost, pid: int) -> str:
-    from vram.trace.output import unused_name
-
-    seen = host.proc.facts(pid)
-    return unused_name((seen[1].executable or "") if seen else "", pid)
 
 
 def _say_begun(receipt: AttachReceipt, name: str) -> None:

@@ -15,22 +15,18 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import accept_old_option, add_yes_argument
-from vram.cli.parking import numbers, recover, say
+from vram.cli.arguments import Parser, accept_old_option, add_yes_argument
+from vram.cli.parking import numbers, recover
 from vram.cli.prestart import open_host
+from vram.cli.terminal import Progress, say
 from vram.errors import ExitCode, UsageError
-from vram.units import parse_size
 
 if TYPE_CHECKING:
-    from vram.cli.terminal import Progress
-    from vram.host.local import LocalHost
     from vram.model.parking import Parked
-    from vram.reclaim.borrow import BorrowPlan
-    from vram.reclaim.parking import Parking
+    from vram.reclaim.parking import Moved
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-NAME = "borrow"
 HELP = "park your idle processes, run a command, resume them"
 
 USAGE = "vram borrow SIZE [--gpu N] [--pid PID[,PID...]] -- COMMAND..."
@@ -41,11 +37,9 @@ CUDA_VISIBLE_DEVICES is set to the one with room; if you have set it, it stays, 
 is made on one of those GPUs."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
-    parser.add_argument(
-        "size", type=parse_size, metavar="SIZE", help="memory that the command needs, e.g. 20GiB"
-    )
+    parser.add_size("size", help="memory that the command needs, e.g. 20GiB")
     parser.add_argument(
         "--gpu", type=int, metavar="N", help="make room on this GPU (default: where the least must move)"
     )
@@ -59,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     accept_old_option(parser, pid, "--from")
     add_yes_argument(parser)
-    parser.add_argument("--quiet", "-q", action="store_true", help="print only errors")
+    parser.add_flag("--quiet", "-q", help="print only errors")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,85 +61,52 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no command given", hint="for example: vram borrow 20GiB -- python train.py")
     pids = numbers([word for words in args.lenders for word in words.split(",")])
     host = open_host(parks=True)
-    from vram.cli.terminal import Progress
     from vram.reclaim.audit import refusals_logged
-    from vram.reclaim.borrow import plan_borrow
+    from vram.reclaim.borrow import park_all, plan_borrow, unpark_all
     from vram.reclaim.parking import Parking
     from vram.reclaim.preflight import read_driver
+    from vram.report.phrases import parked_sentence, unparked_sentence
+    from vram.virtualgpu import launch
 
     progress = Progress()
+
+    def begin(doing: str) -> Callable[[int, int], None]:
+        return lambda pid, nbytes: progress.begin(f"{doing} pid {pid}", nbytes)
+
+    def done(sentence: Callable[[Parked], str]) -> Callable[[Moved], None]:
+        def tell(moved: Moved) -> None:
+            progress.end()
+            if not args.quiet:
+                say(sentence(moved.entry))
+
+        return tell
+
     with Parking(host, progress.watch) as parking:
         recover(parking)
+        variables = dict(os.environ)
         with refusals_logged("borrow", pids):
-            visible = os.environ.get(VISIBLE)
+            visible = variables.get(VISIBLE)
             plan = plan_borrow(host, read_driver(host), args.size, gpu=args.gpu, visible=visible, pids=pids)
-        return _Borrow(host, parking, plan, progress, quiet=args.quiet).run(args.command)
+        if plan.is_one_of_several:
+            variables.setdefault(VISIBLE, plan.uuid)
+        if not plan.chosen:
+            parking.end_worker()
 
+        def resume_after(pid: int) -> None:
+            """Have the checkpoint worker resume all when the command ends, also if vram is killed before."""
+            handle = host.signals.open(pid)
+            if handle is not None and plan.chosen:
+                parking.worker.until(handle)
+                handle.close()
 
-class _Borrow:
-    """Parks, runs the command, and brings everybody back."""
-
-    def __init__(
-        self, host: LocalHost, parking: Parking, plan: BorrowPlan, progress: Progress, *, quiet: bool
-    ) -> None:
-        self._host = host
-        self._parking = parking
-        self._plan = plan
-        self._progress = progress
-        self._quiet = quiet
-
-    def run(self, command: list[str]) -> int:
-        from vram.reclaim.borrow import park_all
-        from vram.report.phrases import parked_sentence
-        from vram.virtualgpu import launch
-
-        if not self._plan.chosen:
-            self._parking.end_worker()
-        parked = park_all(
-            self._parking,
-            self._plan,
-            self._about("parking"),
-            lambda moved: self._say(parked_sentence(moved.entry)),
-        )
-        # From here on signals are for the command; ours wait until everybody is back.
+        parked = park_all(parking, plan, begin("parking"), done(parked_sentence))
+        # From here on signals are for the command; ours wait until all are resumed.
         with launch.signals_held() as mask:
             try:
-                code = launch.run(command, self._environment(), mask, self._started)
+                code = launch.run(args.command, variables, mask, resume_after)
             finally:
-                errors = self._return(parked)
+                errors = unpark_all(parking, parked, begin("resuming"), done(unparked_sentence))
+                progress.end()
+                for error in errors:
+                    say(f"{error}; `vram park` lists it, and the next vram command tries again")
         return code or (ExitCode.CANNOT_PARK if errors else ExitCode.OK)
-
-    def _started(self, pid: int) -> None:
-        handle = self._host.signals.open(pid)
-        if handle is not None and self._plan.chosen:
-            self._parking.worker.until(handle)
-            handle.close()
-
-    def _environment(self) -> dict[str, str]:
-        variables = dict(os.environ)
-        if self._plan.is_one_of_several:
-            variables.setdefault(VISIBLE, self._plan.uuid)
-        return variables
-
-    def _return(self, parked: list[Parked]) -> bool:
-        from vram.reclaim.borrow import unpark_all
-        from vram.report.phrases import unparked_sentence
-
-        errors = unpark_all(
-            self._parking,
-            parked,
-            self._about("resuming"),
-            lambda moved: self._say(unparked_sentence(moved.entry)),
-        )
-        self._progress.end()
-        for error in errors:
-            say(f"{error}; `vram park` lists it, and the next vram command tries again")
-        return bool(errors)
-
-    def _about(self, doing: str) -> Callable[[int, int], None]:
-        return lambda pid, nbytes: self._progress.begin(f"{doing} pid {pid}", nbytes)
-
-    def _say(self, sentence: str) -> None:
-        self._progress.end()
-        if not self._quiet:
-            say(sentence)

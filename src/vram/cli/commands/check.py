@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
+from vram.cli.arguments import Parser
 from vram.cli.source import add_source_arguments, open_host, require_driver, take_ledger
 from vram.cli.terminal import emit
 from vram.errors import DriverMissing, ExitCode, VramError
-from vram.units import parse_size
 
-NAME = "check"
 HELP = "for scripts: exit 0 if clean, 1 if memory is held, 3 if unknown"
 
 _EPILOG = """\
@@ -27,21 +26,13 @@ exported memory, memory of a dead, exiting or stopped process, and memory withou
 a known holder. Memory of a process that is not visible from here is "unknown"."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     add_source_arguments(parser)
-    parser.add_argument(
-        "--leftovers", action="store_true", help="count only memory that no healthy process accounts for"
-    )
-    parser.add_argument(
-        "--allow",
-        type=parse_size,
-        default=0,
-        metavar="SIZE",
-        help="ignore up to this much on each GPU, e.g. 64MiB",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing, only set the exit code")
+    parser.add_flag("--leftovers", help="count only memory that no healthy process accounts for")
+    parser.add_size("--allow", default=0, help="ignore up to this much on each GPU, e.g. 64MiB")
+    parser.add_flag("--json", help="one JSON object instead of text")
+    parser.add_flag("--quiet", "-q", help="print nothing, only set the exit code")
 
 
 def run(args: Namespace) -> int:

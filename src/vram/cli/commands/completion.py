@@ -10,10 +10,11 @@ are looked up when TAB is pressed; where no driver answers within a second there
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vram.cli.arguments import Parser
 from vram.cli.completion import LIVE, SHELLS
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, UsageError, VramError
@@ -23,36 +24,30 @@ from vram.units import size
 if TYPE_CHECKING:
     from vram.model.ledger import Ledger
 
-NAME = "completion"
 HELP = "print shell completion for bash, zsh or fish"
 
-# Somebody waits for TAB.
+# The user waits for TAB.
 DEADLINE_S = 1.0
 MAX_MEANING_LENGTH = 60
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("shell", nargs="?", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
     parser.add_argument("--list", choices=LIVE, dest="kind", help=SUPPRESS)
 
 
 def run(args: Namespace) -> int:
     if args.kind is not None:
-        return _words(args.kind)
+        try:
+            emit("".join(f"{line}\n" for line in live(args.kind)))
+        except VramError as error:  # at TAB errors are not shown: no words are the answer
+            return error.exit_code
+        return ExitCode.OK
     if args.shell is None:
         raise UsageError("no shell given", hint="vram completion bash, zsh or fish")
     from vram.cli.completion import script
 
     emit(script(args.shell))
-    return ExitCode.OK
-
-
-def _words(kind: str) -> int:
-    """Print what a script asks for at TAB. Nobody reads errors there: then no words are the answer."""
-    try:
-        emit("".join(f"{line}\n" for line in live(kind)))
-    except VramError as error:
-        return error.exit_code
     return ExitCode.OK
 
 
@@ -89,12 +84,10 @@ def _parked() -> Iterator[tuple[int, str]]:
 
 
 def _ledger() -> Ledger:
-    from vram.accounting import take_survey
+    from vram.accounting import take_ledger
     from vram.cli.prestart import open_host
-    from vram.ledger.build import build_ledger
 
-    host = open_host(read_ahead_s=DEADLINE_S)
-    return build_ledger(take_survey(host, DEADLINE_S))
+    return take_ledger(open_host(read_ahead_s=DEADLINE_S), DEADLINE_S)
 
 
 def _meaning(text: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-from vram.cli.arguments import add_deadline_argument
+from vram.cli.arguments import Parser, add_deadline_argument
 from vram.cli.source import open_host
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.cli.terminal import add_terminal_arguments, emit, show
 from vram.errors import ExitCode
 
-NAME = "doctor"
 HELP = "check what works on this host, and how to fix what does not"
 
 _VERBS = ("why", "who", "check", "free", "trim", "park", "borrow", "kill", "reset", "deep")
@@ -26,7 +25,7 @@ Checks marked "optional" never change the exit code. `vram explain CHECK` explai
 a check."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument(
         "--for",
@@ -35,8 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="COMMAND",
         help=f"check only what one command needs: {', '.join(_VERBS)} (deep is `why --deep`)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--verbose", "-v", action="store_true", help="show every check with all details")
+    parser.add_flag("--json", help="one JSON object instead of text")
+    parser.add_flag("--verbose", "-v", help="show every check with all details")
     add_deadline_argument(parser)
     add_terminal_arguments(parser)
 
@@ -44,8 +43,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     host = open_host(args)
     assert host is not None  # there is no --from here
+    from vram.doctor.checks import examine
     from vram.doctor.collect import collect
-    from vram.doctor.engine import examine
 
     collected = collect(host, args.deadline)
     found = examine(collected, args.verb)
@@ -57,8 +56,7 @@ def run(args: Namespace) -> int:
     else:
         from vram.report import doctor
 
-        surface = render_options(args)
-        show(doctor.text(found, facts, taken_at, surface, verbose=args.verbose), args, surface)
+        show(args, lambda options: doctor.text(found, facts, taken_at, options, verbose=args.verbose))
     return {
         "ready": ExitCode.OK,
         "limited": ExitCode.LIMITED,

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 from vram.cli import manual
+from vram.cli.arguments import Parser
 from vram.cli.terminal import carries_unicode, columns, emit
 from vram.errors import ExitCode
 
-NAME = "explain"
 HELP = "explain a finding: what it means, how to confirm it, what to do"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "code",
         nargs="?",
         metavar="CODE",
         help="finding (VR101), check (driver.versions), kind of out-of-memory error (fragmented) or line"
-        " of `vram why` (orphaned); without it, list all",
+        " of `vram why` (ghost); without it, list all",
     )
 
 
-Names = tuple[tuple[str, str], ...]
-
-
-def known_names() -> Names:
+def known_names() -> tuple[tuple[str, str], ...]:
     """Everything that has a page, with its summary; a name that means two things is there once."""
     return tuple({name: text for names in _groups().values() for name, text in names}.items())
 
@@ -41,7 +38,7 @@ def run(args: Namespace) -> int:
     return ExitCode.OK
 
 
-def _groups() -> dict[str, Names]:
+def _groups() -> dict[str, tuple[tuple[str, str], ...]]:
     return {
         "findings of `vram why`": manual.summaries(manual.rules()),
         "checks of `vram doctor`": manual.summaries(manual.checks()),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import accept_old_option, read_duration
-from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, lines, render_options, show
+from vram.cli.arguments import Parser, accept_old_option, whole_number
+from vram.cli.terminal import add_terminal_arguments, ask, emit, is_dialogue, lines, show_report
 from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from vram.fleet.transports.recorded import RecordedNodes
     from vram.model.fleet import FleetFreeReport, FleetReport
 
-NAME = "fleet"
 HELP = "the GPUs of many machines, over ssh, Ray or Slurm; frees their leftovers"
 
 _EPILOG = """\
@@ -34,9 +32,10 @@ exit codes:
   1  for `free`: plans were only shown, or declined
   2  the call was wrong
   3  partial: some node gave no whole answer, or did not do what it had planned"""
+_count = whole_number(1000)
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     option = parser.add_argument
     option("verb", nargs="?", choices=("free",), metavar="free", help="free leftovers, node by node")
@@ -46,33 +45,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     accept_old_option(parser, folder, "--from")
     option("--hosts", metavar="HOST[,HOST...]", help="over ssh; @FILE names a file with one host a line")
     option("--ray", metavar="ADDRESS", help="the nodes of a Ray cluster: HOST:6379, ray://HOST:10001, auto")
-    option("--srun", action="store_true", help="the nodes of the Slurm allocation that this runs in")
+    parser.add_flag("--srun", help="the nodes of the Slurm allocation that this runs in")
     option(
         "--node", action="append", default=[], metavar="HOST", help="only this node, GPU by GPU (repeatable)"
     )
     option("--by", choices=("user", "job", "pod"), help="sum over the fleet by this instead of by node")
-    option("-v", "--verbose", action="store_true", help="every node and every GPU")
-    option("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("-v", "--verbose", help="every node and every GPU")
+    parser.add_flag("--json", help="one JSON object instead of text")
     option("--parquet", metavar="FOLDER", help="also add what was read to this history of Parquet files")
-    option("--yes", "-y", action="store_true", help="with free: run the plans without asking")
+    parser.add_flag("--yes", "-y", help="with free: run the plans without asking")
     option("--socket", metavar="PATH", help="with free: the services' socket on the nodes")
     option("--vram", metavar="WORDS", help="the command on the nodes (default: vram), e.g. 'sudo -n vram'")
     option("--parallel", type=_count, default=32, metavar="N", help="ask N nodes at once (default: 32)")
-    option(
-        "--deadline",
-        type=read_duration,
-        default=20.0,
-        metavar="DURATION",
-        help="time for each node (default: 20s)",
-    )
-    option(
-        "--all-within",
-        type=read_duration,
-        default=120.0,
-        metavar="DURATION",
-        help="time for all nodes (default: 2min)",
-    )
-    option("--any-name", action="store_true", help="accept a node whatever host name its snapshot has")
+    parser.add_duration("--deadline", default=20.0, help="time for each node")
+    parser.add_duration("--all-within", default=120.0, help="time for all nodes")
+    parser.add_flag("--any-name", help="accept a node whatever host name its snapshot has")
     option("--ssh-config", metavar="FILE", help="ssh's configuration instead of your own (ssh -F)")
     option(
         "--ssh-option",
@@ -86,12 +73,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_terminal_arguments(parser)
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1000):
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 to 1000")
-    return int(text)
-
-
 def run(args: Namespace) -> int:
     from vram.cli.app import exit_on_signals
 
@@ -100,10 +81,9 @@ def run(args: Namespace) -> int:
         source = _source(args)
         try:
             report = _read(args, source)
-            return _free(args, source, report) if args.verb else _shown(args, report)
+            return _free(args, source, report) if args.verb else _show(args, report)
         finally:
-            if args.folder is None:
-                source.close()  # type: ignore[union-attr]
+            source.close()
 
 
 def _require_sense(args: Namespace) -> None:
@@ -176,32 +156,25 @@ def _options(args: Namespace) -> CollectOptions:
 
 
 def _read(args: Namespace, source: Transport | RecordedNodes) -> FleetReport:
-    from vram.fleet.collect import read_nodes
-    from vram.fleet.summary import fleet_report
+    from vram.fleet.collect import fleet_report, read_nodes
 
     began = time.monotonic()
     nodes = read_nodes(source, _options(args))
     return fleet_report(nodes, source=source.source, took_s=time.monotonic() - began, by=args.by)
 
 
-def _shown(args: Namespace, report: FleetReport) -> int:
-    from vram.fleet.summary import completeness
+def _show(args: Namespace, report: FleetReport) -> int:
+    from vram.fleet.collect import completeness
 
     if args.parquet is not None:
         from vram.fleet.parquet import append
 
         append(report, args.parquet)
-    if args.json:
-        from vram.report.json import encode
-
-        emit(encode(report))
-        return completeness(report)
     from vram.report.fleet import SCREEN_LINES, fleet
 
-    options = render_options(args)
     height = args.height or lines() or SCREEN_LINES
     every_node = args.verbose or bool(args.node)
-    show(fleet(report, options, height=height, every_node=every_node), args, options)
+    show_report(args, report, lambda options: fleet(report, options, height=height, every_node=every_node))
     return completeness(report)
 
 
@@ -213,43 +186,27 @@ def _free(args: Namespace, source: Transport | RecordedNodes, read: FleetReport)
 
     planner = FleetPlanner(source, _options(args), args.socket)  # type: ignore[arg-type]
     plans = planner.plan(read)
-    _show_free(args, plans, final=False)
-    if not any(node.state == "planned" for node in plans.nodes):
+    is_planned = any(node.state == "planned" for node in plans.nodes)
+    if not args.json:
+        _show_free(args, plans)
+    if not is_planned or not (args.yes or (not args.json and is_dialogue() and ask("Proceed?"))):
         if args.json:
-            _show_free(args, plans, final=True)
-        return exit_code(plans)
-    if not (args.yes or _agreed(args)):
-        if args.json:
-            _show_free(args, plans, final=True)
-        else:
+            _show_free(args, plans)
+        elif is_planned:
             emit("\nNothing was touched. --yes runs these plans.\n")
-        return ExitCode.HELD
+        return ExitCode.HELD if is_planned else exit_code(plans)
     if not args.json:
         emit("\n")
     try:
         done = planner.run(plans)
     except BaseException:  # what is known by now is said, also where we were told to stop
-        _show_free(args, planner.report(plans), final=True)
+        _show_free(args, planner.report(plans))
         raise
-    _show_free(args, done, final=True)
+    _show_free(args, done)
     return exit_code(done)
 
 
-def _show_free(args: Namespace, report: FleetFreeReport, *, final: bool) -> None:
-    if args.json:
-        if final:
-            from vram.report.json import encode
-
-            emit(encode(report))
-        return
+def _show_free(args: Namespace, report: FleetFreeReport) -> None:
     from vram.report.fleet import free
 
-    options = render_options(args)
-    show(free(report, options), args, options)
-
-
-def _agreed(args: Namespace) -> bool:
-    if args.json or not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
-        return False
-    emit("\nProceed? [y/N] ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    show_report(args, report, lambda options: free(report, options))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from vram.cli.arguments import Parser
 from vram.cli.prestart import open_host
-from vram.cli.reclaiming import add_plan_arguments, add_reclaim_arguments, plan_words, reclaim
+from vram.cli.reclaiming import (
+    LocalReclaimer,
+    add_plan_arguments,
+    add_reclaim_arguments,
+    plan_words,
+    reclaim,
+)
 from vram.errors import UsageError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.plan import Draft
 
-NAME = "free"
 HELP = "free memory with the least harm: plan, ask, run, measure"
 
 _EPILOG = """\
@@ -29,7 +35,7 @@ Exit code 0: measured, the goal is met; or without SIZE, nothing is left to free
 1: memory is still held (missed, declined, or only shown). See `vram help` for the rest."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     add_plan_arguments(parser)
     option = parser.add_argument
@@ -56,23 +62,16 @@ def run(args: Namespace) -> int:
             "--plan cannot be combined with other options", hint="give --plan FILE alone, or with --yes"
         )
     host = open_host(read_ahead_s=args.deadline)
-    return reclaim(args, host, lambda: _saved(args, host) if args.plan else _made(args, host))
+    return reclaim(args, LocalReclaimer(args, host, lambda: _make_draft(args, host)))
 
 
-def _saved(args: Namespace, host: LocalHost) -> Draft:
-    from vram.model.plan import Draft
-    from vram.reclaim.plan_file import load
+def _make_draft(args: Namespace, host: LocalHost) -> Draft:
+    from vram.model.plan import Draft, PlanRequest
+    from vram.reclaim import plan_file, plan_request
 
-    return Draft(plan=load(args.plan, host.limits.boot_id()))
-
-
-def _made(args: Namespace, host: LocalHost) -> Draft:
-    from vram.model.plan import PlanRequest
-    from vram.reclaim import plan_request
-
+    if args.plan:
+        return Draft(plan=plan_file.load(args.plan, host.limits.boot_id()))
     draft = plan_request(PlanRequest(**plan_words(args)), host=host, deadline_s=args.deadline)
     if args.save:
-        from vram.reclaim.plan_file import save
-
-        save(draft.plan, args.save)
+        plan_file.save(draft.plan, args.save)
     return draft

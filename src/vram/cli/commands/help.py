@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
+from vram.cli.arguments import Parser
 from vram.cli.terminal import emit, is_terminal
 from vram.errors import ExitCode
 
-NAME = "help"
 HELP = "show the manual page of a command"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="COMMAND", help="the command, or all for a list (default: vram itself)"
     )

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import re
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import accept_old_option
-from vram.cli.terminal import add_terminal_arguments, emit, is_fitted, render_options
+from vram.cli.arguments import Parser, accept_old_option, whole_number
+from vram.cli.terminal import add_terminal_arguments, emit, emit_json, is_fitted, render_options
 from vram.errors import BadInput, ExitCode, UsageError
 
 if TYPE_CHECKING:
-    import sqlite3
-
     from vram.history.questions import Questions
     from vram.model import history as model
-    from vram.report.history import Page
 
-NAME = "history"
 HELP = (
     "who held which GPU when, since when a ghost exists, who wastes memory; from what `vram serve` recorded"
 )
@@ -51,6 +47,7 @@ _LIMIT, _MOST = 100, 10_000
 _POINTS, _LINES = 400, 24
 _MAX_S = 30.0
 _OPTIONS = {"at": ("holders",), "start": ("ghosts", "waste", "series", "search"), "points": ("series",)}
+_count = whole_number(_MOST)
 
 
 def known_names() -> tuple[tuple[str, str], ...]:
@@ -58,7 +55,7 @@ def known_names() -> tuple[tuple[str, str], ...]:
     return tuple(VIEWS.items())
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage, parser.epilog = "vram history [options] [VIEW] [TEXT]", _EPILOG
     # "-2h" is a time and no option.
     parser._negative_number_matcher = re.compile(r"-\d")
@@ -80,21 +77,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--points", type=_count, metavar="N", help=f"points of a series (default: {_LINES}; JSON: {_POINTS})"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--json", help="one JSON object instead of text")
     parser.add_argument("--parquet", metavar="FILE", help="write the rows as Parquet instead")
-    parser.add_argument("--force", action="store_true", help="replace a Parquet file that exists")
+    parser.add_flag("--force", help="replace a Parquet file that exists")
     parser.add_argument(
         "--file",
         metavar="FILE",
         help="the history (default: /var/lib/vram/history.sqlite, or your own service's)",
     )
     add_terminal_arguments(parser)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST):
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST}")
-    return int(text)
 
 
 def run(args: Namespace) -> int:
@@ -111,11 +102,12 @@ def run(args: Namespace) -> int:
 
     path = args.file or default_path()
     with closing(open_for_reading(path)) as connection, _damage_said(path), within(connection, _MAX_S):
-        _begin(connection)
+        # All that is asked sees one state of the file, whatever the service writes meanwhile.
+        connection.execute("BEGIN")
         report = _ask(view, Questions(connection), args, times)
     from msgspec.structs import replace
 
-    _show(view, replace(report, notes=(*notes, *report.notes)), args)
+    _show(replace(report, notes=(*notes, *report.notes)), args)
     return ExitCode.OK
 
 
@@ -170,11 +162,6 @@ def _damage_said(path: str) -> Iterator[None]:
         ) from error
 
 
-def _begin(connection: sqlite3.Connection) -> None:
-    """All that is asked sees one state of the file, whatever the service writes meanwhile."""
-    connection.execute("BEGIN")
-
-
 def _ask(view: str, ask: Questions, args: Namespace, times: dict[str, float | None]) -> model.HistoryReport:
     start, end = times["start"], times["end"]
     if view == "ghosts":
@@ -189,29 +176,17 @@ def _ask(view: str, ask: Questions, args: Namespace, times: dict[str, float | No
     return ask.holders_at(args.gpu, times["at"])
 
 
-def _show(view: str, report: model.HistoryReport, args: Namespace) -> None:
+def _show(report: model.HistoryReport, args: Namespace) -> None:
     if args.parquet:
-        _write_parquet(report, args)
+        from vram.files import new_file
+        from vram.history import export
+
+        with new_file(args.parquet, force=args.force) as stream:
+            export.write(report, stream)
     elif args.json:
-        from vram.report.json import encode
-
-        emit(encode(report))
+        emit_json(report)
     else:
-        from vram.report.history import history_text
+        from vram.report.history import Page, history_text
 
-        emit(history_text(report, _page(args)))
-
-
-def _page(args: Namespace) -> Page:
-    from vram.report.history import Page
-
-    options = render_options(args)
-    return Page(options if is_fitted() else options._replace(width=0))
-
-
-def _write_parquet(report: model.HistoryReport, args: Namespace) -> None:
-    from vram.files import new_file
-    from vram.history import export
-
-    with new_file(args.parquet, force=args.force) as stream:
-        export.write(report, stream)
+        options = render_options(args)
+        emit(history_text(report, Page(options if is_fitted() else options._replace(width=0))))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-from vram.cli.arguments import add_attach_arguments, narrowed, pid_number, wanted_via
-from vram.cli.source import open_host, require_driver, take_ledger
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
-from vram.units import parse_size
+from vram.cli.arguments import Parser, add_attach_arguments, narrowed, wanted_via
+from vram.cli.source import open_host, require_driver, take_whole_ledger
+from vram.cli.terminal import add_terminal_arguments, emit, show
 
-NAME = "inside"
 HELP = "list a Python process's GPU arrays and what refers to them"
 
 DEADLINE_S = 15.0
@@ -21,25 +19,23 @@ of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core and vram.Buffer. Inside a progra
 vram.holders() report the same."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("pid", type=pid_number, metavar="PID", help="the process to query")
+    parser.add_pid("pid", help="the process to query")
     parser.add_argument(
         "--gpu",
         action="append",
         metavar="GPU[,GPU...]",
         help="only arrays on these GPUs, by number, UUID or PCI address (repeatable)",
     )
-    parser.add_argument(
+    parser.add_size(
         "--min-size",
-        type=parse_size,
         default=0,
-        metavar="SIZE",
         help="only arrays of at least this size, e.g. 10MiB; faster, as fewer names are searched",
     )
-    parser.add_argument("-v", "--all", action="store_true", help="show every row, not only the largest")
+    parser.add_flag("-v", "--all", help="show every row, not only the largest")
     add_attach_arguments(parser, DEADLINE_S)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--json", help="one JSON object instead of text")
     add_terminal_arguments(parser)
 
 
@@ -49,7 +45,7 @@ def run(args: Namespace) -> int:
     from vram.errors import ExitCode
     from vram.reclaim.inside import look_inside, only
 
-    ledger = take_ledger(Namespace(**{**vars(args), "gpu": None}), host)
+    ledger = take_whole_ledger(args, host)
     chosen = narrowed(ledger, args.gpu)
     require_driver(ledger)
     receipt = look_inside(host, ledger, args.pid, wanted_via(args), args.deadline, args.min_size)
@@ -58,9 +54,8 @@ def run(args: Namespace) -> int:
         from vram.report import json_reports
 
         emit(json_reports.inside(receipt))
-        return ExitCode.OK
-    from vram.report.inside import inside
+    else:
+        from vram.report.inside import inside
 
-    options = render_options(args)
-    show(inside(receipt, options, everything=args.all), args, options)
+        show(args, lambda options: inside(receipt, options, everything=args.all))
     return ExitCode.OK

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
+from typing import TYPE_CHECKING
 
-from vram.cli.arguments import pid_number
+from vram.cli.arguments import Parser
 from vram.cli.prestart import open_host
-from vram.cli.reclaiming import add_alone_argument, add_reclaim_arguments, reclaim
+from vram.cli.reclaiming import LocalReclaimer, add_alone_argument, add_reclaim_arguments, reclaim
 
-NAME = "kill"
+if TYPE_CHECKING:
+    from vram.model.plan import Draft
+
 HELP = "terminate processes and measure the freed memory"
 
 _EPILOG = """\
@@ -19,12 +22,10 @@ driver still lists, the processes that hold its memory now are terminated. Where
 hold memory of a dead process together, naming one means all: --only means that one alone."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("pid", nargs="+", type=pid_number, metavar="PID", help="the process to terminate")
-    parser.add_argument(
-        "--tree", action="store_true", help="also terminate their descendants that are on a GPU"
-    )
+    parser.add_pid("pid", nargs="+", help="the process to terminate")
+    parser.add_flag("--tree", help="also terminate their descendants that are on a GPU")
     add_alone_argument(parser)
     add_reclaim_arguments(parser)
 
@@ -34,10 +35,10 @@ def run(args: Namespace) -> int:
 
     host = open_host(read_ahead_s=args.deadline)
     pids = tuple(dict.fromkeys(args.pid))
-    return reclaim(
-        args,
-        host,
-        lambda: plan(
+
+    def make() -> Draft:
+        return plan(
             only="kill", pids=pids, alone=args.only, tree=args.tree, host=host, deadline_s=args.deadline
-        ),
-    )
+        )
+
+    return reclaim(args, LocalReclaimer(args, host, make))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import read_duration
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.cli.arguments import Parser
+from vram.cli.terminal import Counter, add_terminal_arguments, emit, render_options, show_report
 from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.lab.claim import DefinedClaim
-    from vram.lab.device import LabDevice
+    from vram.lab.experiment import LabDevice
     from vram.model.lab import LabReport, Result
 
-NAME = "lab"
 HELP = "test claims about GPU memory on this machine"
 
 _EPILOG = """\
@@ -32,7 +31,7 @@ exit codes of `vram lab run`:
   4  no GPU answers"""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument(
         "verb",
@@ -44,18 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these experiments")
     parser.add_argument("--gpu", type=int, default=0, metavar="N", help="test on this GPU (default: 0)")
-    parser.add_argument(
-        "--deadline",
-        type=read_duration,
-        metavar="DURATION",
-        help="stop an experiment after this time (default: as on its page)",
+    parser.add_duration("--deadline", help="stop an experiment after this time (default: as on its page)")
+    parser.add_flag(
+        "--faults", help="also run the experiments that make a kernel fail, which the driver logs (Xid)"
     )
-    parser.add_argument(
-        "--faults",
-        action="store_true",
-        help="also run the experiments that make a kernel fail, which the driver logs (Xid)",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--json", help="one JSON object instead of text")
     parser.add_argument(
         "--evidence",
         metavar="FOLDER",
@@ -66,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def known_names() -> tuple[tuple[str, str], ...]:
     """The experiments, each with its claim."""
-    from vram.lab.catalogue import chosen
+    from vram.lab.topics import chosen
 
     return tuple((each.name, each.describe().claim) for each in chosen([]))
 
@@ -82,18 +74,13 @@ def run(args: Namespace) -> int:
 
 
 def _list(args: Namespace) -> int:
-    from vram.lab.catalogue import chosen
+    from vram.lab.topics import chosen
+    from vram.model.lab import LabCatalogue
     from vram.report import lab
-    from vram.report.json import encode
 
     experiments = tuple(each.describe() for each in chosen(args.names))
-    if args.json:
-        from vram.model.lab import LabCatalogue
-
-        emit(encode(LabCatalogue(experiments=experiments)))
-        return ExitCode.OK
-    options = render_options(args)
-    show(lab.listing(experiments, options), args, options)
+    report = LabCatalogue(experiments=experiments)
+    show_report(args, report, lambda options: lab.listing(experiments, options))
     return ExitCode.OK
 
 
@@ -102,7 +89,7 @@ def _show(args: Namespace) -> int:
         raise UsageError("no experiment given", hint="`vram lab list` lists them")
     if args.json:
         return _list(args)
-    from vram.lab.catalogue import chosen
+    from vram.lab.topics import chosen
     from vram.report import lab
 
     options = render_options(args)
@@ -113,52 +100,32 @@ def _show(args: Namespace) -> int:
 def _run(args: Namespace) -> int:
     from vram.cli.app import exit_on_signals
     from vram.cli.prestart import open_host
-    from vram.lab.catalogue import chosen, to_run
-    from vram.lab.device import find_device
+    from vram.lab.experiment import LabSession, find_device
+    from vram.lab.topics import chosen, to_run
 
     chosen(args.names)  # a wrong name is told before anything is started
     host = open_host(reads_driver=False)
     host.nvml.prepare()
     device = find_device(host, args.gpu)
-    if args.evidence:
-        _refuse_model(device)
+    if args.evidence and device.facts.virtual:
+        hint = "its results show only the model; leave out --evidence"
+        raise UsageError("results of a virtual GPU are no evidence", hint=hint)
     # On a virtual GPU no kernel runs, and nothing is logged.
     claims, without_faults = to_run(args.names, faults=args.faults or device.facts.virtual)
     results: list[Result] = []
+    counter = Counter(len(claims))
     try:
-        with exit_on_signals():
-            _test(claims, host, device, args.deadline, results)
-    except (KeyboardInterrupt, SystemExit):
+        with exit_on_signals(), LabSession(host, device, args.deadline) as session, counter:
+            for number, claim in enumerate(claims, 1):
+                counter.next(claim.name)
+                results.append(session.run(claim, claims[number:]))
+    except (KeyboardInterrupt, SystemExit):  # those that were finished are shown
         _write(_report(host, device, results, without_faults, claims[len(results) :]), args)
         raise
     report = _report(host, device, results, without_faults)
     _write(report, args)
     decided = all(result.verdict != "cannot tell" for result in report.results)
     return ExitCode.OK if decided else ExitCode.PARTIAL
-
-
-def _refuse_model(device: LabDevice) -> None:
-    if device.facts.virtual:
-        hint = "its results show only the model; leave out --evidence"
-        raise UsageError("results of a virtual GPU are no evidence", hint=hint)
-
-
-def _test(
-    claims: tuple[DefinedClaim, ...],
-    host: LocalHost,
-    device: LabDevice,
-    deadline_s: float | None,
-    results: list[Result],
-) -> None:
-    """Add a result for each of *claims*; an interruption leaves those that were finished."""
-    from vram.cli.terminal import Counter
-    from vram.lab.session import LabSession
-
-    counter = Counter(len(claims))
-    with LabSession(host, device, deadline_s) as session, counter:
-        for number, claim in enumerate(claims, 1):
-            counter.next(claim.name)
-            results.append(session.run(claim, claims[number:]))
 
 
 def _report(
@@ -192,15 +159,9 @@ def _report(
 
 def _write(report: LabReport, args: Namespace) -> None:
     from vram.report import lab
-    from vram.report.json import encode
 
     if args.evidence and not report.left_out:  # evidence is whole, or none
         from vram.files import write_files
-        from vram.report.lab import files
 
-        write_files(args.evidence, files(report))
-    if args.json:
-        emit(encode(report))
-        return
-    options = render_options(args)
-    show(lab.results(report, options), args, options)
+        write_files(args.evidence, lab.files(report))
+    show_report(args, report, lambda options: lab.results(report, options))

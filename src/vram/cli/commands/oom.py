@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed
-from vram.cli.source import open_host, read_survey, require_driver
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.cli.arguments import Parser, add_reading_arguments, narrowed
+from vram.cli.source import open_host, require_driver, take_whole_ledger
+from vram.cli.terminal import add_terminal_arguments, emit, say, show
 from vram.errors import ExitCode, NothingFound, UsageError
 from vram.units import size
 
@@ -17,11 +16,10 @@ if TYPE_CHECKING:
     from vram.model.ledger import Ledger
     from vram.model.oom import Case
 
-NAME = "oom"
 HELP = "explain an out-of-memory error from a message or a log"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "file",
         nargs="?",
@@ -29,9 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="log file, also gzip, xz or bzip2; - or nothing reads standard input",
     )
-    parser.add_argument(
-        "--live", action="store_true", help="combine it with this machine's state: who holds that memory now"
-    )
+    parser.add_flag("--live", help="combine it with this machine's state: who holds that memory now")
     parser.add_argument(
         "--from", dest="snapshot", metavar="FILE", help="combine it with a snapshot of its machine instead"
     )
@@ -41,10 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="with --live or --from: the GPU that the message means, by number, UUID or PCI address; 0:1"
         " is MIG device 1 of GPU 0",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--kinds", action="store_true", help="list the kinds; `vram explain KIND` has more")
-    add_deadline_argument(parser)
-    add_windows_argument(parser)
+    parser.add_flag("--json", help="one JSON object instead of text")
+    parser.add_flag("--kinds", help="list the kinds; `vram explain KIND` has more")
+    add_reading_arguments(parser)
     add_terminal_arguments(parser)
 
 
@@ -52,7 +47,12 @@ def run(args: Namespace) -> int:
     if args.kinds and args.json:
         raise UsageError("--kinds has no JSON form", hint="leave out --json")
     if args.kinds:
-        return _kinds()
+        from vram.cli import manual
+
+        kinds = manual.summaries(manual.kinds())
+        width = max(len(kind) for kind, _ in kinds)
+        emit("".join(f"{kind:<{width}}  {summary}\n" for kind, summary in kinds))
+        return ExitCode.OK
     joins = args.live or args.snapshot
     if args.gpu is not None and not joins:
         raise UsageError("--gpu works only with --live or --from FILE", hint="add --live, or --from FILE")
@@ -62,33 +62,19 @@ def run(args: Namespace) -> int:
 
     with open_log(args.file) as log:
         found, unkept = cases(find_messages(log))
-    ledger = _ledger(args) if joins and found else None
-    if ledger is not None:
-        found = _joined(found, ledger, chosen=args.gpu is not None)
+    ledger = None
+    if joins and found:
+        # A GPU that was named and is not there is a wrong call, as it is for `vram why`.
+        named = None if args.gpu is None else [args.gpu]
+        ledger = narrowed(take_whole_ledger(args, open_host(args)), named)
+        found = _join(found, ledger, chosen=args.gpu is not None)
     _tell(_to_paste(found, args.file), unkept, log, args)
     if ledger is not None:
         require_driver(ledger)
     return ExitCode.PARTIAL if any(case.judgement.kind == "unknown" for case in found) else ExitCode.OK
 
 
-def _kinds() -> int:
-    from vram.cli import manual
-
-    kinds = manual.summaries(manual.kinds())
-    width = max(len(kind) for kind, _ in kinds)
-    emit("".join(f"{kind:<{width}}  {summary}\n" for kind, summary in kinds))
-    return ExitCode.OK
-
-
-def _ledger(args: Namespace) -> Ledger:
-    host = open_host(args)
-    from vram.ledger.build import build_ledger
-
-    # A GPU that was named and is not there is a wrong call, as it is for `vram why`.
-    return narrowed(build_ledger(read_survey(args, host)), None if args.gpu is None else [args.gpu])
-
-
-def _joined(found: tuple[Case, ...], ledger: Ledger, *, chosen: bool) -> tuple[Case, ...]:
+def _join(found: tuple[Case, ...], ledger: Ledger, *, chosen: bool) -> tuple[Case, ...]:
     from vram.diagnosis.engine import diagnose
     from vram.oom.live import join
 
@@ -112,8 +98,7 @@ def _to_paste(found: tuple[Case, ...], file: str) -> tuple[Case, ...]:
 
 def _tell(found: tuple[Case, ...], unkept: int, log: CountedLog, args: Namespace) -> None:
     if log.was_stopped and found:
-        text = f"vram: stopped before {log.name} ended: this was found in {size(log.nbytes)}"
-        print(text, file=sys.stderr, flush=True)
+        say(f"stopped before {log.name} ended: this was found in {size(log.nbytes)}")
     if args.json:
         from vram.report import json_reports
 
@@ -123,8 +108,7 @@ def _tell(found: tuple[Case, ...], unkept: int, log: CountedLog, args: Namespace
     if not args.json:
         from vram.report import oom
 
-        options = render_options(args)
-        show(oom.text(found, unkept, log.nbytes, options), args, options)
+        show(args, lambda options: oom.text(found, unkept, log.nbytes, options))
 
 
 def _nothing_in(log: CountedLog) -> NothingFound:

@@ -6,21 +6,20 @@ vram park            lists what is parked, since when, how large, by whom; moves
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_yes_argument, read_duration
-from vram.cli.parking import add_pids_argument, numbers, recover, warn_of_unasked
+from vram.cli.arguments import Parser, add_yes_argument
+from vram.cli.parking import ParkRun, add_pids_argument, numbers, recover, warn_of_unasked
 from vram.cli.prestart import open_host
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.cli.terminal import add_terminal_arguments, show_report
 from vram.errors import ExitCode, UsageError
 from vram.units import counted
 
 if TYPE_CHECKING:
     from vram.host.ports import Host
 
-NAME = "park"
 HELP = "move a process's GPU memory to host memory and stop the process; without PID, list parked ones"
 _EPILOG = """\
 The process is stopped (SIGSTOP) until `vram unpark`; its parent sees that, and a shell prints
@@ -40,24 +39,14 @@ are listed even without a journal entry. A damaged or impossible journal entry i
 and not used."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
-    add_pids_argument(parser, optional=True)
-    parser.add_argument(
-        "--lock-timeout",
-        type=read_duration,
-        default=10.0,
-        metavar="DURATION",
-        help="wait up to this long for GPU work in progress (default: 10s)",
-    )
-    parser.add_argument("--tree", action="store_true", help="also their descendants that hold GPU memory")
-    parser.add_argument(
-        "--anyway",
-        action="store_true",
-        help="with NCCL peers or managed memory, let the driver decide",
-    )
+    add_pids_argument(parser)
+    parser.add_duration("--lock-timeout", default=10.0, help="wait up to this long for GPU work in progress")
+    parser.add_flag("--tree", help="also their descendants that hold GPU memory")
+    parser.add_flag("--anyway", help="with NCCL peers or managed memory, let the driver decide")
     add_yes_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--json", help="one JSON object instead of text")
     add_terminal_arguments(parser)
 
 
@@ -68,7 +57,6 @@ def run(args: Namespace) -> int:
     if not pids:
         return _list_parked(args)
     host = open_host(parks=True)
-    from vram.cli.park_report import ParkRun
     from vram.reclaim.audit import refusals_logged
     from vram.reclaim.parking import Parking
     from vram.reclaim.preflight import read_driver
@@ -82,13 +70,12 @@ def run(args: Namespace) -> int:
             pids = _with_descendants(host, report.listed, pids)
         with refusals_logged("park", pids):
             orders = parks.check_all(host, parking, report, pids, anyway=args.anyway)
+        named = f"pid {pids[0]}" if len(pids) == 1 else counted(len(pids), "process")
         nbytes = sum(share.nbytes for _, shares in orders for share in shares)
-        with parks.attempt(f"parking {_named(pids)}", pids, nbytes):
+        with parks.attempt(f"parking {named}", pids, nbytes):
             for moved in parking.park_together(orders, lock_timeout_s=args.lock_timeout):
                 parks.done(moved)
-    if args.json:
-        emit(parks.json())
-    return parks.exit_code
+    return parks.finish()
 
 
 def _list_parked(args: Namespace) -> int:
@@ -114,13 +101,7 @@ def _list_parked(args: Namespace) -> int:
     standings += [parked.line(entry, parked.ELSEWHERE) for entry in elsewhere]
     standings += [parked.unrecorded_line(entry) for entry in unjournaled.processes]
     report = parked.report(standings, set_aside, host.clock.now())
-    if args.json:
-        from vram.report.json import encode
-
-        emit(encode(report))
-    else:
-        options = render_options(args)
-        show(parked.text(report, options), args, options)
+    show_report(args, report, lambda options: parked.text(report, options))
     return ExitCode.OK
 
 
@@ -131,7 +112,3 @@ def _with_descendants(host: Host, on_gpu: Collection[int], pids: Sequence[int]) 
         workers = [each for each in host.proc.descendants(pid) if each in on_gpu]
         found.update(dict.fromkeys(workers if workers and pid not in on_gpu else (pid, *workers)))
     return list(found)
-
-
-def _named(pids: Sequence[int]) -> str:
-    return f"pid {pids[0]}" if len(pids) == 1 else counted(len(pids), "process")

@@ -6,25 +6,20 @@ Exit code 0 means that the trace was read, also where it has leaks.
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import gpu_numbers, pid_number
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.cli.arguments import Parser, gpu_numbers, whole_number
+from vram.cli.terminal import add_terminal_arguments, emit, say, show
 from vram.errors import ExitCode, UsageError
-from vram.units import parse_size
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from vram.model.trace import TraceView
     from vram.report.layout import RenderOptions
-    from vram.report.trace_rows import By
-    from vram.report.trace_views import ViewOptions
+    from vram.trace_report.lines import ReportOptions
+    from vram.trace_report.rows import By
 
-NAME = "report"
 HELP = "read a trace: which line allocated, what was live at the peak, what was never freed, which card fits"
 
 VIEWS = {
@@ -40,6 +35,7 @@ VIEWS = {
 EXPORTS = ("perfetto", "speedscope", "torch", "parquet")
 _ROWS = 10
 _EPILOG = "views:\n" + "\n".join(f"  {name:<9} {meaning}" for name, meaning in VIEWS.items())
+_row_count = whole_number(10**9 - 1, "a number of rows", least=0)
 
 
 def known_names() -> tuple[tuple[str, str], ...]:
@@ -47,14 +43,9 @@ def known_names() -> tuple[tuple[str, str], ...]:
     return tuple(VIEWS.items())
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage, parser.epilog = "vram report [options] [VIEW] FILE...", _EPILOG
-    parser.add_argument(
-        "view",
-        nargs="?",
-        metavar="VIEW",
-        help="what to show of it (default: summary)",
-    )
+    parser.add_argument("view", nargs="?", metavar="VIEW", help="what to show of it (default: summary)")
     parser.add_argument(
         "files",
         nargs="*",
@@ -69,32 +60,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--gpu", action="append", metavar="N", help="only this GPU, as the traced program numbers them"
     )
-    parser.add_argument(
-        "--process", action="append", type=pid_number, metavar="PID", help="only this process of the trace"
-    )
+    parser.add_pid("--process", action="append", help="only this process of the trace")
     parser.add_argument(
         "--limit", type=_row_count, metavar="N", help=f"rows of a table (default: {_ROWS}); 0 shows all"
     )
-    parser.add_argument("--tree", action="store_true", help="with peak: the calls that lead to what was live")
-    parser.add_argument(
-        "--memory",
-        type=parse_size,
-        metavar="SIZE",
-        help="with fit: judge a card with this much, e.g. 24GiB",
-    )
-    parser.add_argument("-v", "--verbose", action="store_true", help="whole stacks; with fit: every card")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--tree", help="with peak: the calls that lead to what was live")
+    parser.add_size("--memory", help="with fit: judge a card with this much, e.g. 24GiB")
+    parser.add_flag("-v", "--verbose", help="whole stacks; with fit: every card")
+    parser.add_flag("--json", help="one JSON object instead of text")
     parser.add_argument("--html", metavar="FILE", help="write one HTML page that works offline instead")
     parser.add_argument("--export", choices=EXPORTS, help="write the trace for another tool, with -o")
     parser.add_argument("-o", "--output", metavar="FILE", help="output file of --export")
-    parser.add_argument("--force", action="store_true", help="replace an output file that exists")
+    parser.add_flag("--force", help="replace an output file that exists")
     add_terminal_arguments(parser)
-
-
-def _row_count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise ArgumentTypeError(f"{text!r} is not a number of rows")
-    return int(text)
 
 
 def run(args: Namespace) -> int:
@@ -110,12 +88,14 @@ def run(args: Namespace) -> int:
     if args.html:
         return _html(args, trace)
     if args.json:
-        from vram.report import trace_json
+        from vram.trace_report import json
 
-        emit(trace_json.report(trace, view, args.by or "line", args.limit or None))  # type: ignore[arg-type]
+        emit(json.report(trace, view, args.by or "line", args.limit or None))  # type: ignore[arg-type]
         return ExitCode.OK
-    options = render_options(args)
-    show(_rendered(view, trace, args, options), args, options)
+    from vram.trace_report.views import REPORTERS
+
+    render = REPORTERS["tree" if args.tree else view]
+    show(args, lambda screen: render(trace, _options(args, screen)))
     return ExitCode.OK
 
 
@@ -130,11 +110,6 @@ def _view_and_files(args: Namespace) -> tuple[str, list[str]]:
     if args.view in VIEWS:
         return args.view, args.files
     files = [args.view, *args.files]
-    _require_order(files)
-    return "summary", files
-
-
-def _require_order(files: list[str]) -> None:
     for word in files[1:]:
         if word in VIEWS and not Path(word).exists():
             others = [file for file in files if file != word]
@@ -146,6 +121,7 @@ def _require_order(files: list[str]) -> None:
         close = get_close_matches(first.lower(), VIEWS, n=1)
         meant = f"did you mean `vram report {close[0]}`?" if close else f"the views are {', '.join(VIEWS)}"
         raise UsageError(f"{first!r} is neither a view nor a trace", hint=meant)
+    return "summary", files
 
 
 def _require_options_agree(args: Namespace, view: str) -> None:
@@ -174,38 +150,21 @@ def _require_options_agree(args: Namespace, view: str) -> None:
 
 
 def _read(args: Namespace, files: list[str]) -> TraceView:
-    from vram.cli.traces import read_view
-    from vram.report.trace_rows import narrowed
+    from vram.cli.tracing import read_view
+    from vram.trace_report.rows import narrowed
 
     whole = read_view(files)
     part = narrowed(whole, gpu_numbers(args.gpu) if args.gpu else (), args.process or ())
     if len(part.processes) < len(whole.processes) and not args.json:
-        words = f"vram: the figures of a GPU as a whole are those of all {len(whole.processes)} processes"
-        print(words, file=sys.stderr, flush=True)
+        say(f"the figures of a GPU as a whole are those of all {len(whole.processes)} processes")
     return part
 
 
-def _rendered(name: str, view: TraceView, args: Namespace, options: RenderOptions) -> RenderableType:
-    from vram.report import trace_chart, trace_summary, trace_views
-
-    wanted = _wanted(args)
-    if name == "summary":
-        return trace_summary.summary(view, options)
-    if name == "timeline":
-        return trace_chart.timeline(view, options)
-    if name == "frag":
-        return trace_chart.holes(view, options, wanted.limit)
-    if args.tree:
-        return trace_views.tree(view, wanted, options)
-    table = {"peak": trace_views.peak, "leaks": trace_views.leaks, "churn": trace_views.churn}[name]
-    return table(view, wanted, options)
-
-
-def _wanted(args: Namespace, by: By = "line") -> ViewOptions:
-    from vram.report.trace_views import ViewOptions
+def _options(args: Namespace, screen: RenderOptions, by: By = "line") -> ReportOptions:
+    from vram.trace_report.lines import ReportOptions
 
     limit = _ROWS if args.limit is None else args.limit
-    return ViewOptions(by=args.by or by, limit=limit, verbose=args.verbose)
+    return ReportOptions(screen=screen, by=args.by or by, limit=limit, verbose=args.verbose)
 
 
 def _diff(args: Namespace, files: list[str]) -> int:
@@ -215,32 +174,33 @@ def _diff(args: Namespace, files: list[str]) -> int:
         )
     before, after = (_read(args, [file]) for file in files)
     if args.json:
-        from vram.report import trace_json
+        from vram.trace_report import json
 
-        emit(trace_json.diff(before, after, args.by or "stack", args.limit or None))
+        emit(json.diff(before, after, args.by or "stack", args.limit or None))
         return ExitCode.OK
-    from vram.report import trace_views
+    from vram.trace_report.views import diff
 
-    options = render_options(args)
-    show(trace_views.diff(before, after, _wanted(args, "stack"), options), args, options)
+    show(args, lambda screen: diff(before, after, _options(args, screen, "stack")))
     return ExitCode.OK
 
 
 def _fit(args: Namespace, files: list[str]) -> int:
     """The need is the highest live memory of the trace, and a context for each process."""
-    from vram.cli.traces import read_view
-    from vram.model.fit import GraphicsCard
-    from vram.report import trace_fit
+    from vram.cli.tracing import read_view
+    from vram.model.trace import GraphicsCard
     from vram.trace.fit import CARDS, fit
 
     view = read_view(files)
     cards = CARDS if args.memory is None else (GraphicsCard("a card", args.memory),)
     found = fit(view, cards)
     if args.json:
-        emit(trace_fit.json(view, found))
+        from vram.trace_report import json
+
+        emit(json.fit(view, found))
         return ExitCode.OK
-    options = render_options(args)
-    show(trace_fit.text(view, found, options, every_card=args.verbose), args, options)
+    from vram.trace_report import summary
+
+    show(args, lambda screen: summary.cards(view, found, _options(args, screen)))
     return ExitCode.OK
 
 
@@ -249,7 +209,7 @@ def _fit(args: Namespace, files: list[str]) -> int:
 
 def _html(args: Namespace, view: TraceView) -> int:
     from vram.files import new_file
-    from vram.report.trace_page import page
+    from vram.trace_report.pages import page
 
     args.html = _target(args.html)
     title = ", ".join(Path(path).name for path in view.paths)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_deadline_argument
+from vram.cli.arguments import Parser, add_deadline_argument
 from vram.cli.prestart import open_host
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.cli.terminal import add_terminal_arguments, emit, show
 from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from vram.model.plan import Receipt
     from vram.reclaim.actions.reset import Readiness
 
-NAME = "reset"
 HELP = "show what prevents a GPU reset; with --yes, as root, reset it"
 
 _EPILOG = """\
@@ -24,11 +23,11 @@ row remap, a fault), and it is refused while anybody uses the GPU. vram runs nvi
 it, and only with --yes, as root, and when nobody uses the GPU."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("gpu", type=int, metavar="GPU", help="the GPU's number")
-    parser.add_argument("--yes", "-y", action="store_true", help="reset it, if nobody uses it")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--yes", "-y", help="reset it, if nobody uses it")
+    parser.add_flag("--json", help="one JSON object instead of text")
     add_deadline_argument(parser)
     add_terminal_arguments(parser)
 
@@ -65,5 +64,4 @@ def _tell(args: Namespace, ready: Readiness, receipt: Receipt | None) -> None:
     else:
         from vram.report import plan
 
-        look = render_options(args)
-        show(plan.reset(ready.gpu, ready.blockers, ready.command, receipt, look), args, look)
+        show(args, lambda options: plan.reset(ready.gpu, ready.blockers, ready.command, receipt, options))

@@ -17,10 +17,23 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
+from vram.cli.arguments import Parser
 from vram.cli.prestart import open_host
-from vram.cli.tracing import add_recording_arguments, say, shown_path, stacks
+from vram.cli.terminal import carries_unicode, require_view, say
+from vram.cli.tracing import (
+    SUMMARISED_NBYTES,
+    add_recording_arguments,
+    not_recorded,
+    read_view,
+    sentences,
+    shown_path,
+    stacks,
+    summary,
+    violation_lines,
+)
 from vram.errors import ExitCode, UsageError, VramError
 from vram.units import parse_size, size
 
@@ -30,7 +43,6 @@ if TYPE_CHECKING:
     from vram.trace.checks import TraceCheck, Violation
     from vram.trace.launch import Launch, Launched
 
-NAME = "run"
 HELP = "record every GPU allocation of a command, with the line that made it"
 
 USAGE = "vram run [options] -- COMMAND..."
@@ -46,10 +58,10 @@ If vram is killed, the command goes on and each process's trace stays readable, 
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
     add_recording_arguments(parser)
-    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    parser.add_flag("--force", help="replace FILE if it exists")
     parser.add_argument(
         "--check",
         action="append",
@@ -57,10 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=MOST",
         help="exit with 90 unless this holds: leaks=N, peak=SIZE or failures=N (repeatable)",
     )
-    parser.add_argument(
+    parser.add_size(
         "--pretend",
-        type=parse_size,
-        metavar="SIZE",
         help="hold the rest of every visible GPU, so that the command finds only this much free, e.g. 24GiB",
     )
     parser.add_argument(
@@ -68,10 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|SIZE",
         help="let the Nth allocation fail, or every one of at least this size, e.g. 3 or 512MiB",
     )
-    parser.add_argument(
-        "--live",
-        action="store_true",
-        help="show memory by place while it runs; the command's output goes to FILE.log",
+    parser.add_flag(
+        "--live", help="show memory by place while it runs; the command's output goes to FILE.log"
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -81,7 +89,11 @@ def run(args: argparse.Namespace) -> int:
     from vram.trace.checks import parse_check
     from vram.trace.launch import Launch, RecordSettings
 
-    _require_command(args)
+    if args.words:
+        shown = " ".join([*args.words, *(["--", *args.command] if args.command else [])])
+        raise UsageError("put -- before the command", hint=f"vram run -- {shown}")
+    if not args.command:
+        raise UsageError("no command given", hint="for example: vram run -- python train.py")
     checks = [parse_check(word) for word in args.check]
     fail_at = parse_fail_at(args.fail_at) if args.fail_at is not None else None
     name = args.output or output.default_name(args.command[0], os.getpid())
@@ -92,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
         fail_at=fail_at,
     )
     if args.live:
-        _require_live(args, settings.output)
+        instead = "without --live it records the same: `vram report` shows it afterwards"
+        require_view("vram run --live", instead)
+        output.require_writable(f"{settings.output}.log", force=args.force)
     with ExitStack() as stack:
         host = open_host(reads_driver=args.pretend is not None)
         prepared = stack.enter_context(Launch(host, args.command, settings))
@@ -100,14 +114,6 @@ def run(args: argparse.Namespace) -> int:
             _pretend(stack, host, args.pretend)
         launched = _launch_live(args, prepared) if args.live else _launch(args, prepared)
     return _report(launched, checks)
-
-
-def _require_command(args: argparse.Namespace) -> None:
-    if args.words:
-        shown = " ".join([*args.words, *(["--", *args.command] if args.command else [])])
-        raise UsageError("put -- before the command", hint=f"vram run -- {shown}")
-    if not args.command:
-        raise UsageError("no command given", hint="for example: vram run -- python train.py")
 
 
 def parse_fail_at(text: str) -> str:
@@ -131,30 +137,17 @@ def _pretend(stack: ExitStack, host: LocalHost, nbytes: int) -> None:
         say(f"GPU {each.device}: {size(each.free)} is free for the command; vram holds the rest of {whole}")
 
 
-def _require_live(args: argparse.Namespace, trace: str) -> None:
-    from vram.cli.terminal import require_view
-    from vram.trace.output import require_writable
-
-    require_view("vram run --live")
-    require_writable(f"{trace}.log", force=args.force)
-
-
 def _launch(args: argparse.Namespace, prepared: Launch) -> Launched:
     from vram.trace.launch import launch
     from vram.virtualgpu.launch import signals_held, wait_status
 
     # From here on signals are for the command; ours wait until its trace is complete.
     with signals_held() as mask:
-
-        def wait(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-            return wait_status(argv, environment, mask)
-
-        return launch(prepared, os.environ, wait, force=args.force)
+        return launch(prepared, os.environ, partial(wait_status, mask=mask), force=args.force)
 
 
 def _launch_live(args: argparse.Namespace, prepared: Launch) -> Launched:
     """The page has the terminal; the command is in a process group of its own, and writes to a file."""
-    from vram.cli.terminal import carries_unicode
     from vram.top.run_live import LiveRun, pass_on
     from vram.top.sites import FollowedTrace
     from vram.trace.launch import launch
@@ -207,40 +200,31 @@ def _remove(log: str) -> None:
 
 def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
     """Say what was recorded; return the exit code, or end by the command's signal."""
-    from vram.cli.tracing import sentences, summary, violation_lines
+    from vram.virtualgpu.launch import ENDED_BY_SIGNAL, end_by_signal
 
     for sentence in sentences(launched):
         say(sentence)
     view = None
     try:
-        view = _view(launched, needed=bool(checks))
         if launched.trace is not None:
-            say(summary(launched.trace, view, os.path.getsize(launched.trace)))
+            nbytes = os.path.getsize(launched.trace)
+            if checks or nbytes <= SUMMARISED_NBYTES:
+                view = read_view([launched.trace], names=False)
+            say(summary(launched.trace, view, nbytes))
     except (VramError, OSError, MemoryError) as error:  # the exit code is the command's all the same
         say(f"{launched.trace}: {error or 'there is not enough memory to read it'}")
-    violations = _judged(launched, view, checks)
+    violations = _judge(launched, view, checks)
     for violation in violations:
         first, *places = violation_lines(violation)
         say(first, places)
-    return _exit_code(launched.status, violations)
+    status = launched.status
+    if os.WIFSIGNALED(status):
+        end_by_signal(os.WTERMSIG(status))
+        return ENDED_BY_SIGNAL + os.WTERMSIG(status)
+    return os.WEXITSTATUS(status) or (ExitCode.CHECK_FAILED if violations else ExitCode.OK)
 
 
-def _view(launched: Launched, *, needed: bool) -> TraceView | None:
-    """The trace, read; None where there is none, or where it is too large to be read for one line."""
-    from vram.cli.traces import read_view
-    from vram.cli.tracing import SUMMARISED_NBYTES
-
-    if launched.trace is None:
-        return None
-    if not needed and os.path.getsize(launched.trace) > SUMMARISED_NBYTES:
-        return None
-    return read_view([launched.trace], names=False)
-
-
-def _judged(
-    launched: Launched, view: TraceView | None, checks: Sequence[TraceCheck]
-) -> tuple[Violation, ...]:
-    from vram.cli.tracing import not_recorded
+def _judge(launched: Launched, view: TraceView | None, checks: Sequence[TraceCheck]) -> tuple[Violation, ...]:
     from vram.trace.checks import judge, unjudged
 
     if not checks:
@@ -251,12 +235,3 @@ def _judged(
         return unjudged(checks, growing or there)
     missing = growing or not_recorded(launched.messages)
     return judge(view, checks, missing)
-
-
-def _exit_code(status: int, violations: Sequence[Violation]) -> int:
-    from vram.virtualgpu.launch import ENDED_BY_SIGNAL, end_by_signal
-
-    if os.WIFSIGNALED(status):
-        end_by_signal(os.WTERMSIG(status))
-        return ENDED_BY_SIGNAL + os.WTERMSIG(status)
-    return os.WEXITSTATUS(status) or (ExitCode.CHECK_FAILED if violations else ExitCode.OK)

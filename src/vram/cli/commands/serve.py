@@ -10,12 +10,13 @@ It runs in the foreground until SIGTERM or Ctrl-C; SIGHUP reads the configuratio
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from vram.cli.arguments import add_deadline_argument, add_windows_argument, read_duration
-from vram.cli.source import roots
+from vram.cli.arguments import Parser, add_reading_arguments
+from vram.cli.serve_clients import WORDS
+from vram.cli.source import reader_options, roots
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, UsageError
 from vram.units import parse_duration
@@ -23,10 +24,11 @@ from vram.units import parse_duration
 if TYPE_CHECKING:
     from vram.serve.config import Places, ServeConfig
 
-WHOLE_SHARE = 0.004
-"""Of one core, for reading everybody's open files again although nobody came or went."""
+_WAIT = "vram.cli.commands.wait"
 
-NAME = "serve"
+WHOLE_SHARE = 0.004
+"""Of one core, for reading all open files again although no process came or went."""
+
 HELP = "a service: metrics for Prometheus, a JSON API, a web page, history, policies"
 
 _EPILOG = """\
@@ -40,51 +42,29 @@ exit codes: 0 after SIGTERM, Ctrl-C or --for, 5 a configuration that is wrong,
 24 another service has the state folder, 25 the address is taken."""
 
 
-# Words that ask a running service instead of starting one (`vram serve status`): the module of each, with
-# HELP, add_arguments and run as a command has them.
-CLIENTS: dict[str, str] = {
-    "status": "vram.cli.serve_clients.status",
-    "free": "vram.cli.serve_clients.free",
-    "allow-park": "vram.cli.serve_clients.allow_park",
-}
-# Old: it is `vram wait` now, and listed nowhere here.
-_WAIT = {"wait": "vram.cli.commands.wait"}
-
-
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("--config", metavar="FILE", help="read this instead of /etc/vram/serve.toml")
-    parser.add_argument(
-        "--check-config",
-        action="store_true",
-        help="say what the configuration means, and whether it is right",
-    )
+    parser.add_flag("--check-config", help="say what the configuration means, and whether it is right")
     parser.add_argument(
         "--listen",
         action="append",
         metavar="HOST:PORT",
         help="listen there for HTTP; port 0 is a free one, '' is none (repeatable)",
     )
-    parser.add_argument(
-        "--observe",
-        action="store_true",
-        help="never act: no socket, and no policies whatever the configuration says",
-    )
+    parser.add_flag("--observe", help="never act: no socket, and no policies whatever the configuration says")
     parser.add_argument(
         "--interval", type=_interval, metavar="DURATION", help="read this often, for example 5s"
     )
     parser.add_argument("--socket", metavar="PATH", help="the Unix socket for actions")
     parser.add_argument("--state", metavar="FOLDER", help="keep state and history in this private folder")
-    parser.add_argument(
-        "--for", dest="duration", type=read_duration, metavar="DURATION", help="end after this time, e.g. 1h"
-    )
-    add_deadline_argument(parser)
-    add_windows_argument(parser)
-    below = parser.add_subparsers(dest="client", metavar="COMMAND")
-    for name, module in {**CLIENTS, **_WAIT}.items():
-        client = import_module(module)
-        listed = {"help": client.HELP} if name in CLIENTS else {}
-        client.add_arguments(below.add_parser(name, **listed))
+    parser.add_duration("--for", dest="duration", help="end after this time, e.g. 1h")
+    add_reading_arguments(parser)
+    below = parser.add_subparsers(dest="word", metavar="COMMAND")
+    for name, word in WORDS.items():
+        word.add_arguments(below.add_parser(name, help=word.help))
+    # The old name of `vram wait`, listed nowhere here.
+    import_module(_WAIT).add_arguments(below.add_parser("wait"))
 
 
 def _interval(text: str) -> str:
@@ -94,10 +74,12 @@ def _interval(text: str) -> str:
 
 
 def run(args: Namespace) -> int:
-    if module := {**CLIENTS, **_WAIT}.get(args.client or ""):
-        _require_no_command(args)
-        return cast("int", import_module(module).run(args))
-    _require_no_command(args)
+    if args.word == "wait":
+        return cast("int", import_module(_WAIT).run(args))
+    if args.command:
+        raise UsageError("`vram serve` runs no command", hint="vram wait 20GiB -- COMMAND")
+    if args.word:
+        return WORDS[args.word].run(args)
     config = _configuration(args)
     from vram.serve.config import places
 
@@ -112,26 +94,13 @@ def run(args: Namespace) -> int:
     import asyncio
     import gc
 
-    from vram.live_reader import ReaderOptions
     from vram.serve.service import Service
 
-    proc_root, sys_root = roots()
-    options = ReaderOptions(
-        proc_root=proc_root,
-        sys_root=sys_root,
-        ask_windows=not args.no_windows,
-        deadline_s=args.deadline,
-        whole_share=WHOLE_SHARE,
-    )
+    options = reader_options(args, whole_share=WHOLE_SHARE)
     gc.enable()
     service = Service(config, where, reader=options, load=lambda: _configuration(args))
     asyncio.run(service.run(args.duration))
     return ExitCode.OK
-
-
-def _require_no_command(args: Namespace) -> None:
-    if args.command and getattr(args, "client", None) != "wait":
-        raise UsageError("`vram serve` runs no command", hint="vram wait 20GiB -- COMMAND")
 
 
 def _configuration(args: Namespace) -> ServeConfig:
@@ -157,7 +126,7 @@ def _show_policies(args: Namespace, config: ServeConfig) -> None:
         return
     from vram.cli.prestart import open_host
     from vram.policy.config import read_policies
-    from vram.serve.policies.preview import preview
+    from vram.serve.policies.reports import preview
 
     proc_root, sys_root = roots()
     host = open_host(proc_root=proc_root, sys_root=sys_root, ask_windows=not args.no_windows)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
-from contextlib import suppress
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_yes_argument, read_duration, read_duration_or_zero
+from vram.cli.arguments import Parser, add_yes_argument
 from vram.cli.prestart import open_host
-from vram.cli.terminal import columns, emit, is_terminal
+from vram.cli.terminal import columns, emit, is_terminal, say
 from vram.errors import ExitCode, UsageError, VramError
-from vram.units import parse_size, spell_duration
 
 if TYPE_CHECKING:
     from vram.model.slurm import HookResult, SlurmJob
-    from vram.slurm.hooks import HookOptions
     from vram.slurm.log import HookLog
 
-NAME = "slurm"
 HELP = "clean GPUs between Slurm jobs: prolog, epilog and health check"
 
 # Slurm wants a prolog to take less than MessageTimeout (10 s), and kills a health check after 60 s.
@@ -59,28 +57,26 @@ exit codes:
   3  unknown: a GPU does not answer, or nobody can tell whose memory it is"""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     hooks = parser.add_subparsers(dest="hook", required=True, metavar="HOOK")
     epilog = hooks.add_parser("epilog", help="free what the ended job left on its GPUs")
     epilog.epilog = _EPILOG
+    epilog.set_defaults(drain=False, expect=None, require=None, require_clean=False)
     _add_action_arguments(epilog)
     _add_common_arguments(epilog)
     prolog = hooks.add_parser("prolog", help="free what earlier jobs left, and check the job's GPUs")
     prolog.epilog = _PROLOG
-    prolog.add_argument(
-        "--require", type=parse_size, metavar="SIZE", help="fail unless each GPU has SIZE free"
-    )
-    prolog.add_argument(
-        "--require-clean", action="store_true", help="fail if memory is held by anything but running jobs"
-    )
+    prolog.set_defaults(drain=False, expect=None)
+    prolog.add_size("--require", help="fail unless each GPU has SIZE free")
+    prolog.add_flag("--require-clean", help="fail if memory is held by anything but running jobs")
     _add_action_arguments(prolog)
     _add_common_arguments(prolog)
     health = hooks.add_parser("health", help="check all GPUs of this node; never acts on a process")
     health.epilog = _HEALTH
+    health.set_defaults(grace=0.0, all_gpus=False, cgroup_only=False, dry_run=False)
+    health.set_defaults(require=None, require_clean=False, job_output=False)
     health.add_argument("--expect", type=_count, metavar="N", help="unknown unless N GPUs answer")
-    health.add_argument(
-        "--drain", action="store_true", help="drain the node if an ended job's memory is held"
-    )
+    health.add_flag("--drain", help="drain the node if an ended job's memory is held")
     health.add_argument("--node", metavar="NODE", help="the node to drain (default: $SLURMD_NODENAME)")
     health.add_argument(
         "--scontrol",
@@ -91,47 +87,30 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_common_arguments(health)
 
 
-def _add_action_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
+def _add_action_arguments(parser: Parser) -> None:
+    parser.add_duration(
         "--grace",
-        type=read_duration_or_zero,
+        zero=True,
         default=2.0,
-        metavar="DURATION",
-        help="wait this long after SIGTERM before SIGKILL, for all processes together (default: 2s)",
+        help="wait this long after SIGTERM before SIGKILL, for all processes together",
     )
-    parser.add_argument(
-        "--all-gpus",
-        action="store_true",
-        help="every GPU of the node, not only those that Slurm gave the job",
-    )
-    parser.add_argument(
-        "--cgroup-only", action="store_true", help="ignore what a process's environment says of its job"
-    )
+    parser.add_flag("--all-gpus", help="every GPU of the node, not only those that Slurm gave the job")
+    parser.add_flag("--cgroup-only", help="ignore what a process's environment says of its job")
     add_yes_argument(parser)
-    parser.add_argument("--dry-run", action="store_true", help="only show what is held, and touch nothing")
-    parser.add_argument(
-        "--job-output", action="store_true", help="also append what was done to the job's own output file"
-    )
+    parser.add_flag("--dry-run", help="only show what is held, and touch nothing")
+    parser.add_flag("--job-output", help="also append what was done to the job's own output file")
 
 
-def _add_common_arguments(parser: ArgumentParser) -> None:
+def _add_common_arguments(parser: Parser) -> None:
     hook = parser.prog.rpartition(" ")[2]
-    parser.add_argument("--unknown-counts", action="store_true", help=_UNKNOWN_HELP[hook])
-    parser.add_argument(
-        "--allow", type=parse_size, default=0, metavar="SIZE", help="ignore up to SIZE on each GPU"
-    )
+    parser.add_flag("--unknown-counts", help=_UNKNOWN_HELP[hook])
+    parser.add_size("--allow", default=0, help="ignore up to SIZE on each GPU")
     parser.add_argument(
         "--log", metavar="FILE", help="append a JSON line per action; %%j is the job's number"
     )
-    parser.add_argument("--syslog", action="store_true", help="send the same lines to syslog")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument(
-        "--deadline",
-        type=read_duration,
-        default=_DEADLINES_S[hook],
-        metavar="DURATION",
-        help=f"end after this time whatever happens (default: {spell_duration(_DEADLINES_S[hook])})",
-    )
+    parser.add_flag("--syslog", help="send the same lines to syslog")
+    parser.add_flag("--json", help="one JSON object instead of text")
+    parser.add_duration("--deadline", default=_DEADLINES_S[hook], help="end after this time whatever happens")
 
 
 _UNKNOWN_HELP = {
@@ -148,29 +127,29 @@ def _count(text: str) -> int:
 
 
 def run(args: Namespace) -> int:
-    from vram.slurm.environment import job_of
+    from vram.slurm.jobs import job_of
     from vram.slurm.log import HookLog
 
     if args.log is not None and not os.path.isabs(args.log):
         raise UsageError(f"--log {args.log} is not an absolute path", hint="slurmd runs hooks in /")
-    if args.hook == "health" and args.drain:
-        from vram.slurm.drain import require_drainable
+    if args.drain:
+        from vram.slurm.hooks import require_drainable
 
         require_drainable(_node(args), args.scontrol)
     job = None if args.hook == "health" else job_of(os.environ)
     log = HookLog(args.hook, job, path=args.log, syslog=args.syslog)
-    with _Watchdog(args, log):
+    with _watchdog(args, log):
         try:
             result = _result(args, job, log)
         except UsageError:
             raise
         except Exception as error:
             # A bug or a broken machine is no reason to drain a node: it is one more way of not knowing.
-            return _failed(args, log, error)
+            return _report_failure(args, log, error)
         code = _exit_code(args, result)
         log.result(result, code)
         _show(args, result)
-        if args.hook == "health" and args.drain:
+        if args.drain:
             _drain(args, result, log)
         if job is not None and args.job_output and (result.ended or result.held):
             from vram.report.slurm import text
@@ -184,8 +163,18 @@ def run(args: Namespace) -> int:
 def _result(args: Namespace, job: SlurmJob | None, log: HookLog) -> HookResult:
     from vram.slurm import hooks
 
-    options = _options(args)
-    if job is not None and job.gpus is None and not options.all_gpus:
+    options = hooks.HookOptions(
+        deadline_s=args.deadline,
+        grace_s=args.grace,
+        all_gpus=args.all_gpus,
+        cgroup_only=args.cgroup_only,
+        dry_run=args.dry_run,
+        require_bytes=args.require,
+        require_clean=args.require_clean,
+        allow_bytes=args.allow,
+        expect_gpus=args.expect,
+    )
+    if job is not None and job.gpu_words is None and not options.all_gpus:
         host = open_host(reads_driver=False)  # nothing will be asked of it
     else:
         host = open_host(read_ahead_s=min(5.0, args.deadline))
@@ -196,23 +185,6 @@ def _result(args: Namespace, job: SlurmJob | None, log: HookLog) -> HookResult:
     return hook(host, job, options, log.ended)
 
 
-def _options(args: Namespace) -> HookOptions:
-    from vram.slurm.hooks import HookOptions
-
-    if args.hook == "health":
-        return HookOptions(deadline_s=args.deadline, allow_bytes=args.allow, expect_gpus=args.expect)
-    return HookOptions(
-        deadline_s=args.deadline,
-        grace_s=args.grace,
-        all_gpus=args.all_gpus,
-        cgroup_only=args.cgroup_only,
-        dry_run=args.dry_run,
-        require_bytes=getattr(args, "require", None),
-        require_clean=getattr(args, "require_clean", False),
-        allow_bytes=args.allow,
-    )
-
-
 def _node(args: Namespace) -> str:
     return args.node or os.environ.get("SLURMD_NODENAME") or ""
 
@@ -221,7 +193,7 @@ def _drain(args: Namespace, result: HookResult, log: HookLog) -> None:
     if result.verdict != "held" and not (result.verdict == "unknown" and args.unknown_counts):
         return
     from vram.report.slurm import drain_reason
-    from vram.slurm.drain import drain
+    from vram.slurm.hooks import drain
 
     reason = drain_reason(result)
     try:
@@ -229,8 +201,7 @@ def _drain(args: Namespace, result: HookResult, log: HookLog) -> None:
             log.drained(_node(args), reason)
     except VramError as error:
         # The answer stays the same; the next check tries again.
-        with suppress(OSError):
-            print(f"vram: {error}", file=sys.stderr, flush=True)
+        say(str(error))
         log.failed(str(error), _exit_code(args, result))
 
 
@@ -253,7 +224,7 @@ def _unknown_code(args: Namespace) -> ExitCode:
     return ExitCode.PARTIAL if counts else ExitCode.OK
 
 
-def _failed(args: Namespace, log: HookLog, error: Exception) -> ExitCode:
+def _report_failure(args: Namespace, log: HookLog, error: Exception) -> ExitCode:
     from vram.report.escape import inert
 
     code = _unknown_code(args)
@@ -280,26 +251,24 @@ def _show(args: Namespace, result: HookResult) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-class _Watchdog:
-    """Ends this process when the deadline has passed, whatever it waits for.
+@contextmanager
+def _watchdog(args: Namespace, log: HookLog) -> Iterator[None]:
+    """End this process when the deadline has passed, whatever it waits for.
 
     A signal and not a thread: processes that read the driver are forked, and should find one thread.
     """
 
-    def __init__(self, args: Namespace, log: HookLog) -> None:
-        self._args, self._log = args, log
-
-    def __enter__(self) -> None:
-        signal.signal(signal.SIGALRM, self._expire)
-        signal.setitimer(signal.ITIMER_REAL, self._args.deadline)
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _expire(self, *_: object) -> None:
-        code = _unknown_code(self._args)
-        message = f"the deadline of {self._args.deadline:g} s has passed; whether memory is held is unknown"
+    def expire(*_: object) -> None:
+        code = _unknown_code(args)
+        message = f"the deadline of {args.deadline:g} s has passed; whether memory is held is unknown"
         with suppress(Exception):
-            self._log.failed(message, code)
+            log.failed(message, code)
             os.write(2, f"vram: {message}\n".encode())  # what was interrupted may be writing itself
         os._exit(code)
+
+    signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, args.deadline)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_deadline_argument, add_windows_argument
+from vram.cli.arguments import Parser, add_reading_arguments
 from vram.cli.source import open_host, read_survey
 from vram.cli.terminal import emit
 from vram.errors import ExitCode
@@ -15,19 +15,15 @@ from vram.report.escape import inert
 if TYPE_CHECKING:
     from vram.model.observation import Survey
 
-NAME = "snapshot"
 HELP = "save everything vram reads to a file, for `vram why --from`"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="FILE", help="output file; - is standard output"
     )
-    parser.add_argument(
-        "--redact", action="store_true", help="leave out user names, command lines and host names"
-    )
-    add_deadline_argument(parser)
-    add_windows_argument(parser)
+    parser.add_flag("--redact", help="leave out user names, command lines and host names")
+    add_reading_arguments(parser)
 
 
 def run(args: Namespace) -> int:

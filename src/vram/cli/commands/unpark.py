@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import add_yes_argument, read_duration_or_zero
-from vram.cli.parking import add_pids_argument, numbers, recover, say, warn_of_unasked
+from vram.cli.arguments import Parser, add_yes_argument
+from vram.cli.parking import ParkRun, add_pids_argument, numbers, recover, warn_of_unasked
 from vram.cli.prestart import open_host
-from vram.cli.terminal import emit
+from vram.cli.terminal import say
 from vram.errors import UsageError
 from vram.units import counted
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vram.model.parking import Parked
     from vram.reclaim.parking import Parking
 
-NAME = "unpark"
 HELP = "move parked processes back to their GPU and resume them"
 
 _EPILOG = """\
@@ -27,24 +26,14 @@ size is unknown then: at most all of its host memory, which must be free on ever
 it may use, unless --anyway is given."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
-    add_pids_argument(parser, optional=True)
-    parser.add_argument("--all", action="store_true", help="all processes that you parked")
-    parser.add_argument(
-        "--wait",
-        type=read_duration_or_zero,
-        default=0.0,
-        metavar="DURATION",
-        help="wait up to this long for room on a full GPU (default: do not wait)",
-    )
-    parser.add_argument(
-        "--anyway",
-        action="store_true",
-        help="without a journal entry, let the driver decide whether there is room",
-    )
+    add_pids_argument(parser)
+    parser.add_flag("--all", help="all processes that you parked")
+    parser.add_duration("--wait", zero=True, default=0.0, help="wait up to this long for room on a full GPU")
+    parser.add_flag("--anyway", help="without a journal entry, let the driver decide whether there is room")
     add_yes_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--json", help="one JSON object instead of text")
 
 
 def run(args: Namespace) -> int:
@@ -52,7 +41,6 @@ def run(args: Namespace) -> int:
     if bool(pids) == args.all:
         raise UsageError("no pid given", hint="`vram unpark PID…` or `vram unpark --all`")
     host = open_host(reads_driver=False, parks=True)
-    from vram.cli.park_report import ParkRun
     from vram.reclaim.audit import refusals_logged
     from vram.reclaim.parking import Parking
     from vram.report.phrases import unparked_sentence
@@ -61,17 +49,15 @@ def run(args: Namespace) -> int:
     with Parking(host, parks.progress.watch) as parking:
         recover(parking)
         with refusals_logged("unpark", pids):
-            entries = parking.entries_of(pids, anyway=args.anyway) if pids else _everybody(parking)
+            entries = parking.entries_of(pids, anyway=args.anyway) if pids else _find_journaled(parking)
         for entry in entries:
             pid = entry.target.process.pid
             with parks.attempt(f"resuming pid {pid}", [pid], entry.nbytes):
                 parks.done(parking.unpark(entry, room_patience_s=args.wait))
-    if args.json:
-        emit(parks.json())
-    return parks.exit_code
+    return parks.finish()
 
 
-def _everybody(parking: Parking) -> list[Parked]:
+def _find_journaled(parking: Parking) -> list[Parked]:
     """Those in the journal. Who parked any others is unknown: they must be named."""
     entries = list(parking.journal.entries())
     elsewhere = parking.journal.other_namespaces()

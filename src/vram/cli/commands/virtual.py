@@ -21,28 +21,26 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from vram.cli.arguments import Parser
 from vram.errors import ExitCode, UsageError
-from vram.units import parse_size
-from vram.virtualgpu import VirtualGpu, faults, launch
+from vram.virtualgpu import VirtualGpu, launch
+from vram.virtualgpu.config import read_fault
 
-NAME = "virtual"
 HELP = "run a command on a virtual GPU"
 
 USAGE = "vram virtual [options] [-- COMMAND...]\n       vram virtual fault [LINE... | --clear]"
 EPILOG = "Without a COMMAND your shell is started. `vram virtual fault` is for use inside."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
     option = parser.add_argument
     option("--gpus", type=int, default=1, metavar="N", help="number of GPUs (default: 1)")
-    option("--memory", type=parse_size, metavar="SIZE", help="memory of each (default: 140.4GiB)")
+    parser.add_size("--memory", help="memory of each (default: 140.4GiB)")
     option("--name", help='name; "(virtual)" is added (default: NVIDIA H200)')
-    option("--context", type=parse_size, metavar="SIZE", help="memory that a context costs (default: 518MiB)")
-    option(
-        "--wsl",
-        action="store_true",
-        help="behave like Windows' driver under WSL2: one device, no figures per process",
+    parser.add_size("--context", help="memory that a context costs (default: 518MiB)")
+    parser.add_flag(
+        "--wsl", help="behave like Windows' driver under WSL2: one device, no figures per process"
     )
     option(
         "--mig",
@@ -50,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="MIG instances of each, e.g. 3g.71gb,2g.35gb, or none for no instance",
     )
     option("--fault", action="append", default=[], metavar="LINE", help="make calls fail (repeatable)")
-    option("--keep", action="store_true", help="keep the folder and print its path")
+    parser.add_flag("--keep", help="keep the folder and print its path")
     option("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] == ["fault"]:
         return _change_faults(args.words[1:])
     command = _command(args.words)
-    lines = [faults.read_line(line) for line in args.fault]
+    lines = [read_fault(line) for line in args.fault]
     with launch.signals_held() as mask, _made(args, lines) as gpu:
         code = launch.run(command, gpu.environment(), mask)
         if count := gpu.launches():

@@ -7,18 +7,19 @@ CUDA_VISIBLE_DEVICES=$(vram wait 20GiB --timeout 1h) ./evaluate
 from __future__ import annotations
 
 import os
-import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from vram.cli.arguments import gpu_numbers, read_duration
-from vram.cli.serve_clients import add_socket_argument
-from vram.cli.terminal import emit
+from vram.cli.arguments import Parser, add_socket_argument, gpu_numbers
+from vram.cli.terminal import emit, say
 from vram.errors import ExitCode, TimedOut
-from vram.units import parse_size, size, spell_duration
+from vram.units import size, spell_duration
 
-NAME = "wait"
+if TYPE_CHECKING:
+    from vram.serve.socket.client import ServeClient
+
 HELP = "wait until a GPU has room, then run a command on it; asks `vram serve`"
 _EPILOG = """\
 The service of this machine (`vram serve`) keeps the queue. While somebody waits, its
@@ -28,14 +29,12 @@ already. Without a command, the number of the GPU is printed."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = "vram wait [--gpu N[,N...]] [--timeout DURATION] SIZE [-- COMMAND ...]"
     parser.epilog = _EPILOG
-    parser.add_argument("size", type=parse_size, metavar="SIZE", help="how much room, e.g. 20GiB")
+    parser.add_size("size", help="how much room, e.g. 20GiB")
     parser.add_argument("--gpu", action="append", metavar="N[,N...]", help="on one of these (repeatable)")
-    parser.add_argument(
-        "--timeout", type=read_duration, metavar="DURATION", help="give up after this time (exit code 21)"
-    )
+    parser.add_duration("--timeout", help="give up after this time (exit code 21)")
     add_socket_argument(parser)
 
 
@@ -52,7 +51,7 @@ def run(args: Namespace) -> int:
 
     with ServeClient(getattr(args, "socket", None)) as client:
         room = _room(client, args)
-        print(f"vram: {size(room.free_bytes)} free on GPU {room.gpu}", file=sys.stderr, flush=True)
+        say(f"{size(room.free_bytes)} free on GPU {room.gpu}")
         if not args.command:
             emit(f"{room.gpu}\n")
             return ExitCode.OK
@@ -65,11 +64,9 @@ def run(args: Namespace) -> int:
             return launch.run(args.command, variables, mask)
 
 
-def _room(client: object, args: Namespace) -> Room:
-    from vram.serve.socket.client import ServeClient
+def _room(client: ServeClient, args: Namespace) -> Room:
     from vram.untrusted import decode
 
-    assert isinstance(client, ServeClient)
     gpus = sorted(gpu_numbers(args.gpu or []))
     try:
         for answer in client.ask("wait", timeout_s=args.timeout, nbytes=args.size, gpus=gpus):

@@ -14,23 +14,23 @@ import gc
 import select
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import (
-    add_deadline_argument,
-    add_windows_argument,
+    Parser,
+    add_gpus_argument,
+    add_reading_arguments,
     narrowed,
-    read_duration,
-)
-from vram.cli.arguments import (
-    select as select_gpus,
+    select_gpus,
+    whole_number,
 )
 from vram.cli.prestart import import_for_readers
-from vram.cli.source import WINDOWS_EVERY_S, open_host, take_ledger
+from vram.cli.source import WINDOWS_EVERY_S, open_host, take_whole_ledger
 from vram.cli.terminal import add_terminal_arguments, colored, emit, is_terminal, render_options
 from vram.errors import ExitCode, UsageError
-from vram.units import parse_size, spell_duration
+from vram.units import spell_duration
 
 if TYPE_CHECKING:
     from vram.cli.hooks import Hooks
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from vram.model.change import Change, WatchState
     from vram.model.finding import Finding
     from vram.model.ledger import GpuLedger, Ledger
-    from vram.report.layout import RenderOptions
 
-NAME = "watch"
 HELP = "changes only, a line each: ghosts, growth, memory that came back; for logs and hooks"
 
 EVERY_S = 2.0
@@ -64,26 +62,13 @@ exit codes: 0 after --count changes or after the time of --for, 21 when that tim
 without --count changes, 130 after Ctrl-C."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument(
-        "--every",
-        type=read_duration,
-        default=EVERY_S,
-        metavar="DURATION",
-        help=f"read this often (default: {spell_duration(EVERY_S)})",
-    )
-    parser.add_argument(
-        "--gpu",
-        action="append",
-        metavar="GPU[,GPU...]",
-        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
-    )
-    parser.add_argument(
+    parser.add_duration("--every", default=EVERY_S, help="read this often")
+    add_gpus_argument(parser)
+    parser.add_size(
         "--min",
-        type=parse_size,
         default=MIN_CHANGE,
-        metavar="SIZE",
         help="report growth and shrinking once they add up to this (default: %(default)s)",
     )
     parser.add_argument(
@@ -93,25 +78,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="only these events, or groups of them: processes, ghosts, memory, gpus, driver, probes,"
         " findings",
     )
-    parser.add_argument("--json", action="store_true", help="a JSON object for each line instead of text")
+    parser.add_flag("--json", help="a JSON object for each line instead of text")
     parser.add_argument("--exec", dest="hook", metavar="COMMAND", help="run this for each change")
-    parser.add_argument(
-        "--exec-timeout",
-        type=read_duration,
-        default=HOOK_S,
-        metavar="DURATION",
-        help=f"end the command of --exec when it takes longer (default: {spell_duration(HOOK_S)})",
+    parser.add_duration(
+        "--exec-timeout", default=HOOK_S, help="end the command of --exec when it takes longer"
     )
+    parser.add_duration("--for", dest="duration", help="end after this time, e.g. 10min")
     parser.add_argument(
-        "--for",
-        dest="duration",
-        type=read_duration,
-        metavar="DURATION",
-        help="end after this time, e.g. 10min",
+        "--count",
+        type=whole_number((1 << 31) - 1, "a number of changes"),
+        metavar="N",
+        help="end after N changes",
     )
-    parser.add_argument("--count", type=_count, metavar="N", help="end after N changes")
-    add_deadline_argument(parser)
-    add_windows_argument(parser)
+    add_reading_arguments(parser)
     add_terminal_arguments(parser)
 
 
@@ -134,16 +113,12 @@ def event_names(text: str) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
-        raise ArgumentTypeError(f"{text!r} is not a number of changes")
-    return int(text)
-
-
 def run(args: Namespace) -> int:
     if args.every < MIN_S:
         raise UsageError(f"--every needs at least {spell_duration(MIN_S)}", hint="write it like --every 2s")
-    hooks = _hooks(args)
+    from vram.cli.hooks import Hooks, read_command
+
+    hooks = Hooks([] if args.hook is None else read_command(args.hook), args.exec_timeout)
     # The program starts with the collector set for a single answer.
     gc.enable()
     from vram.cli.app import exit_on_signals
@@ -159,22 +134,13 @@ def run(args: Namespace) -> int:
         try:
             return watch.run()
         finally:
-            if hooks is not None:
-                hooks.close()
-
-
-def _hooks(args: Namespace) -> Hooks | None:
-    if args.hook is None:
-        return None
-    from vram.cli.hooks import Hooks, read_command
-
-    return Hooks(read_command(args.hook), args.exec_timeout)
+            hooks.close()
 
 
 class _Watch:
     """Reads, compares and reports until the time or the number of changes is reached."""
 
-    def __init__(self, args: Namespace, host: LocalHost, comparison: Comparison, hooks: Hooks | None) -> None:
+    def __init__(self, args: Namespace, host: LocalHost, comparison: Comparison, hooks: Hooks) -> None:
         from vram.model.change import GROUPS
 
         self._args = args
@@ -183,14 +149,17 @@ class _Watch:
         self._hooks = hooks
         self._readings = self._reported = 0
         # The whole ledger is read, and narrowed here: a GPU that is gone is a change and no wrong word.
-        self._gpus, args.gpu = args.gpu, None
+        self._gpus = args.gpu
         self._are_gpus_checked = False
         self._wants_findings = args.events is None or not args.events.isdisjoint(GROUPS["findings"])
 
     def run(self) -> int:
+        from vram.report import changes
+
         began = time.monotonic()
         until = None if self._args.duration is None else began + self._args.duration
-        self._show_state(self._comparison.begin(*self._read()))
+        state = self._comparison.begin(*self._read())
+        self._print(state, changes.state_text)
         # All that is imported stays: it need not be looked at again, nor copied for each reader.
         gc.freeze()
         while True:
@@ -219,10 +188,10 @@ class _Watch:
         self._readings += 1
         if self._readings % COLLECT_AFTER == 0:
             gc.collect()
-        ledger = self._narrowed(take_ledger(self._args, self._host))
+        ledger = self._narrow(take_whole_ledger(self._args, self._host))
         return ledger, diagnose(ledger) if self._wants_findings else ()
 
-    def _narrowed(self, ledger: Ledger) -> Ledger:
+    def _narrow(self, ledger: Ledger) -> Ledger:
         """Only the chosen GPUs, as far as they are there."""
         if not self._gpus or not ledger.gpus:
             return ledger
@@ -233,21 +202,13 @@ class _Watch:
 
         from msgspec.structs import replace
 
-        found: dict[tuple[int, str | None], GpuLedger] = {}
+        found: dict[tuple[int, str], GpuLedger] = {}
         for word in [part.strip() for words in self._gpus for part in words.split(",")]:
             with suppress(UsageError):  # it is gone now
-                found |= {(gpu.index, gpu.mig): gpu for gpu in select_gpus(ledger, [word]).gpus}
-        return replace(ledger, gpus=tuple(gpu for _, gpu in sorted(found.items(), key=_place)))
+                found |= {(gpu.index, gpu.mig or ""): gpu for gpu in select_gpus(ledger, [word]).gpus}
+        return replace(ledger, gpus=tuple(found[place] for place in sorted(found)))
 
     # ---- what comes out ----
-
-    def _show_state(self, state: WatchState) -> None:
-        from vram.report import changes
-
-        if self._args.json:
-            emit(changes.json_line(state))
-        else:
-            emit(changes.state_text(state, self._options(), color=colored(self._args)))
 
     def _report(self, change: Change) -> None:
         from vram.report import changes
@@ -255,36 +216,35 @@ class _Watch:
         if self._args.events is not None and change.event not in self._args.events:
             return
         self._reported += 1
-        if self._hooks is not None:
-            # Before it is shown: whoever ends the watch then is told that its hook was not run.
-            self._hooks.add(change)
-        if self._args.json:
-            emit(changes.json_line(change))
-        else:
-            emit(changes.change_text(change, self._options(), color=colored(self._args)))
-        if self._hooks is not None:
-            self._hooks.step()
+        # Before it is shown: a user who ends the watch then is told that its hook was not run.
+        self._hooks.add(change)
+        self._print(change, changes.change_text)
+        self._hooks.step()
 
-    def _options(self) -> RenderOptions:
+    def _print(self, what: Change | WatchState, text: Callable[..., str]) -> None:
         """As wide as the terminal; in a log, lines are as long as they are."""
-        options = render_options(self._args)
-        return options if is_terminal() else options._replace(width=0)
+        from vram.report import changes
+
+        if self._args.json:
+            emit(changes.json_line(what))
+        else:
+            options = render_options(self._args)
+            options = options if is_terminal() else options._replace(width=0)
+            emit(text(what, options, color=colored(self._args)))
 
     # ---- the time between two readings ----
 
     def _wait(self, until: float) -> None:
-        """Wait, and look after hooks meanwhile. Raises BrokenPipeError where nobody reads any more."""
+        """Wait, and look after hooks meanwhile. Raises BrokenPipeError where the reader has gone."""
         while (left_s := until - time.monotonic()) > 0:
-            wakes_at = self._hooks.wakes_at if self._hooks is not None else None
-            if wakes_at is not None:
-                left_s = min(left_s, max(0.0, wakes_at - time.monotonic()))
+            if self._hooks.wakes_at is not None:
+                left_s = min(left_s, max(0.0, self._hooks.wakes_at - time.monotonic()))
             self._poll(left_s)
-            if self._hooks is not None:
-                self._hooks.step()
+            self._hooks.step()
 
     def _poll(self, timeout_s: float) -> None:
         poll = select.poll()
-        if self._hooks is not None and self._hooks.pidfd is not None:
+        if self._hooks.pidfd is not None:
             poll.register(self._hooks.pidfd, select.POLLIN)
         output = sys.stdout.fileno() if sys.stdout is not None else -1
         if output >= 0:
@@ -296,9 +256,5 @@ class _Watch:
 
     def _finish_hooks(self) -> None:
         """Let the hooks of everything that was reported run."""
-        while self._hooks is not None and not self._hooks.is_idle:
+        while not self._hooks.is_idle:
             self._wait(time.monotonic() + 1.0)
-
-
-def _place(found: tuple[tuple[int, str | None], GpuLedger]) -> tuple[int, str]:
-    return found[0][0], found[0][1] or ""

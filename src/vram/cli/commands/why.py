@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.arguments import pid_number
+from vram.cli.arguments import Parser
 from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
-from vram.cli.terminal import add_terminal_arguments, emit, is_fitted, lines, render_options, show
-from vram.errors import UsageError
+from vram.cli.terminal import add_terminal_arguments, emit, lines, show
+from vram.errors import NoSuchProcess, NotOnGpu, TargetDied, UsageError, VramError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,31 +18,25 @@ if TYPE_CHECKING:
     from vram.model.ledger import Ledger
     from vram.report.layout import RenderOptions
 
-NAME = "why"
 HELP = "who holds GPU memory, what is wrong, and the command that mends it (the default command)"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
+def add_arguments(parser: Parser) -> None:
+    parser.add_pid(
         "pid",
         nargs="?",
-        type=pid_number,
-        metavar="PID",
-        help="everything about this process, dead or alive, with what it reports of itself",
+        help="this process, dead or alive, on one screen, with what it reports of itself; -v: everything",
     )
     add_source_arguments(parser)
-    parser.add_argument(
+    parser.add_flag(
         "-v",
         "--verbose",
-        action="store_true",
-        help="every byte of every GPU, with the evidence and all remedies; --gpu and PID do this too",
+        help="every byte of every GPU, or all about PID, with the evidence and all remedies",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_flag("--json", help="one JSON object instead of text")
     parser.add_argument("--svg", metavar="FILE", help="draw the text into an SVG picture instead")
-    parser.add_argument(
-        "--deep",
-        action="store_true",
-        help="ask every Python process that can be reached what is live, cached or fragmented",
+    parser.add_flag(
+        "--deep", help="ask every Python process that can be reached what is live, cached or fragmented"
     )
     parser.add_argument("--watch", nargs="?", const="", help=SUPPRESS)
     add_terminal_arguments(parser)
@@ -68,7 +62,12 @@ def run(args: Namespace) -> int:
         return _one_process(args, host, ledger, findings)
     died: tuple[int, ...] = ()
     if args.deep:
-        ledger, died = _deepened(ledger, host, args)
+        from vram.ledger.deepen import deepen
+        from vram.reclaim.inside import charged_pids, measure_all, noted
+
+        assert host is not None
+        measured = measure_all(host, charged_pids(ledger), args.deadline)
+        ledger, died = deepen(noted(ledger, measured), measured.answers), measured.died
     if args.json:
         # Scripts get their object even where there is no driver: its probes say why.
         emit(json.why(ledger, findings))
@@ -83,21 +82,11 @@ def run(args: Namespace) -> int:
     return completeness(ledger)
 
 
-def _deepened(ledger: Ledger, host: LocalHost | None, args: Namespace) -> tuple[Ledger, tuple[int, ...]]:
-    """The ledger with what each process answered, and the pids of those that ended meanwhile."""
-    from vram.ledger.deepen import deepen
-    from vram.reclaim.inside import charged_pids, measure_all, noted
-
-    assert host is not None
-    measured = measure_all(host, charged_pids(ledger), args.deadline)
-    return deepen(noted(ledger, measured), measured.answers), measured.died
-
-
 def _one_process(
     args: Namespace, host: LocalHost | None, ledger: Ledger, findings: tuple[Finding, ...]
 ) -> int:
     from vram.ledger.deepen import deepen
-    from vram.ledger.holders import concerning, findings_about
+    from vram.ledger.processes import concerning, findings_about
 
     if args.svg:
         raise UsageError("--svg draws all processes", hint="leave out the pid, or --svg")
@@ -106,26 +95,33 @@ def _one_process(
     answered = False
     theirs = concerning(ledger, args.pid)
     if not theirs.gpus:
-        raise _not_there(args, host)
+        hint = "`vram ps` lists those that hold GPU memory"
+        if host is not None and host.proc.facts(args.pid) is None:
+            raise NoSuchProcess(f"there is no process {args.pid}, and no driver lists one", hint=hint)
+        raise NotOnGpu(f"pid {args.pid} holds no GPU memory and has no GPU open", hint=hint)
     if host is not None:
         from vram.reclaim.inside import charged_pids, measure_one
 
         answers, notes = measure_one(host, args.pid, args.deadline) if charged_pids(theirs) else ({}, ())
         theirs = concerning(deepen(ledger, answers), args.pid)
         answered = bool(answers)
-    about = findings_about(findings, ledger, args.pid)
+    about = findings_about(findings, args.pid)
     if args.json:
         from vram.report import json
 
         emit(json.process(theirs, args.pid, about, notes))
     else:
-        from vram.report import text, tree
+        from vram.report import process_page, text, tree
         from vram.report.process_tree import who
 
-        options = render_options(args)
-        family = tree.family(who(ledger), args.pid, options)
-        inside = _arrays(args, host, ledger, options) if answered else []
-        show(text.process(theirs, about, notes, family, inside, options), args, options)
+        def draw(options: RenderOptions) -> RenderableType:
+            family = tree.family(who(ledger), args.pid, options, brief=not args.verbose)
+            if not args.verbose:
+                return process_page.process_page(theirs, args.pid, about, notes, family, options)
+            inside = _arrays(args, host, ledger, options) if answered else []
+            return text.process(theirs, about, notes, family, inside, options)
+
+        show(args, draw)
     return completeness(ledger)
 
 
@@ -133,7 +129,6 @@ def _arrays(
     args: Namespace, host: LocalHost | None, ledger: Ledger, options: RenderOptions
 ) -> list[RenderableType]:
     """Its largest arrays, where it answers; that it had answered before does not mean that it still does."""
-    from vram.errors import TargetDied, VramError
     from vram.reclaim.inside import look_inside
     from vram.report.inside import largest_arrays
     from vram.units import MIB
@@ -148,15 +143,6 @@ def _arrays(
     return largest_arrays(receipt, options)
 
 
-def _not_there(args: Namespace, host: LocalHost | None) -> Exception:
-    from vram.errors import NoSuchProcess, NotOnGpu
-
-    hint = "`vram ps` lists those that hold GPU memory"
-    if host is not None and host.proc.facts(args.pid) is None:
-        return NoSuchProcess(f"there is no process {args.pid}, and no driver lists one", hint=hint)
-    return NotOnGpu(f"pid {args.pid} holds no GPU memory and has no GPU open", hint=hint)
-
-
 def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> None:
     if args.svg:
         from vram.files import write_file
@@ -166,8 +152,7 @@ def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> Non
         picture = draw(lambda options: _answer(ledger, findings, args, options), prompt=prompt)
         write_file(args.svg, picture.encode())
         return
-    options = render_options(args)
-    show(_answer(ledger, findings, args, options), args, options)
+    show(args, lambda options: _answer(ledger, findings, args, options))
 
 
 def _answer(
@@ -180,9 +165,8 @@ def _answer(
         return _with_families(whole, ledger, args, options) if args.gpu else whole
     from vram.report.screen import screen
 
-    fitted = bool(args.svg) or is_fitted()
     height = None if args.svg else lines()
-    return screen(ledger, findings, options, height=height, cut=fitted, source=_source(args))
+    return screen(ledger, findings, options, height=height, source=_source(args))
 
 
 def _with_families(

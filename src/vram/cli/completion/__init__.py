@@ -6,9 +6,11 @@ script. Processes and GPUs are asked for when TAB is pressed, with a short deadl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 
 from vram.cli import grammar
+from vram.cli.grammar import CommandSpec
 
 SHELLS = ("bash", "zsh", "fish")
 LIVE = ("pid", "parked", "gpu")
@@ -18,6 +20,22 @@ def script(shell: str) -> str:
     """What *shell* has to read to complete vram's words."""
     leaf = import_module(f"vram.cli.completion.{shell}")
     return str(leaf.script(grammar.commands()))
+
+
+def patterns(commands: Sequence[CommandSpec], quote: Callable[[str], str]) -> dict[str, list[str]]:
+    """How a walk over the words that stand already reads COMMAND:WORD: words that lead to a command below,
+    options whose value is the next word, and -- before another command line."""
+
+    def each(command: CommandSpec, words: Iterable[str]) -> Iterator[str]:
+        return (quote(f"{' '.join(command.words)}:{word}") for word in words)
+
+    return {
+        "below": [one for spec in commands for one in each(spec, (sub.words[-1] for sub in spec.commands))],
+        "valued": [
+            one for spec in commands for option in spec.valued_options for one in each(spec, option.flags)
+        ],
+        "runners": [one for spec in commands if spec.runs_another for one in each(spec, ("--",))],
+    }
 
 
 def quoted(text: str) -> str:

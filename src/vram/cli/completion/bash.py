@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vram.cli.completion import quoted
+from vram.cli.completion import patterns, quoted
 from vram.cli.grammar import Argument, CommandSpec
 
 _HEAD = """\
@@ -82,41 +82,22 @@ _vram() {
 def script(commands: Sequence[CommandSpec]) -> str:
     everything = [each for command in commands for each in command.everything()]
     words = ["--help", "--version", *(command.words[0] for command in commands)]
-    lines = [_HEAD, "_vram() {"]
-    lines = [_HEAD, _WALK % {"commands": " ".join(map(quoted, words)), **_patterns(everything)}]
+    walk = {name: " | ".join(found) or "''" for name, found in patterns(everything, quoted).items()}
+    lines = [_HEAD, _WALK % {"commands": " ".join(map(quoted, words)), **walk}]
     lines += ["    case $path:$previous in", *_values(everything), "    esac"]
     lines += ["    case $path in", *(line for each in everything for line in _command(each)), "    esac"]
     return "\n".join([*lines, "}", "", "complete -F _vram vram", ""])
 
 
-def _patterns(commands: Sequence[CommandSpec]) -> dict[str, str]:
-    """The patterns of the walk over the words that stand already."""
-    valued = [_pattern(each, flag) for each in commands for flag in _valued(each)]
-    below = [_pattern(each, name.words[-1]) for each in commands for name in each.commands]
-    runners = [_pattern(each, "--") for each in commands if each.runs_another]
-    return {
-        "valued": " | ".join(valued) or "''",
-        "below": " | ".join(below) or "''",
-        "runners": " | ".join(runners) or "''",
-    }
-
-
-def _valued(command: CommandSpec) -> Iterator[str]:
-    for option in command.options:
-        if option.takes_value and not option.optional:
-            yield from option.flags
-
-
 def _values(commands: Sequence[CommandSpec]) -> Iterator[str]:
     """What can stand after an option."""
     for command in commands:
-        for option in command.options:
-            if option.takes_value and not option.optional:
-                flags = " | ".join(_pattern(command, flag) for flag in option.flags)
-                yield f"        {flags})"
-                yield f"            {_offer(option) or ':'}"
-                yield "            return"
-                yield "            ;;"
+        for option in command.valued_options:
+            flags = " | ".join(quoted(f"{' '.join(command.words)}:{flag}") for flag in option.flags)
+            yield f"        {flags})"
+            yield f"            {_offer(option) or ':'}"
+            yield "            return"
+            yield "            ;;"
 
 
 def _command(command: CommandSpec) -> Iterator[str]:
@@ -124,7 +105,7 @@ def _command(command: CommandSpec) -> Iterator[str]:
     yield f"        {quoted(' '.join(command.words))})"
     options = " ".join(quoted(flag) for option in command.options for flag in option.flags)
     below = [quoted(each.words[-1]) for each in command.commands]
-    places = [("0", f"_vram_offer {' '.join(below)}")] if below else list(_places(command))
+    places = [("0", f"_vram_offer {' '.join(below)}")] if below else _places(command)
     yield "            if [[ $current != -* ]]; then"
     yield "                case $count in"
     for pattern, offer in places:
@@ -136,9 +117,9 @@ def _command(command: CommandSpec) -> Iterator[str]:
     yield "            ;;"
 
 
-def _places(command: CommandSpec) -> Iterator[tuple[str, str]]:
-    for at, each in enumerate(command.positionals):
-        yield "*" if each.repeats else str(at), _offer(each) or ":"
+def _places(command: CommandSpec) -> list[tuple[str, str]]:
+    places = enumerate(command.positionals)
+    return [("*" if each.repeats else str(at), _offer(each) or ":") for at, each in places]
 
 
 def _offer(argument: Argument) -> str:
@@ -155,7 +136,3 @@ def _offer(argument: Argument) -> str:
             return ""
         case live:
             return f"_vram_live {live}"
-
-
-def _pattern(command: CommandSpec, word: str) -> str:
-    return quoted(f"{' '.join(command.words)}:{word}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from vram.cli.completion import patterns
 from vram.cli.grammar import Argument, CommandSpec
 
 _HEAD = """\
@@ -58,26 +59,15 @@ complete -c vram -n __vram_needs_command -l version -d 'tell the version'
 
 def script(commands: Sequence[CommandSpec]) -> str:
     everything = [each for command in commands for each in command.everything()]
-    lines = [_HEAD % _patterns(everything)]
+    walk = patterns(everything, _quoted)
+    below = f'            case {" ".join(walk["below"])}\n                set path "$path $word"\n'
+    lines = [_HEAD % {"below": below if walk["below"] else "", "valued": " ".join(walk["valued"])}]
     for command in commands:
         summary = _quoted(command.summary.rstrip("."))
         lines.append(f"complete -c vram -n __vram_needs_command -a {command.words[0]} -d {summary}")
     for each in everything:
         lines += ["", *_command(each)]
     return "\n".join(lines) + "\n"
-
-
-def _patterns(commands: Sequence[CommandSpec]) -> dict[str, str]:
-    below = [_pattern(each, name.words[-1]) for each in commands for name in each.commands]
-    valued = [
-        _pattern(each, flag)
-        for each in commands
-        for option in each.options
-        if option.takes_value and not option.optional
-        for flag in option.flags
-    ]
-    case = f'            case {" ".join(below)}\n                set path "$path $word"\n' if below else ""
-    return {"below": case, "valued": " ".join(valued)}
 
 
 def _command(command: CommandSpec) -> Iterator[str]:
@@ -90,7 +80,9 @@ def _command(command: CommandSpec) -> Iterator[str]:
         place = f"{here} {at}+" if each.repeats else f"{here} {at}"
         yield from _words(f"complete -c vram -n {_quoted(place)}", each)
     for option in command.options:
-        yield from _option(f"complete -c vram -n {_quoted(here)}", option)
+        flags = (f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
+        meaning = _quoted(" ".join(option.help.split()))
+        yield f"complete -c vram -n {_quoted(here)} {' '.join(flags)}{_value(option)} -d {meaning}"
     if command.runs_another:
         words = "(complete -C (string replace -r '^.*? -- ' '' -- (commandline -cp)))"
         test = f"__vram_at {_quoted(path)}; and contains -- -- (commandline -opc)"
@@ -112,11 +104,6 @@ def _words(start: str, argument: Argument) -> Iterator[str]:
         yield f"{start} -k -a '(__vram_live {argument.kind})'"
 
 
-def _option(start: str, option: Argument) -> Iterator[str]:
-    names = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
-    yield f"{start} {names}{_value(option)} -d {_quoted(' '.join(option.help.split()))}"
-
-
 def _value(option: Argument) -> str:
     if not option.takes_value or option.optional:
         return ""
@@ -131,10 +118,6 @@ def _value(option: Argument) -> str:
             return " -x"
         case live:
             return f" -x -k -a '(__vram_live {live})'"
-
-
-def _pattern(command: CommandSpec, word: str) -> str:
-    return _quoted(f"{' '.join(command.words)}:{word}")
 
 
 def _quoted(text: str) -> str:

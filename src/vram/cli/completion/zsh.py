@@ -46,7 +46,7 @@ def _front(commands: Sequence[CommandSpec]) -> Iterator[str]:
     yield "    _arguments -C '(- *)'{-h,--help}'[tell what there is]' '(- *)--version[tell the version]' \\"
     yield "        ': :->command' '*:: :->rest' && ret=0"
     yield "    case $state in"
-    yield f"        command) _vram_words command {' '.join(_described(_named(commands)))} && ret=0 ;;"
+    yield f"        command) _vram_words command {' '.join(_describe(_name_commands(commands)))} && ret=0 ;;"
     yield "        rest)"
     yield from _dispatch("vram", commands, "            ")
     yield "            ;;"
@@ -58,11 +58,11 @@ def _front(commands: Sequence[CommandSpec]) -> Iterator[str]:
 def _word_lists(command: CommandSpec) -> Iterator[str]:
     """Functions for the words that have meanings: inside a spec, quotes and colons would be read twice."""
     for argument in (*command.positionals, *command.options):
-        if _is_described(argument):
+        if _is_describe(argument):
             yield f"{_list_name(command, argument)}() {{"
             yield f"    _vram_words {_tag(argument)} \\"
-            yield from (f"        {word} \\" for word in _described(argument.words[:-1]))
-            yield from (f"        {word}" for word in _described(argument.words[-1:]))
+            yield from (f"        {word} \\" for word in _describe(argument.words[:-1]))
+            yield from (f"        {word}" for word in _describe(argument.words[-1:]))
             if argument.or_file:
                 yield "    _files"
             yield "}"
@@ -87,7 +87,7 @@ def _function(command: CommandSpec) -> Iterator[str]:
     yield f"        {specs[-1]}" + (" && ret=0" if command.commands else "")
     if command.commands:
         yield "    case $state in"
-        names = " ".join(_described(_named(command.commands)))
+        names = " ".join(_describe(_name_commands(command.commands)))
         yield f"        command) _vram_words command {names} && ret=0 ;;"
         yield "        rest)"
         yield from _dispatch("_".join(("vram", *command.words)), command.commands, "            ")
@@ -106,7 +106,7 @@ def _dispatch(prefix: str, commands: Sequence[CommandSpec], margin: str) -> Iter
 
 
 def _option(command: CommandSpec, argument: Argument) -> str:
-    meaning = _bracketed(argument.help)
+    meaning = _escape(argument.help)
     value = _value(command, argument) if argument.takes_value else ""
     specs = [_flag(flag, argument) for flag in argument.flags]
     alone = "*" if argument.repeats else f"({' '.join(argument.flags)})" if len(argument.flags) > 1 else ""
@@ -128,13 +128,13 @@ def _positional(command: CommandSpec, argument: Argument) -> str:
 
 
 def _value(command: CommandSpec, argument: Argument) -> str:
-    message = _message(argument.value)
+    message = argument.value.replace(":", "\\:")
     return f"{'::' if argument.flags and argument.optional else ':'}{message}:{_action(command, argument)}"
 
 
 def _action(command: CommandSpec, argument: Argument) -> str:
     match argument.kind:
-        case "words" if _is_described(argument):
+        case "words" if _is_describe(argument):
             return _list_name(command, argument)
         case "words":
             return "(" + " ".join(word for word, _ in argument.words) + ")"
@@ -149,16 +149,16 @@ def _action(command: CommandSpec, argument: Argument) -> str:
             return f" _vram_live {live}"
 
 
-def _named(commands: Sequence[CommandSpec]) -> Sequence[tuple[str, str]]:
+def _name_commands(commands: Sequence[CommandSpec]) -> Sequence[tuple[str, str]]:
     return [(command.words[-1], command.summary.rstrip(".")) for command in commands]
 
 
-def _described(words: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _describe(words: Sequence[tuple[str, str]]) -> Iterator[str]:
     for word, meaning in words:
         yield quoted(f"{word}:{meaning}" if meaning else word)
 
 
-def _is_described(argument: Argument) -> bool:
+def _is_describe(argument: Argument) -> bool:
     return any(meaning for _, meaning in argument.words)
 
 
@@ -170,10 +170,6 @@ def _tag(argument: Argument) -> str:
     return argument.value.partition("[")[0].partition("|")[0].lower()
 
 
-def _bracketed(text: str) -> str:
+def _escape(text: str) -> str:
     text = " ".join(text.split()).replace("\\", "\\\\")
     return text.replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
-
-
-def _message(text: str) -> str:
-    return text.replace(":", "\\:")

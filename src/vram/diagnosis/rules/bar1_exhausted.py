@@ -45,7 +45,7 @@ _FREE_PERCENT = 10
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        free = known_bytes(entry for entry in gpu.entries if entry.kind == "free")
+        free = known_bytes(gpu.of_kind("free"))
         roomy = gpu.total_bytes is not None and free * 100 >= gpu.total_bytes * _FREE_PERCENT
         if free > 0 and roomy and gpu.facts is not None and _is_full(gpu.facts):
             yield _finding(gpu, gpu.facts, free)

@@ -33,45 +33,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather
-from vram.ledger.processes import living_holder
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import by_first_holder, everyone, find_holds
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Holder, Ledger
 from vram.units import size
 
 CODE = "VR204"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for held in gather(ledger.gpus, _held_by_deleted):
-        if held.holder is not None:
-            yield _finding(ledger, held, held.holder)
+    for hold in find_holds(ledger):
+        for holder, held in by_first_holder(hold, lambda each: each.executable_deleted):
+            yield _finding(ledger, held, holder)
 
 
-def _held_by_deleted(entry: Entry) -> bool:
-    holder = living_holder(entry)
-    return holder is not None and holder.executable_deleted
-
-
-def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
+def _finding(ledger: Ledger, held: Hold, holder: Holder) -> Finding:
     told = f"the executable of pid {holder.pid} is deleted"
     if holder.executable:
         told += f": {holder.executable}"
-    return Finding(
+    return finding_about(
+        held,
         code=CODE,
-        title=f"{size(held.nbytes)} held by pid {holder.pid}, whose executable was deleted",
-        nbytes=held.nbytes,
+        title=f"{size(held.known_bytes)} held by pid {holder.pid}, whose executable was deleted",
         cause=(
-            f"{words.process(holder)} holds {size(held.nbytes)}, and its executable was deleted or"
+            f"{words.process(holder)} holds {size(held.known_bytes)}, and its executable was deleted or"
             " replaced since it started. It may be a forgotten old version."
         ),
-        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence((told,), held.evidence),
+        evidence=(told, *held.evidence),
         remedies=remedies.ordered(
             (
                 *remedies.look((holder,), "Check what it is, and whether a newer copy is running."),
-                *remedies.end(ledger.host, held.living, certain=held.certain),
+                *remedies.end(ledger.host, everyone(held), certain=held.certain),
             )
         ),
         severity="warning",

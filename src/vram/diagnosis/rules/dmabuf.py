@@ -36,46 +36,36 @@ were empty; fdinfo of the holder's descriptor said size: 2147483648 and exp_name
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory
-from vram.diagnosis.leftover import leftover_findings
-from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger
+from vram.diagnosis.leftover import Description, leftover_findings
+from vram.model.finding import Finding
+from vram.model.hold import Hold
+from vram.model.ledger import Ledger
 from vram.units import size
 
 CODE = "VR104"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    return leftover_findings(CODE, ledger, _by_dmabuf, title=_title, cause=_cause, gentler=_gentler)
+    return leftover_findings(CODE, ledger, _describe)
 
 
-def _by_dmabuf(entry: Entry) -> bool:
-    return entry.kind == "exported" and entry.medium == "dmabuf"
-
-
-def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} held by a dma-buf in {words.pids(held.living)}"
-
-
-def _cause(held: HeldMemory) -> str:
-    if not held.certain:
-        return (
-            f"{size(held.nbytes)} of GPU memory is charged to no process. Most likely it is held by a"
-            f" dma-buf that is open in {words.processes(held.living)}; that needs no context."
-        )
-    return (
-        f"A dma-buf on {size(held.nbytes)} of GPU memory is open in {words.processes(held.living)}."
+def _describe(hold: Hold) -> Description:
+    nbytes, holders = size(hold.known_bytes), words.processes(hold.holders)
+    cause = (
+        f"A dma-buf on {nbytes} of GPU memory is open in {holders}."
         " That needs no context, so the driver's lists charge nobody."
     )
-
-
-def _gentler(held: HeldMemory) -> Iterable[Remedy]:
-    return (_close(held),)
-
-
-def _close(held: HeldMemory) -> Remedy:
-    text = "Make the holder deregister the buffer and close its descriptor; that alone frees the memory."
-    return remedies.for_processes(held.living, step="change", text=text)
+    if not hold.certain:
+        cause = (
+            f"{nbytes} of GPU memory is charged to no process. Most likely it is held by a dma-buf that is"
+            f" open in {holders}; that needs no context."
+        )
+    close = "Make the holder deregister the buffer and close its descriptor; that alone frees the memory."
+    return (
+        f"{nbytes} held by a dma-buf in {words.pids(hold.holders)}",
+        cause,
+        (remedies.for_processes(hold.holders, step="change", text=close),),
+    )

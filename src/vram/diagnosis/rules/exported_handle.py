@@ -39,46 +39,36 @@ with pidfd_getfd, could be imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory
-from vram.diagnosis.leftover import leftover_findings
-from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger
+from vram.diagnosis.leftover import Description, leftover_findings
+from vram.model.finding import Finding
+from vram.model.hold import Hold
+from vram.model.ledger import Ledger
 from vram.units import size
 
 CODE = "VR103"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    return leftover_findings(CODE, ledger, _by_handle, title=_title, cause=_cause, gentler=_gentler)
+    return leftover_findings(CODE, ledger, _describe)
 
 
-def _by_handle(entry: Entry) -> bool:
-    return entry.kind == "exported" and entry.medium != "dmabuf"
-
-
-def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} held by an exported handle in {words.pids(held.living)}"
-
-
-def _cause(held: HeldMemory) -> str:
-    if not held.certain:
-        return (
-            f"{size(held.nbytes)} is charged to no process. Most likely it is held by an exported handle"
-            f" that is open in {words.processes(held.living)}; closing it then frees the memory."
-        )
-    return (
-        f"No process is charged with this memory, but an exported handle on it is open in"
-        f" {words.processes(held.living)}. Closing it frees {size(held.nbytes)}."
+def _describe(hold: Hold) -> Description:
+    nbytes, holders = size(hold.known_bytes), words.processes(hold.holders)
+    cause = (
+        f"No process is charged with this memory, but an exported handle on it is open in {holders}."
+        f" Closing it frees {nbytes}."
     )
-
-
-def _gentler(held: HeldMemory) -> Iterable[Remedy]:
-    return (_close(held),)
-
-
-def _close(held: HeldMemory) -> Remedy:
-    text = "Make the holder close the descriptor; that alone frees the memory."
-    return remedies.for_processes(held.living, step="change", text=text)
+    if not hold.certain:
+        cause = (
+            f"{nbytes} is charged to no process. Most likely it is held by an exported handle that is open in"
+            f" {holders}; closing it then frees the memory."
+        )
+    close = "Make the holder close the descriptor; that alone frees the memory."
+    return (
+        f"{nbytes} held by an exported handle in {words.pids(hold.holders)}",
+        cause,
+        (remedies.for_processes(hold.holders, step="change", text=close),),
+    )

@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import words
+from vram.ledger.holds import in_ledger_order, on_each_gpu
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.units import size
@@ -43,8 +44,8 @@ CODE = "VR107"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for gpu in ledger.gpus:
-        overlapping = [entry for entry in gpu.entries if _excess(entry) > 0]
+    for gpu, holds in on_each_gpu(ledger, lambda entry: _excess(entry) > 0, empty=True):
+        overlapping = [part.entry for part in in_ledger_order(holds)]
         moved = abs(gpu.memory.moved_bytes) if gpu.memory else 0
         if overlapping or moved:
             yield _finding(gpu, overlapping, moved)
@@ -68,7 +69,14 @@ def _finding(gpu: GpuLedger, overlapping: list[Entry], moved: int) -> Finding:
         evidence=words.evidence(
             (note.text for note in gpu.notes), (line for entry in overlapping for line in entry.evidence)
         ),
-        remedies=(_look_again(gpu),),
+        remedies=(
+            Remedy(
+                step="look",
+                target=f"gpu {gpu.index}",
+                text="Run it again when the GPU is idle; an overlap stays, a change does not.",
+                command="vram why",
+            ),
+        ),
         severity="info",
     )
 
@@ -79,8 +87,3 @@ def _sentences(overlapping: list[Entry], moved: int) -> Iterator[str]:
         yield f"The process lists count {size(excess)} twice, as for shared memory. It is counted once here."
     if moved:
         yield f"Memory in use changed by {size(moved)} while the process lists were read."
-
-
-def _look_again(gpu: GpuLedger) -> Remedy:
-    text = "Run it again when the GPU is idle; an overlap stays, a change does not."
-    return Remedy(step="look", target=f"gpu {gpu.index}", text=text, command="vram why")

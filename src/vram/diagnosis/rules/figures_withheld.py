@@ -39,9 +39,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
+from vram.diagnosis.held import finding_about
 from vram.diagnosis.remedies import ask_windows
+from vram.ledger.holds import in_ledger_order, narrow, on_each_gpu
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
+from vram.model.hold import Hold
+from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.model.observation import WINDOWS_LEFT_OUT, ProbeRun
 from vram.model.windows import WslFacts
 from vram.units import size
@@ -51,35 +54,35 @@ CODE = "VR603"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     facts = ledger.host.wsl_facts
-    for gpu in ledger.gpus if facts else ():
-        unsplit = [entry for entry in gpu.entries if _is_unsplit(entry)]
+    for gpu, holds in on_each_gpu(ledger, lambda entry: True, empty=True) if facts else ():
+        unsplit = [each for hold in holds if (each := narrow(hold, _is_unsplit))]
         if unsplit and facts:
-            yield _finding(ledger, facts, gpu, unsplit)
+            entries = [part.entry for part in in_ledger_order(holds)]
+            pids = [each.holder.pid for each in entries if each.confidence == "unknown" and each.holder]
+            yield _finding(ledger, facts, gpu, unsplit, pids)
 
 
 def _is_unsplit(entry: Entry) -> bool:
     return bool(entry.nbytes) and (entry.kind == "guest" or entry.hidden_by == "windows")
 
 
-def _finding(ledger: Ledger, facts: WslFacts, gpu: GpuLedger, unsplit: list[Entry]) -> Finding:
-    nbytes = known_bytes(unsplit)
+def _finding(
+    ledger: Ledger, facts: WslFacts, gpu: GpuLedger, unsplit: list[Hold], pids: list[int]
+) -> Finding:
+    nbytes = size(sum(hold.known_bytes for hold in unsplit))
     read = gpu.windows is not None and gpu.windows.read
     whose = "Linux processes together" if read else "Windows programs and Linux processes together"
     why = "" if read or gpu.windows is None else f" No answer from Windows: {gpu.windows.message}."
-    return Finding(
+    return finding_about(
+        *unsplit,
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index}: no figures per process under WSL2",
-        nbytes=nbytes,
+        title=f"{nbytes} of GPU {gpu.index}: no figures per process under WSL2",
         cause=(
-            f"{size(nbytes)} of GPU {gpu.index} is held by {whose}; Windows' driver reports no figures per"
+            f"{nbytes} of GPU {gpu.index} is held by {whose}; Windows' driver reports no figures per"
             f" process.{words.shown(why)}"
         ),
-        gpus=(gpu.index,),
-        pids=tuple(
-            entry.holder.pid for entry in gpu.entries if entry.confidence == "unknown" and entry.holder
-        ),
-        evidence=words.evidence(line for entry in unsplit for line in entry.evidence),
-        remedies=tuple(_remedies(facts, gpu, ledger.probes, read)),
+        pids=pids,
+        remedies=_remedies(facts, gpu, ledger.probes, read),
         severity="info",
     )
 

@@ -54,7 +54,11 @@ def _needs_reset(gpu: GpuLedger) -> bool:
 
 
 def _finding(gpu: GpuLedger) -> Finding:
-    reset = _needs_reset(gpu)
+    reset, target = _needs_reset(gpu), f"gpu {gpu.index}"
+    drain = (
+        "Move work to other GPUs and end every process on this one; then reset the GPU or restart the"
+        " machine."
+    )
     return Finding(
         code=CODE,
         title=f"GPU {gpu.index} {'needs a reset' if reset else 'is lost'}",
@@ -64,13 +68,8 @@ def _finding(gpu: GpuLedger) -> Finding:
         else "The driver can no longer reach this GPU. The contents of its memory are lost.",
         gpus=(gpu.index,),
         evidence=words.evidence((gpu.message,) if gpu.message else ()),
-        remedies=(remedies.kernel_log(f"gpu {gpu.index}", (gpu.driver,)), _service(gpu)),
+        remedies=(
+            remedies.kernel_log(target, (gpu.driver,)),
+            Remedy(step="drain", target=target, text=drain, harm="affects-others"),
+        ),
     )
-
-
-def _service(gpu: GpuLedger) -> Remedy:
-    text = (
-        "Move work to other GPUs and end every process on this one; then reset the GPU or restart the"
-        " machine."
-    )
-    return Remedy(step="drain", target=f"gpu {gpu.index}", text=text, harm="affects-others")

@@ -36,9 +36,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import remedies, words
+from vram.diagnosis import remedies
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import narrow, on_each_gpu
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
+from vram.model.hold import Hold
+from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.units import MIB, size
 
 CODE = "VR604"
@@ -47,40 +50,39 @@ _MIN_BYTES = 64 * MIB
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for gpu in ledger.gpus:
-        unseen = [
-            entry for entry in gpu.entries if entry.kind == "guest" and (entry.nbytes or 0) >= _MIN_BYTES
-        ]
-        if unseen and not any(entry.holder and entry.holder.alive for entry in gpu.entries):
+    if not any(gpu.of_kind("guest") for gpu in ledger.gpus):
+        return
+    for gpu, holds in on_each_gpu(ledger, lambda entry: True, empty=True):
+        unseen = [each for hold in holds if (each := narrow(hold, _is_large_guest))]
+        entries = (entry for hold in holds for entry in hold.entries)
+        if unseen and not any(entry.holder and entry.holder.alive for entry in entries):
             yield _finding(ledger, gpu, unseen)
 
 
-def _finding(ledger: Ledger, gpu: GpuLedger, unseen: list[Entry]) -> Finding:
-    nbytes = known_bytes(unseen)
-    return Finding(
+def _is_large_guest(entry: Entry) -> bool:
+    return entry.kind == "guest" and (entry.nbytes or 0) >= _MIN_BYTES
+
+
+def _finding(ledger: Ledger, gpu: GpuLedger, unseen: list[Hold]) -> Finding:
+    nbytes = size(sum(hold.known_bytes for hold in unseen))
+    return finding_about(
+        *unseen,
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index} held by WSL2, but by no process visible here",
-        nbytes=nbytes,
+        title=f"{nbytes} of GPU {gpu.index} held by WSL2, but by no process visible here",
         cause=(
-            f"Windows counts {size(nbytes)} of GPU {gpu.index} for WSL2, but no visible process has the GPU"
-            " open. The holder is in another distribution or a container, or belongs to another user."
+            f"Windows counts {nbytes} of GPU {gpu.index} for WSL2, but no visible process has the GPU open."
+            " The holder is in another distribution or a container, or belongs to another user."
         ),
-        gpus=(gpu.index,),
-        evidence=words.evidence(line for entry in unseen for line in entry.evidence),
-        remedies=remedies.ordered((*_looks(ledger, gpu), *_ends(gpu))),
+        remedies=remedies.ordered(_remedies(ledger, f"gpu {gpu.index}")),
         severity="warning",
     )
 
 
-def _looks(ledger: Ledger, gpu: GpuLedger) -> Iterator[Remedy]:
+def _remedies(ledger: Ledger, target: str) -> Iterator[Remedy]:
     if ledger.host.uid != 0:
         yield remedies.see_more(ledger.host)
     text = "List the running distributions, and run vram in them too."
-    yield Remedy(step="look", target=f"gpu {gpu.index}", text=text, command="wsl.exe --list --running")
-
-
-def _ends(gpu: GpuLedger) -> Iterator[Remedy]:
-    target = f"gpu {gpu.index}"
+    yield Remedy(step="look", target=target, text=text, command="wsl.exe --list --running")
     one = "Terminate the distribution that holds it, and everything in it: wsl.exe --terminate NAME."
     yield Remedy(step="end", target=target, text=one, harm="loses-work")
     text = (

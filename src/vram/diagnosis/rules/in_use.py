@@ -41,63 +41,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import ONLY_THE_CONTEXT, HeldMemory, gather, is_bare_context, is_healthy
-from vram.ledger.processes import in_use
+from vram.diagnosis.held import ONLY_THE_CONTEXT, finding_about, is_bare_context
+from vram.ledger.holds import everyone, find_holds
+from vram.ledger.processes import is_healthy
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Holder, Ledger
 from vram.units import size
 
 CODE = "VR206"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for held in gather(ledger.gpus, _used_plainly, any_size=True):
-        if held.holder is not None:
-            yield _finding(ledger, held, held.holder)
+    for hold in find_holds(ledger, empty=True):
+        if hold.what == "process" and is_healthy(hold.holders[0]):
+            yield _finding(ledger, hold, hold.holders[0])
 
 
-def _used_plainly(entry: Entry) -> bool:
-    return in_use(entry) and entry.holder is not None and is_healthy(entry.holder)
-
-
-def _can_be_parked(held: HeldMemory, holder: Holder) -> bool:
+def _can_be_parked(hold: Hold, holder: Holder) -> bool:
     """The driver checkpoints nothing that runs under MIG or through MPS."""
-    return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in held.entries)
+    return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in hold.entries)
 
 
-def _known(held: HeldMemory) -> int | None:
-    """The bytes, or None where the driver lists the process and does not say how much."""
-    unknown = held.nbytes == 0 and any(entry.nbytes is None for entry in held.entries)
-    return None if unknown else held.nbytes
-
-
-def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
-    nbytes = _known(held)
-    amount = "an unknown amount" if nbytes is None else size(nbytes)
+def _finding(ledger: Ledger, hold: Hold, holder: Holder) -> Finding:
+    amount = "an unknown amount" if hold.nbytes is None else size(hold.nbytes)
     known = (words.belonging(holder.workload), words.age(holder))
     about = "".join(f", {word}" for word in known if word)
-    bare = is_bare_context(held.entries) and remedies.drivers(ledger, held.gpus) == {"nvidia"}
-    return Finding(
+    bare = is_bare_context(hold.entries) and remedies.drivers(ledger, hold.gpus) == {"nvidia"}
+    return finding_about(
+        hold,
         code=CODE,
         title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}"
         + (": only its CUDA context" if bare else ""),
-        nbytes=nbytes,
-        cause=f"{words.process(holder)} uses {amount} of {words.gpus(held.gpus)}{about}."
+        cause=f"{words.process(holder)} uses {amount} of {words.gpus(hold.gpus)}{about}."
         + (f" That is {ONLY_THE_CONTEXT}." if bare else ""),
-        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence(held.evidence),
         remedies=remedies.ordered(
             (
                 *remedies.trim_or_park(
                     ledger.host,
                     holder,
-                    certain=held.certain,
-                    drivers=remedies.drivers(ledger, held.gpus),
-                    parks=_can_be_parked(held, holder),
+                    certain=hold.certain,
+                    drivers=remedies.drivers(ledger, hold.gpus),
+                    parks=_can_be_parked(hold, holder),
                     trims=not bare,
                 ),
-                *remedies.end(ledger.host, held.living, certain=held.certain),
+                *remedies.end(ledger.host, everyone(hold), certain=hold.certain),
             )
         ),
         severity="info",

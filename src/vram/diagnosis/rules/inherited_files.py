@@ -35,9 +35,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather
-from vram.ledger.processes import identity, in_use
-from vram.model.finding import Finding, Remedy
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import find_holds
+from vram.ledger.processes import identity
+from vram.model.finding import Finding
+from vram.model.hold import Hold
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.units import size
 
@@ -46,10 +48,10 @@ CODE = "VR102"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     inheriting = _inheriting(ledger)
-    for held in gather(ledger.gpus, in_use):
-        children = _children(inheriting, held)
-        if held.holder is not None and children:
-            yield _finding(ledger, held, held.holder, children)
+    for hold in find_holds(ledger):
+        children = _children(inheriting, hold) if hold.what == "process" and hold.known_bytes else ()
+        if children:
+            yield _finding(ledger, hold, hold.holders[0], children)
     for gpu in ledger.gpus:
         for each in gpu.open_only:
             if each.holder.alive and each.exported_bytes:
@@ -66,32 +68,30 @@ def _inheriting(ledger: Ledger) -> dict[tuple[int, int], list[Holder]]:
     return found
 
 
-def _children(inheriting: dict[tuple[int, int], list[Holder]], held: HeldMemory) -> tuple[Holder, ...]:
+def _children(inheriting: dict[tuple[int, int], list[Holder]], hold: Hold) -> tuple[Holder, ...]:
     """Living processes that hold the files of the holder."""
-    parent = held.holder
-    if parent is None:
-        return ()
-    theirs = (each for gpu in held.gpus for each in inheriting.get((gpu, parent.pid), ()))
+    parent = hold.holders[0]
+    theirs = (each for gpu in hold.gpus for each in inheriting.get((gpu, parent.pid), ()))
     return tuple({identity(each): each for each in theirs}.values())
 
 
-def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[Holder, ...]) -> Finding:
+def _finding(ledger: Ledger, hold: Hold, parent: Holder, children: tuple[Holder, ...]) -> Finding:
+    close = "Let the program close its own workers (data loader, pool) before it exits."
     others = f"pid {children[0].pid} exits" if len(children) == 1 else f"{len(children)} others exit"
-    return Finding(
+    return finding_about(
+        hold,
         code=CODE,
-        title=f"{size(held.nbytes)} of pid {parent.pid} is freed only after {others} too",
-        nbytes=held.nbytes,
+        title=f"{size(hold.known_bytes)} of pid {parent.pid} is freed only after {others} too",
         cause=(
             f"{words.processes(children)} inherited the open device files of {words.process(parent)}."
-            f" If pid {parent.pid} exits first, its {size(held.nbytes)} stays in use."
+            f" If pid {parent.pid} exits first, its {size(hold.known_bytes)} stays in use."
         ),
-        gpus=held.gpus,
         pids=(parent.pid, *(child.pid for child in children)),
-        evidence=words.evidence(held.evidence, _held(children)),
+        evidence=(*hold.evidence, *_held(children)),
         remedies=remedies.ordered(
             (
-                _close_workers(parent),
-                *remedies.end(ledger.host, (parent, *children), certain=held.certain),
+                remedies.for_processes([parent], step="change", text=close),
+                *remedies.end(ledger.host, (parent, *children), certain=hold.certain),
             )
         ),
         # Every data loader with workers does this: it is worth knowing, and nothing is wrong.
@@ -126,8 +126,3 @@ def _held(children: tuple[Holder, ...]) -> list[str]:
         for child in children
         if child.descriptors
     ]
-
-
-def _close_workers(parent: Holder) -> Remedy:
-    text = "Let the program close its own workers (data loader, pool) before it exits."
-    return remedies.for_processes([parent], step="change", text=text)

@@ -39,38 +39,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import find_holds, narrow
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
 
 CODE = "VR207"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for held in gather(ledger.gpus, _is_managed):
-        if held.holder is not None:
-            yield _finding(held)
+    for hold in find_holds(ledger):
+        managed = narrow(hold, _is_managed) if hold.what == "process" else None
+        if managed is not None:
+            yield _finding(managed, managed.holders[0])
 
 
 def _is_managed(entry: Entry) -> bool:
-    return entry.medium == "managed"
+    return entry.medium == "managed" and bool(entry.nbytes)
 
 
-def _finding(held: HeldMemory) -> Finding:
-    holder = held.holder
-    assert holder is not None
-    return Finding(
+def _finding(hold: Hold, holder: Holder) -> Finding:
+    return finding_about(
+        hold,
         code=CODE,
-        title=f"{size(held.nbytes)} of managed memory of pid {holder.pid}, in no process list",
-        nbytes=held.nbytes,
+        title=f"{size(hold.known_bytes)} of managed memory of pid {holder.pid}, in no process list",
         cause=(
-            f"{words.process(holder)} has managed memory on {words.gpus(held.gpus)}. The driver's process"
+            f"{words.process(holder)} has managed memory on {words.gpus(hold.gpus)}. The driver's process"
             " lists do not include it, so they add up to less than is used."
         ),
-        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence(held.evidence),
         remedies=remedies.look([holder], "Check what it does; the memory is in use."),
         severity="info",
     )

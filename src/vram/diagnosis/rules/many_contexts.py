@@ -39,10 +39,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, is_bare
-from vram.ledger.processes import in_use
+from vram.diagnosis import remedies
+from vram.diagnosis.held import finding_about, is_bare
+from vram.ledger.holds import find_holds, on_gpu
 from vram.model.finding import Finding, Remedy
+from vram.model.hold import Hold
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.observation import HostFacts
 from vram.units import size
@@ -53,47 +54,49 @@ _MANY = 3
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for gpu in ledger.gpus:
-        if gpu.driver != "nvidia":  # what a context costs elsewhere was never measured
-            continue
-        small = [held for held in gather((gpu,), in_use) if is_bare(held.nbytes)]
-        if len(small) >= _MANY:
-            yield _finding(ledger.host, gpu, small)
+    small: dict[int, list[Hold]] = {}
+    for hold in find_holds(ledger):
+        for at in {part.at for part in hold.parts} if hold.what == "process" else ():
+            here = on_gpu(hold, at)
+            if is_bare(here.nbytes):
+                small.setdefault(at, []).append(here)
+    for at, gpu in enumerate(ledger.gpus):
+        found = sorted(small.get(at, ()), key=lambda hold: -hold.known_bytes)
+        # What a context costs on others was never measured.
+        if len(found) >= _MANY and gpu.driver == "nvidia":
+            yield _finding(ledger.host, gpu, found)
 
 
-def _finding(host: HostFacts, gpu: GpuLedger, small: list[HeldMemory]) -> Finding:
-    nbytes = sum(held.nbytes for held in small)
-    holders = [held.holder for held in small if held.holder is not None]
-    return Finding(
+def _finding(host: HostFacts, gpu: GpuLedger, small: list[Hold]) -> Finding:
+    nbytes = sum(hold.known_bytes for hold in small)
+    holders = [hold.holders[0] for hold in small]
+    return finding_about(
+        *small,
         code=CODE,
         title=f"{size(nbytes)} of GPU {gpu.index} used by the contexts of {len(small)} small processes",
-        nbytes=nbytes,
         cause=(
             f"{len(small)} processes on GPU {gpu.index} each hold little more than a CUDA context,"
             f" {size(nbytes)} together."
         ),
-        gpus=(gpu.index,),
-        pids=tuple(holder.pid for holder in holders),
-        evidence=words.evidence(
-            f"pid {held.holder.pid} holds {size(held.nbytes)}" for held in small if held.holder
-        ),
+        pids=[holder.pid for holder in holders],
+        evidence=(f"pid {hold.holders[0].pid} holds {size(hold.known_bytes)}" for hold in small),
         remedies=_remedies(host, gpu, small, holders),
         severity="warning",
     )
 
 
 def _remedies(
-    host: HostFacts, gpu: GpuLedger, small: list[HeldMemory], holders: list[Holder]
+    host: HostFacts, gpu: GpuLedger, small: list[Hold], holders: list[Holder]
 ) -> tuple[Remedy, ...]:
     hide = "Start workers that need no GPU with CUDA_VISIBLE_DEVICES= (empty) in their environment."
     share = "Let one process own the GPU and serve the others."
-    parks = all(entry.gpu_instance is None for held in small for entry in held.entries)  # not under MIG
+    parks = all(entry.gpu_instance is None for hold in small for entry in hold.entries)  # not under MIG
     return (
         *remedies.look(holders, "Check which of them still work, and who started them."),
         Remedy(step="change", target="program", text=hide),
         Remedy(step="change", target=f"gpu {gpu.index}", text=share),
         *(
-            remedies.park_together(host, holders, certain=all(held.certain for held in small))
+            remedies.park_together(host, holders, certain=all(hold.certain for hold in small))
             if parks
             else ()
         ),

@@ -47,7 +47,7 @@ _USUAL_SIXTEENTHS = 3
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        nbytes = known_bytes(entry for entry in gpu.entries if entry.kind == "unassigned")
+        nbytes = known_bytes(gpu.of_kind("unassigned"))
         if gpu.total_bytes and nbytes * 16 >= gpu.total_bytes * _USUAL_SIXTEENTHS:
             yield _finding(gpu, nbytes)
 
@@ -65,9 +65,7 @@ def _finding(gpu: GpuLedger, nbytes: int) -> Finding:
         nbytes=nbytes,
         cause=f"MIG is on, and {size(nbytes)} belongs to no instance: nobody can allocate it. {made}.",
         gpus=(gpu.index,),
-        evidence=words.evidence(
-            line for entry in gpu.entries if entry.kind == "unassigned" for line in entry.evidence
-        ),
+        evidence=words.evidence(line for entry in gpu.of_kind("unassigned") for line in entry.evidence),
         remedies=(
             Remedy(
                 step="look",

@@ -39,10 +39,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.held import HeldMemory, gather
-from vram.ledger.processes import in_use
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import find_holds
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Holder, Ledger
 from vram.protected import is_mps_server
 from vram.units import counted, size
 
@@ -50,32 +51,30 @@ CODE = "VR303"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    holdings = gather(ledger.gpus, _through_mps, any_size=True)
-    if holdings:
-        yield _finding(holdings)
+    found = [hold for hold in find_holds(ledger, empty=True) if hold.what == "process" and _through_mps(hold)]
+    if found:
+        yield _finding(sorted(found, key=lambda hold: -hold.known_bytes))
 
 
-def _through_mps(entry: Entry) -> bool:
-    if not in_use(entry) or entry.holder is None:
-        return False
-    return is_mps_server(entry.holder) or "mps" in entry.holder.lists
+def _through_mps(hold: Hold) -> bool:
+    return is_mps_server(hold.holders[0]) or "mps" in hold.holders[0].lists
 
 
-def _finding(holdings: tuple[HeldMemory, ...]) -> Finding:
-    holders = [held.holder for held in holdings if held.holder is not None]
+def _finding(holds: list[Hold]) -> Finding:
+    holders = [hold.holders[0] for hold in holds]
     servers = [holder for holder in holders if is_mps_server(holder)]
     clients = [holder for holder in holders if not is_mps_server(holder)]
-    nbytes = sum(held.nbytes for held in holdings)
-    return Finding(
+    nbytes = sum(hold.known_bytes for hold in holds)
+    return finding_about(
+        *holds,
         code=CODE,
         title=f"{size(nbytes)} in use through MPS by {counted(len(clients), 'listed client')}"
         if clients
         else f"{size(nbytes)} held by an MPS server without listed clients",
-        nbytes=nbytes,
         cause=_cause(clients),
-        gpus=tuple(sorted({gpu for held in holdings for gpu in held.gpus})),
-        pids=tuple(holder.pid for holder in (*servers, *clients)),
-        evidence=words.evidence(line for held in holdings for line in held.evidence),
+        nbytes=nbytes,
+        pids=[holder.pid for holder in (*servers, *clients)],
+        evidence=(line for hold in holds for line in hold.evidence),
         remedies=_remedies([server.pid for server in servers], bool(clients)),
         severity="info",
     )

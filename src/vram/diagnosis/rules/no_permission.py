@@ -32,9 +32,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
+from vram.diagnosis.held import finding_about, hidden_holds
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
-from vram.units import size
+from vram.model.ledger import GpuLedger, Ledger
+from vram.units import counted, size
 
 CODE = "VR302"
 
@@ -45,76 +46,40 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
         if gpu.status == "denied":
             yield _denied(ledger, gpu)
-        hidden = [entry for entry in gpu.entries if entry.nbytes and _is_unreadable(ledger, entry)]
-        if hidden:
-            yield _finding(ledger, gpu.index, hidden)
-
-
-def _is_unreadable(ledger: Ledger, entry: Entry) -> bool:
-    if entry.kind != "hidden":
-        return False
-    if entry.hidden_by is None:
-        return ledger.host.initial_pid_namespace
-    return entry.hidden_by == "permission"
+    for gpu, holds in hidden_holds(ledger, "permission"):
+        nbytes = size(sum(hold.known_bytes for hold in holds))
+        yield finding_about(
+            *holds,
+            code=CODE,
+            title=f"{nbytes} of GPU {gpu.index} held by processes you have no permission to read",
+            cause=f"{nbytes} of GPU {gpu.index} is held by another user's process. {_unread(ledger)}",
+            remedies=(remedies.see_more(ledger.host),),
+            severity="warning",
+        )
 
 
 def _denied(ledger: Ledger, gpu: GpuLedger) -> Finding:
+    title = f"No permission to read GPU {gpu.index}"
+    cause = "The driver refuses to report on this GPU to this user, or its device file cannot be opened."
     if gpu.instances:
-        return _withheld(ledger, gpu)
-    if gpu.total_bytes is not None:
-        return _unlisted(ledger, gpu)
-    return Finding(
-        code=CODE,
-        title=f"No permission to read GPU {gpu.index}",
-        nbytes=None,
-        cause="The driver refuses to report on this GPU to this user, or its device file cannot be opened.",
-        gpus=(gpu.index,),
-        evidence=words.evidence((gpu.message,) if gpu.message else ()),
-        remedies=(remedies.see_more(ledger.host),),
-        severity="problem",
-    )
-
-
-def _unlisted(ledger: Ledger, gpu: GpuLedger) -> Finding:
-    return Finding(
-        code=CODE,
-        title=f"No permission to read the process lists of GPU {gpu.index}",
-        nbytes=None,
-        cause="The driver reports to this user how much of the GPU is in use, but not by whom.",
-        gpus=(gpu.index,),
-        evidence=words.evidence((gpu.message,) if gpu.message else ()),
-        remedies=(remedies.see_more(ledger.host),),
-        severity="problem",
-    )
-
-
-def _withheld(ledger: Ledger, gpu: GpuLedger) -> Finding:
-    """Under MIG that is how it is meant to be: an instance is all that its users are to see."""
-    return Finding(
-        code=CODE,
-        title=f"No permission to read GPU {gpu.index} as a whole, only its MIG instances",
-        nbytes=None,
-        cause=(
+        # Under MIG that is how it is meant to be: an instance is all that its users are to see.
+        title = f"No permission to read GPU {gpu.index} as a whole, only its MIG instances"
+        cause = (
             "MIG divides the GPU, and the driver reports on the whole GPU only to root. The instances visible"
             " from here are accounted for; the rest of the GPU is unknown."
-        ),
-        gpus=(gpu.index,),
-        remedies=(remedies.see_more(ledger.host),),
-        severity="info",
-    )
-
-
-def _finding(ledger: Ledger, gpu: int, hidden: list[Entry]) -> Finding:
-    nbytes = known_bytes(hidden)
+        )
+    elif gpu.total_bytes is not None:
+        title = f"No permission to read the process lists of GPU {gpu.index}"
+        cause = "The driver reports to this user how much of the GPU is in use, but not by whom."
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu} held by processes you have no permission to read",
-        nbytes=nbytes,
-        cause=f"{size(nbytes)} of GPU {gpu} is held by another user's process. {_unread(ledger)}",
-        gpus=(gpu,),
-        evidence=words.evidence(line for entry in hidden for line in entry.evidence),
+        title=title,
+        nbytes=None,
+        cause=cause,
+        gpus=(gpu.index,),
+        evidence=words.evidence((gpu.message,) if gpu.message and not gpu.instances else ()),
         remedies=(remedies.see_more(ledger.host),),
-        severity="warning",
+        severity="info" if gpu.instances else "problem",
     )
 
 
@@ -126,5 +91,4 @@ def _unread(ledger: Ledger) -> str:
     if len(ledger.unreadable_users) > _USERS_SHOWN:
         users.append("others")
     whose = f" of {', '.join(users)}" if users else ""
-    processes = f"{count} process{'es' if count != 1 else ''}"
-    return f"You have no permission to read the open files of {processes}{whose}."
+    return f"You have no permission to read the open files of {counted(count, 'process')}{whose}."

@@ -39,57 +39,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather
-from vram.ledger.processes import living_holder
+from vram.diagnosis import remedies
+from vram.diagnosis.held import finding_about
+from vram.diagnosis.leftover import ghosts_of
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Ledger
 from vram.units import counted, size
 
 CODE = "VR105"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for held in gather(ledger.gpus, _unkept):
-        pid = _charged(held)
-        yield Finding(
+    for hold in ghosts_of(CODE, ledger):
+        pid = hold.dead_pid
+        yield finding_about(
+            hold,
             code=CODE,
-            title=f"{size(held.nbytes)} charged to {_named(pid)}; its holder is not visible",
-            nbytes=held.nbytes,
-            cause=_cause(ledger, held, pid),
-            gpus=held.gpus,
+            title=f"{size(hold.known_bytes)} charged to {_named(pid)}; its holder is not visible",
+            cause=_cause(ledger, hold, pid),
             pids=() if pid is None else (pid,),
-            evidence=words.evidence(held.evidence),
-            remedies=_remedies(ledger, held),
+            remedies=_remedies(ledger, hold),
         )
-
-
-def _unkept(entry: Entry) -> bool:
-    charged = entry.kind == "orphaned" or (entry.kind_facts.charged and entry.holder is not None)
-    return charged and living_holder(entry) is None
-
-
-def _charged(held: HeldMemory) -> int | None:
-    if held.charged_pid is not None:
-        return held.charged_pid
-    return held.holder.pid if held.holder else None
 
 
 def _named(pid: int | None) -> str:
     return "an unknown pid" if pid is None else f"dead pid {pid}"
 
 
-def _cause(ledger: Ledger, held: HeldMemory, pid: int | None) -> str:
+def _cause(ledger: Ledger, hold: Hold, pid: int | None) -> str:
     where = "No visible process has its device files open."
     if not ledger.host.initial_pid_namespace:
         where = "The holder may be outside this PID namespace."
     elif ledger.unreadable_processes:
         unread = counted(ledger.unreadable_processes, "process")
         where = f"The holder may be among {unread} whose open files you have no permission to read."
-    return f"The driver charges {size(held.nbytes)} to {_named(pid)}. {where}"
+    return f"The driver charges {size(hold.known_bytes)} to {_named(pid)}. {where}"
 
 
-def _remedies(ledger: Ledger, held: HeldMemory) -> tuple[Remedy, ...]:
+def _remedies(ledger: Ledger, hold: Hold) -> tuple[Remedy, ...]:
     wait = Remedy(
         step="wait",
         target="host",
@@ -98,4 +86,4 @@ def _remedies(ledger: Ledger, held: HeldMemory) -> tuple[Remedy, ...]:
     )
     if ledger.host.uid != 0:
         return (remedies.see_more(ledger.host), wait)
-    return (wait, remedies.kernel_log("host", remedies.drivers(ledger, held.gpus)))
+    return (wait, remedies.kernel_log("host", remedies.drivers(ledger, hold.gpus)))

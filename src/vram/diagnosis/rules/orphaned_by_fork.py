@@ -45,51 +45,32 @@ Closing them in the child freed everything while its 30 mappings remained.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory
-from vram.diagnosis.leftover import leftover_findings
-from vram.ledger.processes import living_holder
+from vram.diagnosis.leftover import Description, leftover_findings
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Ledger
 from vram.units import size
 
 CODE = "VR101"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    return leftover_findings(CODE, ledger, _orphaned, title=_title, cause=_cause, gentler=_gentler)
+    return leftover_findings(CODE, ledger, _describe)
 
 
-def _orphaned(entry: Entry) -> bool:
-    return entry.kind == "orphaned" and entry.charged_state != "Z" and living_holder(entry) is not None
-
-
-def _title(held: HeldMemory) -> str:
-    holders = words.charged_to(held.living, certain=held.certain, one_of=held.one_of)
-    return f"{size(held.nbytes)} of dead pid {held.charged_pid}, {holders}"
-
-
-def _cause(held: HeldMemory) -> str:
-    likely = "" if held.certain else "most likely "
-    who = f"{words.processes(held.living)} {likely}inherited"
-    if held.one_of:
-        who = f"one of {words.processes(held.living)} {likely}inherited"
+def _describe(hold: Hold) -> Description:
+    nbytes, who = size(hold.known_bytes), words.inheriting(hold)
+    likely = "" if hold.certain else "most likely "
+    prevent = "Prevent it: start workers with spawn or forkserver, or before CUDA is first used."
     return (
-        f"Pid {held.charged_pid} is dead, and {who} its open device files by fork."
-        f" The driver frees the {size(held.nbytes)} when the last copy of them is closed."
+        f"{nbytes} of dead pid {hold.dead_pid}, {words.charged_to(hold)}",
+        f"Pid {hold.dead_pid} is dead, and {who} {likely}inherited its open device files by fork."
+        f" The driver frees the {nbytes} when the last copy of them is closed.",
+        (
+            *remedies.look(hold.holders, "Check what it does; it may exit on its own."),
+            Remedy(step="change", target="program", text=prevent),
+        ),
     )
-
-
-def _gentler(held: HeldMemory) -> Iterable[Remedy]:
-    return (*_look(held), _prevent())
-
-
-def _look(held: HeldMemory) -> Iterable[Remedy]:
-    return remedies.look(held.living, "Check what it does; it may exit on its own.")
-
-
-def _prevent() -> Remedy:
-    text = "Prevent it: start workers with spawn or forkserver, or before CUDA is first used."
-    return Remedy(step="change", target="program", text=text)

@@ -36,46 +36,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import words
+from vram.diagnosis.held import finding_about, hidden_holds
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger, known_bytes
+from vram.model.ledger import Ledger
 from vram.units import size
 
 CODE = "VR301"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for gpu in ledger.gpus:
-        hidden = [entry for entry in gpu.entries if entry.nbytes and _is_outside(ledger, entry)]
-        if hidden:
-            yield _finding(gpu.index, hidden)
-
-
-def _is_outside(ledger: Ledger, entry: Entry) -> bool:
-    if entry.kind != "hidden":
-        return False
-    if entry.hidden_by is None:
-        return not ledger.host.initial_pid_namespace
-    return entry.hidden_by == "namespace"
-
-
-def _finding(gpu: int, hidden: list[Entry]) -> Finding:
-    nbytes = known_bytes(hidden)
-    return Finding(
-        code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu} held by processes outside this PID namespace",
-        nbytes=nbytes,
-        cause=(
-            f"{size(nbytes)} of GPU {gpu} belongs to processes that are not visible from inside this"
-            " container or namespace."
-        ),
-        gpus=(gpu,),
-        evidence=words.evidence(line for entry in hidden for line in entry.evidence),
-        remedies=(_look_on_host(gpu),),
-        severity="warning",
-    )
-
-
-def _look_on_host(gpu: int) -> Remedy:
-    text = "Run vram on the host, or in a container started with --pid=host."
-    return Remedy(step="look", target=f"gpu {gpu}", text=text)
+    for gpu, holds in hidden_holds(ledger, "namespace"):
+        nbytes = size(sum(hold.known_bytes for hold in holds))
+        look = "Run vram on the host, or in a container started with --pid=host."
+        yield finding_about(
+            *holds,
+            code=CODE,
+            title=f"{nbytes} of GPU {gpu.index} held by processes outside this PID namespace",
+            cause=f"{nbytes} of GPU {gpu.index} belongs to processes that are not visible from inside this"
+            " container or namespace.",
+            remedies=(Remedy(step="look", target=f"gpu {gpu.index}", text=look),),
+            severity="warning",
+        )

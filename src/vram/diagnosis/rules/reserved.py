@@ -46,7 +46,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _reserved(gpu: GpuLedger) -> int:
-    return known_bytes(entry for entry in gpu.entries if entry.kind == "reserved")
+    return known_bytes(gpu.of_kind("reserved"))
 
 
 def _counted_as_used(gpu: GpuLedger) -> bool:

@@ -37,12 +37,13 @@ resident in host memory: System Informer, pull request 2971. Not measured on har
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vram.diagnosis import remedies, words
+from vram.ledger.holds import in_ledger_order, on_each_gpu
 from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import GpuLedger, Ledger, known_bytes
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 from vram.model.observation import HostFacts
 from vram.units import MIB, size
 
@@ -53,17 +54,18 @@ _NEARLY_FULL = 0.9
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for gpu in ledger.gpus:
+    if all(gpu.windows is None for gpu in ledger.gpus):
+        return
+    for gpu, holds in on_each_gpu(ledger, lambda entry: True, empty=True):
         nbytes = gpu.windows.host_bytes if gpu.windows else None
         if nbytes is not None and nbytes >= _MIN_BYTES and gpu.total_bytes:
-            yield _finding(ledger.host, gpu, nbytes, _used(gpu) >= _NEARLY_FULL * gpu.total_bytes)
+            yield _finding(ledger.host, gpu, nbytes, [part.entry for part in in_ledger_order(holds)])
 
 
-def _used(gpu: GpuLedger) -> int:
-    return known_bytes(entry for entry in gpu.entries if entry.kind != "free")
-
-
-def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, full: bool) -> Finding:
+def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, held: Sequence[Entry]) -> Finding:
+    total = gpu.total_bytes or 0
+    full = total - known_bytes(gpu.of_kind("free")) >= _NEARLY_FULL * total
+    used = [(entry.holder, entry) for entry in held if in_use(entry) and entry.holder]
     cause = (
         f"GPU {gpu.index} is nearly full, and Windows holds {size(nbytes)} for it in host memory. Some of it"
         " probably did not fit the GPU, which makes programs many times slower; the rest is pinned memory."
@@ -77,28 +79,26 @@ def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, full: bool) -> Findin
         nbytes=nbytes,
         cause=cause,
         gpus=(gpu.index,),
-        pids=tuple(entry.holder.pid for entry in gpu.entries if in_use(entry) and entry.holder),
-        evidence=words.evidence(_shares(gpu)),
-        remedies=remedies.ordered(_remedies(host, gpu)) if full else (),
+        pids=tuple(holder.pid for holder, _ in used),
+        evidence=words.evidence(_shares(gpu, held)),
+        remedies=remedies.ordered(_remedies(host, used, f"gpu {gpu.index}")) if full else (),
         severity="warning" if full else "info",
     )
 
 
-def _shares(gpu: GpuLedger) -> Iterator[str]:
+def _shares(gpu: GpuLedger, held: Sequence[Entry]) -> Iterator[str]:
     side = gpu.windows
     if side is not None and side.guest_host_bytes:
         yield f"Windows counts {size(side.guest_host_bytes)} of it for the virtual machine of WSL2"
-    for entry in gpu.entries:
+    for entry in held:
         if entry.kind == "windows" and entry.windows and (entry.windows.host_bytes or 0) >= _MIN_BYTES:
             name = words.shown(entry.windows.name or "name unknown")
             yield f"Windows pid {entry.windows.pid} ({name}) has {size(entry.windows.host_bytes or 0)} of it"
 
 
-def _remedies(host: HostFacts, gpu: GpuLedger) -> Iterator[Remedy]:
-    target = f"gpu {gpu.index}"
-    for entry in gpu.entries:
-        if in_use(entry) and entry.holder:
-            yield from remedies.trim_or_park(host, entry.holder, certain=entry.confidence == "fact")
+def _remedies(host: HostFacts, used: Sequence[tuple[Holder, Entry]], target: str) -> Iterator[Remedy]:
+    for holder, entry in used:
+        yield from remedies.trim_or_park(host, holder, certain=entry.confidence == "fact")
     less = "Use less memory: a smaller batch, a smaller model, or fewer programs at once."
     yield Remedy(step="ask", target=target, text=less)
     policy = (

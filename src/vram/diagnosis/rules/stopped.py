@@ -37,10 +37,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, is_stopped
-from vram.ledger.processes import living_holder
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import by_first_holder, everyone, find_holds
+from vram.ledger.processes import is_stopped
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Holder, Ledger
 from vram.model.observation import HostFacts
 from vram.units import size
 
@@ -50,33 +52,28 @@ CODE = "VR201"
 def judge(ledger: Ledger) -> Iterator[Finding]:
     # One that vram is parking just now must not be continued by anybody else.
     parked = {(each.pid, each.started_at) for each in ledger.parked}
-    for held in gather(ledger.gpus, _held_by_stopped):
-        if held.holder is not None and (held.holder.pid, held.holder.started_at) not in parked:
-            yield _finding(ledger, held, held.holder)
+    for hold in find_holds(ledger):
+        for holder, held in by_first_holder(hold, is_stopped):
+            if (holder.pid, holder.started_at) not in parked:
+                yield _finding(ledger, held, holder)
 
 
-def _held_by_stopped(entry: Entry) -> bool:
-    holder = living_holder(entry)
-    return holder is not None and is_stopped(holder)
-
-
-def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
+def _finding(ledger: Ledger, held: Hold, holder: Holder) -> Finding:
     how = "by a debugger" if holder.state == "t" else "by a signal"
-    return Finding(
+    return finding_about(
+        held,
         code=CODE,
-        title=f"{size(held.nbytes)} held by stopped pid {holder.pid}",
-        nbytes=held.nbytes,
+        title=f"{size(held.known_bytes)} held by stopped pid {holder.pid}",
         cause=(
             f"{words.process(holder)} was stopped {how}. It does no work but holds"
-            f" {size(held.nbytes)} for as long as it stays stopped."
+            f" {size(held.known_bytes)} for as long as it stays stopped."
         ),
-        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence((f"pid {holder.pid} is in state {holder.state}",), held.evidence),
+        evidence=(f"pid {holder.pid} is in state {holder.state}", *held.evidence),
         remedies=remedies.ordered(
             (
                 _resume(ledger.host, holder),
-                *remedies.end(ledger.host, held.living, certain=held.certain),
+                *remedies.end(ledger.host, everyone(held), certain=held.certain),
             )
         ),
         severity="warning",

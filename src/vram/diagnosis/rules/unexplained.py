@@ -37,9 +37,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import remedies, words
+from vram.diagnosis import remedies
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import on_each_gpu
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import GpuLedger, Ledger, known_bytes
+from vram.model.ledger import GpuLedger, Ledger
 from vram.units import MIB, counted, size
 
 CODE = "VR106"
@@ -49,50 +51,41 @@ _SMALL = 64 * MIB
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for gpu in ledger.gpus:
-        nbytes = known_bytes(entry for entry in gpu.entries if entry.kind == "unattributed")
+    for gpu, holds in on_each_gpu(ledger, lambda entry: entry.kind == "unattributed"):
+        nbytes = sum(hold.known_bytes for hold in holds)
         if nbytes >= _SMALL:
-            yield _finding(ledger, gpu, nbytes)
+            yield finding_about(
+                *holds,
+                code=CODE,
+                title=f"{size(nbytes)} of GPU {gpu.index} in use by an unknown holder",
+                cause=_cause(ledger, gpu, size(nbytes)),
+                remedies=_remedies(ledger, gpu),
+                severity="warning",
+            )
 
 
-def _finding(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> Finding:
-    lines = [line for entry in gpu.entries if entry.kind == "unattributed" for line in entry.evidence]
-    return Finding(
-        code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index} in use by an unknown holder",
-        nbytes=nbytes,
-        cause=_cause(ledger, gpu, nbytes),
-        gpus=(gpu.index,),
-        evidence=words.evidence(lines),
-        remedies=_remedies(ledger, gpu),
-        severity="warning",
-    )
-
-
-def _cause(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> str:
+def _cause(ledger: Ledger, gpu: GpuLedger, nbytes: str) -> str:
     if gpu.windows is not None and gpu.windows.read:
         return (
-            f"{size(nbytes)} is in use, but no Windows process counts it. The display, Windows itself and"
+            f"{nbytes} is in use, but no Windows process counts it. The display, Windows itself and"
             " memory that is being freed are not counted per process."
         )
     if ledger.host.wsl:
         return (
-            f"{size(nbytes)} is in use, and under WSL2 the driver does not report by whom. It may be Windows"
+            f"{nbytes} is in use, and under WSL2 the driver does not report by whom. It may be Windows"
             " programs or other distributions."
         )
     if gpu.status in ("failed", "timeout", "denied"):
         return (
-            f"{size(nbytes)} is in use, but the driver's process lists could not be read. Some of it may"
+            f"{nbytes} is in use, but the driver's process lists could not be read. Some of it may"
             " belong to the processes that have the GPU open."
         )
     if ledger.unreadable_processes:
         return (
-            f"{size(nbytes)} is in use by no visible process. You have no permission to read the open files"
+            f"{nbytes} is in use by no visible process. You have no permission to read the open files"
             f" of {counted(ledger.unreadable_processes, 'process')}."
         )
-    return (
-        f"{size(nbytes)} is in use, and no visible process, exported allocation or dma-buf accounts for it."
-    )
+    return f"{nbytes} is in use, and no visible process, exported allocation or dma-buf accounts for it."
 
 
 def _remedies(ledger: Ledger, gpu: GpuLedger) -> tuple[Remedy, ...]:
@@ -102,6 +95,4 @@ def _remedies(ledger: Ledger, gpu: GpuLedger) -> tuple[Remedy, ...]:
         text="Save a snapshot: the file has everything that a bug report needs.",
         command="vram snapshot -o vram-snapshot.json --redact",
     )
-    if ledger.host.uid != 0:
-        return (remedies.see_more(ledger.host), keep)
-    return (keep,)
+    return (keep,) if ledger.host.uid == 0 else (remedies.see_more(ledger.host), keep)

@@ -37,43 +37,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, is_stuck
-from vram.ledger.processes import living_holder
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import by_first_holder, find_holds
+from vram.ledger.processes import is_stuck
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Holder, Ledger
 from vram.units import size
 
 CODE = "VR202"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for held in gather(ledger.gpus, _held_by_stuck):
-        if held.holder is not None:
-            yield _finding(ledger, held, held.holder)
+    for hold in find_holds(ledger):
+        for holder, held in by_first_holder(hold, is_stuck):
+            yield _finding(ledger, held, holder)
 
 
-def _held_by_stuck(entry: Entry) -> bool:
-    holder = living_holder(entry)
-    return holder is not None and is_stuck(holder)
-
-
-def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
+def _finding(ledger: Ledger, held: Hold, holder: Holder) -> Finding:
     doing = "is exiting" if holder.exiting else "is waiting in the kernel"
     told = "has begun to exit" if holder.exiting else "is in state D"
-    return Finding(
+    return finding_about(
+        held,
         code=CODE,
-        title=f"{size(held.nbytes)} held by pid {holder.pid}, which {doing}",
-        nbytes=held.nbytes,
+        title=f"{size(held.known_bytes)} held by pid {holder.pid}, which {doing}",
         cause=(
             f"{words.process(holder)} {doing}; signals have no effect now. Its"
-            f" {size(held.nbytes)} is freed when it has exited."
+            f" {size(held.known_bytes)} is freed when it has exited."
             if holder.exiting
             else f"{words.process(holder)} {doing} (state D); signals have no effect until the wait ends."
-            f" It holds {size(held.nbytes)} meanwhile."
+            f" It holds {size(held.known_bytes)} meanwhile."
         ),
-        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence((f"pid {holder.pid} {told}",), held.evidence),
+        evidence=(f"pid {holder.pid} {told}", *held.evidence),
         remedies=_remedies(holder, remedies.drivers(ledger, held.gpus)),
         severity="warning",
     )

@@ -54,14 +54,10 @@ def _differing(driver: DriverFacts | None) -> tuple[str, str] | None:
     if driver is None or driver.virtual:
         return None
     module, library = driver.module_version, driver.library_version
-    if not module or not library or _same(module, library):
+    # NVML's own version carries the CUDA release in front: 13.580.159.04 is driver 580.159.04.
+    if not module or not library or module == library or library.endswith(f".{module}"):
         return None
     return module, library
-
-
-def _same(module: str, library: str) -> bool:
-    # NVML's own version carries the CUDA release in front: 13.580.159.04 is driver 580.159.04.
-    return module == library or library.endswith(f".{module}")
 
 
 def _finding(ledger: Ledger, versions: tuple[str, str] | None, told: list[str]) -> Finding:
@@ -71,19 +67,16 @@ def _finding(ledger: Ledger, versions: tuple[str, str] | None, told: list[str]) 
         cause = (
             f"The kernel module has version {module}, the library {library}. New programs may fail to start."
         )
+        told = [*told, f"kernel module {module}", f"library {library}"]
     return Finding(
         code=CODE,
         title="The driver's kernel module and its library have different versions",
         nbytes=None,
         cause=cause,
         gpus=tuple(gpu.index for gpu in ledger.gpus),
-        evidence=words.evidence(told, _versions_told(versions)),
+        evidence=words.evidence(told),
         remedies=_remedies(),
     )
-
-
-def _versions_told(versions: tuple[str, str] | None) -> tuple[str, ...]:
-    return () if versions is None else (f"kernel module {versions[0]}", f"library {versions[1]}")
 
 
 def _remedies() -> tuple[Remedy, ...]:

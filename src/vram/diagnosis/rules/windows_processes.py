@@ -36,8 +36,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import words
+from vram.diagnosis.held import finding_about
+from vram.ledger.holds import on_each_gpu
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
+from vram.model.hold import Hold
+from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.units import MIB, counted, size
 
 CODE = "VR602"
@@ -47,26 +50,25 @@ _NAMED = 5
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for gpu in ledger.gpus:
-        held = sorted((e for e in gpu.entries if e.kind == "windows"), key=lambda e: -(e.nbytes or 0))
-        if known_bytes(held) >= _MIN_BYTES:
-            yield _finding(gpu, held)
+    for gpu, holds in on_each_gpu(ledger, lambda entry: entry.kind == "windows", empty=True):
+        nbytes = sum(hold.known_bytes for hold in holds)
+        if nbytes >= _MIN_BYTES:
+            yield _finding(gpu, holds, nbytes)
 
 
-def _finding(gpu: GpuLedger, held: list[Entry]) -> Finding:
-    nbytes = known_bytes(held)
+def _finding(gpu: GpuLedger, holds: list[Hold], nbytes: int) -> Finding:
+    held = sorted((entry for hold in holds for entry in hold.entries), key=lambda e: -(e.nbytes or 0))
     hold = "hold" if len(held) > 1 else "holds"
     much = gpu.total_bytes is not None and nbytes * 4 >= gpu.total_bytes
-    return Finding(
+    return finding_about(
+        *holds,
         code=CODE,
         title=f"{size(nbytes)} of GPU {gpu.index} held by Windows programs",
-        nbytes=nbytes,
         cause=(
             f"{counted(len(held), 'Windows process')} outside WSL2 {hold} {size(nbytes)} of GPU {gpu.index};"
             f" the largest: {', '.join(map(_named, held[:_NAMED]))}."
         ),
-        gpus=(gpu.index,),
-        evidence=words.evidence(line for entry in held for line in entry.evidence),
+        evidence=(line for entry in held for line in entry.evidence),
         remedies=_remedies(gpu),
         severity="warning" if much else "info",
     )

@@ -33,46 +33,29 @@ forked child held a dead parent's 4 GiB and context, charged to the parent's pid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.held import HeldMemory
-from vram.diagnosis.leftover import leftover_findings
-from vram.ledger.processes import living_holder
+from vram.diagnosis.leftover import Description, leftover_findings
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger
+from vram.model.hold import Hold
+from vram.model.ledger import Ledger
 from vram.units import size
 
 CODE = "VR203"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    return leftover_findings(CODE, ledger, _left_by_zombie, title=_title, cause=_cause, gentler=_gentler)
+    return leftover_findings(CODE, ledger, _describe)
 
 
-def _left_by_zombie(entry: Entry) -> bool:
-    return entry.kind == "orphaned" and entry.charged_state == "Z" and living_holder(entry) is not None
-
-
-def _title(held: HeldMemory) -> str:
-    holders = words.charged_to(held.living, certain=held.certain, one_of=held.one_of)
-    return f"{size(held.nbytes)} of zombie pid {held.charged_pid}, {holders}"
-
-
-def _cause(held: HeldMemory) -> str:
-    likely = "" if held.certain else "most likely "
-    who = ("one of " if held.one_of else "") + words.processes(held.living)
+def _describe(hold: Hold) -> Description:
+    nbytes, pid = size(hold.known_bytes), hold.dead_pid
+    likely = "" if hold.certain else "most likely "
+    ignore = f"Ignore zombie {pid}: reaping it frees no GPU memory."
     return (
-        f"Pid {held.charged_pid} is a zombie and holds nothing itself. Its open device files, and with"
-        f" them {size(held.nbytes)}, were {likely}inherited by {who}."
+        f"{nbytes} of zombie pid {pid}, {words.charged_to(hold)}",
+        f"Pid {pid} is a zombie and holds nothing itself. Its open device files, and with them {nbytes}, were"
+        f" {likely}inherited by {words.inheriting(hold)}.",
+        (Remedy(step="keep", target=f"pid {pid}", text=ignore, pids=() if pid is None else (pid,)),),
     )
-
-
-def _gentler(held: HeldMemory) -> Iterable[Remedy]:
-    return (_leave_zombie(held),)
-
-
-def _leave_zombie(held: HeldMemory) -> Remedy:
-    text = f"Ignore zombie {held.charged_pid}: reaping it frees no GPU memory."
-    pids = () if held.charged_pid is None else (held.charged_pid,)
-    return Remedy(step="keep", target=f"pid {held.charged_pid}", text=text, pids=pids)

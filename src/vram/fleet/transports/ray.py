@@ -16,10 +16,10 @@ from typing import get_args
 import msgspec
 
 from vram import untrusted
+from vram.children import interpreter
 from vram.errors import UsageError, VramError
 from vram.fleet.ray_driver import RayAnswer, RayCluster, RayCommand, RayNode, RayStart
 from vram.fleet.transport import Cancelled, CommandResult, NodeAddress, NodeFailed
-from vram.host.local.child import interpreter
 from vram.model.fleet import NodeCode
 
 _CONNECT_S = 60.0
@@ -50,7 +50,7 @@ class RayNodes:
         self._numbers = iter(range(1, 1 << 62))
         self._listener: threading.Thread | None = None
         try:
-            self._cluster = self._connected(address, connect_s)
+            self._cluster = self._connect(address, connect_s)
         except BaseException:
             self.cancel()
             self.close()
@@ -58,7 +58,7 @@ class RayNodes:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def _connected(self, address: str, connect_s: float) -> RayCluster:
+    def _connect(self, address: str, connect_s: float) -> RayCluster:
         try:
             self._send(RayStart(address=address))
         except NodeFailed as error:
@@ -89,10 +89,10 @@ class RayNodes:
     def nodes(self) -> tuple[NodeAddress, ...]:
         """Every living node, and dead ones that no living one has replaced."""
         living = [node for node in self._cluster.nodes if node.alive]
-        names = {_called(node) for node in living}
-        gone = [node for node in self._cluster.nodes if not node.alive and _called(node) not in names]
-        often = Counter(_called(node) for node in (*living, *gone))
-        return tuple(_address(node, often[_called(node)] > 1) for node in (*living, *gone))
+        names = {_name(node) for node in living}
+        gone = [node for node in self._cluster.nodes if not node.alive and _name(node) not in names]
+        often = Counter(_name(node) for node in (*living, *gone))
+        return tuple(_address(node, often[_name(node)] > 1) for node in (*living, *gone))
 
     def run(
         self, node: NodeAddress, words: Sequence[str], *, until: float, nbytes: int = 1 << 20
@@ -100,7 +100,7 @@ class RayNodes:
         within_s = until - time.monotonic()
         if within_s <= 0:
             raise NodeFailed("no-answer", "no answer within the deadline")
-        answer = self._asked(node, tuple(words), within_s, nbytes)
+        answer = self._ask(node, tuple(words), within_s, nbytes)
         if answer.code is not None:
             code: NodeCode = answer.code if answer.code in get_args(NodeCode) else "failed"  # type: ignore[assignment]
             raise NodeFailed(code, answer.error or "Ray gave no reason")
@@ -109,7 +109,7 @@ class RayNodes:
             raise NodeFailed("no-vram", "vram is not installed in the Python that runs Ray there")
         return result
 
-    def _asked(self, node: NodeAddress, words: tuple[str, ...], within_s: float, nbytes: int) -> RayAnswer:
+    def _ask(self, node: NodeAddress, words: tuple[str, ...], within_s: float, nbytes: int) -> RayAnswer:
         answers: queue.SimpleQueue[RayAnswer | None] = queue.SimpleQueue()
         with self._lock:
             number = next(self._numbers)
@@ -144,7 +144,7 @@ class RayNodes:
             raise NodeFailed("unreachable", "the connection to Ray has ended") from error
 
     def _listen(self) -> None:
-        """Hand each answer to whoever waits for it; when the driver has ended, say so to everybody."""
+        """Hand each answer to the thread that waits for it; when the driver has ended, tell all that wait."""
         assert self._process.stdout is not None
         while line := self._process.stdout.readline(_MAX_LINE):
             with suppress(untrusted.Rejected):
@@ -179,12 +179,12 @@ def _unreachable(address: str, why: str) -> VramError:
     return VramError(f"no Ray cluster answers at {address}: {why}", hint="HOST:6379, or ray://HOST:10001")
 
 
-def _called(node: RayNode) -> str:
+def _name(node: RayNode) -> str:
     """Its own name where it was given one; Ray's default for that is the address."""
     return node.name if node.name and node.name != node.address else node.host or node.address
 
 
 def _address(node: RayNode, ambiguous: bool) -> NodeAddress:
-    name = f"{_called(node)}-{node.node_id[:6]}" if ambiguous else _called(node)
+    name = f"{_name(node)}-{node.node_id[:6]}" if ambiguous else _name(node)
     gone = "" if node.alive else "Ray lists it as dead"
     return NodeAddress(name, node.node_id, (node.host,) if node.host else None, gone)

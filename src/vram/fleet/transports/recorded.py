@@ -1,6 +1,6 @@
 """Nodes that were recorded: a folder with one snapshot a node, as `vram snapshot -o NODE.json` writes it.
 
-Whoever can write to the folder could put a link to somebody else's file there: see `files.open_given`.
+A user who can write to the folder could put a link to another user's file there: see `files.open_given`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ class RecordedNodes:
             yield f"/proc/{os.getpid()}/fd/{file}"
         finally:
             os.close(file)
+
+    def cancel(self) -> None:
+        """Nothing runs that could be ended."""
+
+    def close(self) -> None:
+        """Nothing is held between two readings."""
 
 
 def _node(folder: str, name: str) -> NodeAddress:

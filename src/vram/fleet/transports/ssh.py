@@ -34,7 +34,7 @@ def host_list(text: str) -> tuple[str, ...]:
     names = [word for word in words if word]
     for number, name in enumerate(words, 1):
         if name and not _NAME.fullmatch(name):
-            # The file may be one whose content whoever reads this message may not read.
+            # The file may be one that the reader of this message may not read.
             shown = repr(name[:80]) if file is None else f"line {number} of {file}"
             raise UsageError(
                 f"{shown} is not a host name",
@@ -59,7 +59,7 @@ def _of_file(path: str) -> list[str]:
 
 
 def _content(path: str) -> bytes:
-    """Each word in it is looked up as a host, and shown: it must not be a file that somebody linked to."""
+    """Each word in it is looked up as a host, and shown: it must not be another user's file, by a link."""
     if path.startswith(_OWN_DESCRIPTORS):  # as a shell's <(...) is
         return read_file(path, nbytes=_MAX_HOSTS_BYTES, follow=True, pipes=True)
     file = open_given(path)
@@ -111,7 +111,7 @@ class SshNodes:
         said = self._programs.run([*self._ssh, "-G", "--", node.address], until=until, nbytes=_CONFIG_BYTES)
         lines = said.output.decode(errors="replace").splitlines()
         target = next((line.partition(" ")[2] for line in lines if line.startswith("hostname ")), host)
-        if _ADDRESS.fullmatch(target):  # of an address nobody can say how the host calls itself
+        if _ADDRESS.fullmatch(target):  # an address does not say how the host calls itself
             return node
         return node._replace(host_names=(host, target))
 

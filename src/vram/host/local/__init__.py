@@ -8,17 +8,16 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vram.host.local.child import Child, interpreter, start
+from vram.children import Child, driver_environment, interpreter, spawn, start
+from vram.payloads import command
 
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
-    from vram.host.local.checkpoint_start import Started
     from vram.host.local.drm import LocalDrm
     from vram.host.local.exports import LocalExports
     from vram.host.local.process_limits import LocalProcessLimits
-    from vram.host.local.signals import LocalSignals
-    from vram.host.local.system_info import LocalSystemInfo
-    from vram.host.local.vendor import LocalVendor
+    from vram.host.local.processes import LocalSignals
+    from vram.host.local.system_info import LocalSystemInfo, LocalVendor
     from vram.host.ports import Card, ComputeCharge, Windows
     from vram.model.observation import HostFacts
 
@@ -49,7 +48,17 @@ def start_kept_reader() -> Child:
 
         serve(pipe)
 
-    return start(job, interpreter("vram.host.local.nvml_child", "--serve"), two_way=True)
+    return start(job, interpreter("vram.host.local.nvml_child", "--serve"), link="stream")
+
+
+def start_checkpoint_worker() -> Child:
+    """Start a process that makes the driver's checkpoint calls, before vram does anything else.
+
+    The driver takes as long to initialise as the rest of vram takes to be imported. In a session of its own:
+    what is typed at our terminal is not for it.
+    """
+    words = command("checkpoint_worker", "vram-checkpoint-worker")
+    return spawn(words, driver_environment(), apart="session", link="packets")
 
 
 class LocalClock:
@@ -77,8 +86,8 @@ class _NoCards:
     def compute(self) -> tuple[ComputeCharge, ...]:
         return ()
 
-    def nvidia_gpus(self) -> int | None:
-        return None
+    def nvidia_gpus(self) -> int:
+        return 0
 
 
 def _drm(root: str) -> LocalDrm | _NoCards:
@@ -92,20 +101,12 @@ def _drm(root: str) -> LocalDrm | _NoCards:
 class LocalHost:
     """This machine, or the virtual GPU where the environment names one.
 
-    *sys_root* is where GPUs of AMD and Intel are looked for: /sys, or nowhere where the GPU is
-    virtual, since real cards have no part in its account.
-
-    With *read_ahead_s* the driver and everybody's files are read from the first moment on,
-    beside the imports that are needed: for a command that makes a survey within so many
-    seconds, as most do. *reader* is one that reads the driver already, *checkpoint_worker* one that wakes
-    it up already for parking.
-
-    Windows around WSL2 is asked whenever somebody wants to know; with *windows_every_s* not more
-    often than that, and without *ask_windows* never.
-
-    With *keep_driver_open* one process reads NVML for all surveys, instead of one for each: opening the
-    driver is most of the cost of a survey that is made every second. *kept_reader* is that process, where it
-    runs already.
+    *sys_root* is where GPUs of AMD and Intel are looked for; beside a virtual GPU there are none. With
+    *read_ahead_s* the driver and all processes' files are read from the first moment on, beside the imports,
+    for a survey within so many seconds. *reader* and *checkpoint_worker* are processes that run already.
+    Windows around WSL2 is asked at every survey, with *windows_every_s* not more often than that, and without
+    *ask_windows* never. With *keep_driver_open* one process, *kept_reader* where it runs already, reads NVML
+    for all surveys: opening the driver is most of the cost of one that is made every second.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class LocalHost:
         sys_root: str | None = None,
         reader: Child | None = None,
         read_ahead_s: float | None = None,
-        checkpoint_worker: Started | None = None,
+        checkpoint_worker: Child | None = None,
         ask_windows: bool = True,
         windows_every_s: float = 0.0,
         keep_driver_open: bool = False,
@@ -153,7 +154,7 @@ class LocalHost:
 
     @cached_property
     def signals(self) -> LocalSignals:
-        from vram.host.local.signals import LocalSignals
+        from vram.host.local.processes import LocalSignals
 
         return LocalSignals(self._proc_root)
 
@@ -171,7 +172,7 @@ class LocalHost:
 
     @cached_property
     def vendor(self) -> LocalVendor:
-        from vram.host.local.vendor import LocalVendor
+        from vram.host.local.system_info import LocalVendor
 
         return LocalVendor()
 

@@ -11,11 +11,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from vram import untrusted
+from vram import children, untrusted
 from vram.errors import DeviceError
-from vram.host.local.checkpoint_start import Started, start_worker
-from vram.host.local.child import Child
-from vram.host.local.signals import LocalPidHandle
+from vram.host.local import start_checkpoint_worker
 from vram.host.ports import ParkTarget, PidHandle, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare
 from vram.payloads.procfs import read_stat
@@ -56,13 +54,13 @@ class _Packet(_Answer):
 class LocalCheckpoint:
     """Opens checkpoint workers; *started* is one that is running already."""
 
-    def __init__(self, started: Started | None = None) -> None:
+    def __init__(self, started: children.Child | None = None) -> None:
         self._started = started
 
     def open(self) -> LocalCheckpointWorker:
         started, self._started = self._started, None
         try:
-            return LocalCheckpointWorker(*(started or start_worker()))
+            return LocalCheckpointWorker(started or start_checkpoint_worker())
         except OSError as error:
             raise DeviceError(
                 f"the process that talks to the driver cannot be started: {error.strerror}",
@@ -73,9 +71,9 @@ class LocalCheckpoint:
 class LocalCheckpointWorker:
     """Our end of the socket."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self._child = Child(pid, -1)
-        self._socket = connection
+    def __init__(self, child: children.Child) -> None:
+        self._child = child
+        self._socket = socket.socket(fileno=child.pipe)
         self._ready: CheckpointAnswer | None = None
         self._order = 0
         self._hung_up = False
@@ -106,12 +104,7 @@ class LocalCheckpointWorker:
         return tuple(by_pid.get(each.handle.pid, _DIED) for each in targets)
 
     def unpark(
-        self,
-        target: ParkTarget,
-        *,
-        room_patience_s: float,
-        deadline_s: float,
-        watch: Watch | None = None,
+        self, target: ParkTarget, *, room_patience_s: float, deadline_s: float, watch: Watch | None = None
     ) -> CheckpointAnswer:
         order = {
             "do": "unpark",
@@ -138,11 +131,7 @@ class LocalCheckpointWorker:
         return self._child.wait(wait_s)
 
     def _ask(
-        self,
-        order: dict[str, Any],
-        descriptors: Sequence[int],
-        deadline_s: float,
-        watch: Watch | None = None,
+        self, order: dict[str, Any], descriptors: Sequence[int], deadline_s: float, watch: Watch | None = None
     ) -> _Packet | CheckpointAnswer:
         """The worker's reply, or why there is none."""
         if self._ready is None:
@@ -182,7 +171,7 @@ class LocalCheckpointWorker:
         return CheckpointAnswer(status="timeout", message=f"{silence} in time{self._stuck()}")
 
     def _stuck(self) -> str:
-        """Why the worker cannot end, where nobody can change that."""
+        """Why the worker cannot end, where no signal can change that."""
         stat = read_stat(self._child.pid)
         stuck = f"; pid {self._child.pid} waits for it in the kernel (state D) and cannot be killed"
         return stuck if stat and stat.state == "D" else ""
@@ -223,5 +212,5 @@ def _room(shares: Sequence[GpuShare]) -> list[tuple[str, int]]:
 
 
 def _pidfd(handle: PidHandle) -> int:
-    assert isinstance(handle, LocalPidHandle), "a process of this machine is held by pidfd"
+    assert isinstance(handle, children.LocalPidHandle), "a process of this machine is held by pidfd"
     return handle.pidfd

@@ -73,14 +73,14 @@ class LocalDrm:
         own = {device.address: _own_memory(device) for device in self._devices()}
         return rocm_charges(self._root, own)
 
-    def nvidia_gpus(self) -> int | None:
+    def nvidia_gpus(self) -> int:
         names = listing(f"{self._root}/bus/pci/drivers/nvidia")
-        return None if names is None else sum(1 for name in names if _ADDRESS.fullmatch(name))
+        return sum(1 for name in names if _ADDRESS.fullmatch(name))
 
     def _devices(self) -> list[_Device]:
         folder = f"{self._root}/class/drm"
         found = {}
-        for name in listing(folder) or ():
+        for name in listing(folder):
             if _CARD.fullmatch(name):
                 device = os.path.realpath(f"{folder}/{name}/device")
                 driver = os.path.basename(os.path.realpath(f"{device}/driver"))
@@ -95,19 +95,16 @@ class LocalDrm:
             return _amd_card(device, facts)
         if facts.integrated:
             return Card(device.address, facts, 0)
-        total, in_use = _intel_memory(self._root, device.address, device.driver, device.folder)
-        return Card(
-            device.address,
-            facts,
-            total.nbytes,
-            in_use,
-            status=total.status,
-            message=total.message,
-            code=total.code,
-        )
+        cgroup = f"{self._root}/fs/cgroup"
+        in_use: int | None = None
+        if capacity := _regions(f"{cgroup}/dmem.capacity", device.address):
+            total, in_use = SysfsSize(capacity), _regions(f"{cgroup}/dmem.current", device.address)
+        else:
+            total = _tiles(device.driver, device.folder)
+        return Card(device.address, facts, total.nbytes, in_use, None, None, *total[1:])
 
     def _facts(self, device: _Device) -> GpuFacts:
-        nodes = (_NODE.fullmatch(name) for name in listing(f"{device.folder}/drm") or ())
+        nodes = (_NODE.fullmatch(name) for name in listing(f"{device.folder}/drm"))
         version = read_word(f"{self._root}/module/{device.driver}/version")
         # amdgpu would wake a sleeping GPU to answer.
         busy = None if asleep(device.folder) else read_word(f"{device.folder}/gpu_busy_percent")
@@ -117,7 +114,7 @@ class LocalDrm:
             vendor=VENDORS[device.driver],
             driver=device.driver,
             driver_version=version[:64].decode("utf-8", "backslashreplace") if version else None,
-            integrated=_is_integrated(device),
+            integrated=device.driver in ("i915", "xe") and device.address.startswith(_INTEL_INTEGRATED),
             nodes=tuple(sorted(int(node[1]) for node in nodes if node)),
             bus_id=device.address,
             utilization=_percent(busy),
@@ -139,27 +136,14 @@ def _amd_card(device: _Device, facts: GpuFacts) -> Card:
     if (total.status, used.status, gtt_total.status) == ("unsupported", "unsupported", "ok"):
         total = used = SysfsSize(0)
     worst = total if total.nbytes is None else used
-    return Card(
-        device.address,
-        facts,
-        total.nbytes,
-        used.nbytes,
-        gtt_total.nbytes,
-        gtt_used.nbytes,
-        worst.status,
-        worst.message,
-        worst.code,
-    )
+    sizes = (total.nbytes, used.nbytes, gtt_total.nbytes, gtt_used.nbytes)
+    return Card(device.address, facts, *sizes, *worst[1:])
 
 
 def _own_memory(device: _Device) -> int | None:
     """The size of the GPU's own memory; amdgpu hides the file where there is none."""
     size = read_nbytes(f"{device.folder}/mem_info_vram_total")
     return 0 if size.status == "unsupported" else size.nbytes
-
-
-def _is_integrated(device: _Device) -> bool:
-    return device.driver in ("i915", "xe") and device.address.startswith(_INTEL_INTEGRATED)
 
 
 def _percent(word: bytes | None) -> int | None:
@@ -174,14 +158,6 @@ def _percent(word: bytes | None) -> int | None:
 # card's memory where it can.
 
 
-def _intel_memory(root: str, address: str, driver: str, folder: str) -> tuple[SysfsSize, int | None]:
-    """The card's size, and what is in use of it."""
-    capacity = _regions(f"{root}/fs/cgroup/dmem.capacity", address)
-    if capacity:
-        return SysfsSize(capacity), _regions(f"{root}/fs/cgroup/dmem.current", address)
-    return _tiles(driver, folder), None
-
-
 def _regions(path: str, address: str) -> int | None:
     found = _REGION.findall(read_word(path) or b"")
     ours = [int(nbytes) for place, nbytes in found if place.decode() == address]
@@ -189,17 +165,14 @@ def _regions(path: str, address: str) -> int | None:
 
 
 def _tiles(driver: str, folder: str) -> SysfsSize:
-    unknown = SysfsSize(
-        None, "unsupported", f"{driver} does not report how much memory the card has", "no-card-size"
-    )
-    tiles = sorted(name for name in listing(folder) or () if _TILE.fullmatch(name))
+    tiles = sorted(name for name in listing(folder) if _TILE.fullmatch(name))
     files = [f"{folder}/{tile}/physical_vram_size_bytes" for tile in tiles]
     if not files or not all(map(os.path.exists, files)):
-        return unknown
+        message = f"{driver} does not report how much memory the card has"
+        return SysfsSize(None, "unsupported", message, "no-card-size")
     if asleep(folder):
-        return SysfsSize(
-            None, "unsupported", "the card is suspended, and reading its size would wake it", "card-asleep"
-        )
+        message = "the card is suspended, and reading its size would wake it"
+        return SysfsSize(None, "unsupported", message, "card-asleep")
     parts = [read_nbytes(file) for file in files]
     failed = next((part for part in parts if part.nbytes is None), None)
     return failed or SysfsSize(sum(part.nbytes or 0 for part in parts))
@@ -217,8 +190,8 @@ def _product(device: str, vendor: str, root: str | None = None) -> str:
     if not all(re.fullmatch(rb"[0-9a-f]{4}", each) for each in ids):
         return f"unknown {_WORDS[vendor]} GPU"
     revision = (read_word(f"{device}/revision") or b"")[-2:].upper()
-    found = _marketing(ids[1], revision, root) if vendor == "amd" else None
-    found = found or _listed(ids[0], ids[1], root)
+    found = _find_in_amdgpu_ids(ids[1], revision, root) if vendor == "amd" else None
+    found = found or _find_in_pci_ids(ids[0], ids[1], root)
     number = b":".join(ids).decode()
     return _with_maker(found, vendor) if found else f"{_WORDS[vendor]} GPU {number}"
 
@@ -228,7 +201,7 @@ def _with_maker(name: str, vendor: str) -> str:
     return name if word.lower() in name.lower() else f"{word} {name}"
 
 
-def _marketing(device: bytes, revision: bytes, root: str | None) -> str | None:
+def _find_in_amdgpu_ids(device: bytes, revision: bytes, root: str | None) -> str | None:
     """AMD's own list tells models apart that share a device number."""
     raw = _read(_AMDGPU_IDS, root)
     pattern = rb"^" + device.upper() + rb",\s*" + re.escape(revision) + rb",\s*(.{1,100})$"
@@ -236,7 +209,7 @@ def _marketing(device: bytes, revision: bytes, root: str | None) -> str | None:
     return _text(found[1]) if found else None
 
 
-def _listed(vendor: bytes, device: bytes, root: str | None) -> str | None:
+def _find_in_pci_ids(vendor: bytes, device: bytes, root: str | None) -> str | None:
     raw = _read(_PCI_IDS, root)
     begin = raw.find(b"\n" + vendor + b"  ")
     end = re.compile(rb"\n[0-9a-f]{4}  ").search(raw, begin + 1) if begin >= 0 else None
@@ -292,12 +265,12 @@ def read_word(path: str) -> bytes | None:
         return None
 
 
-def listing(folder: str) -> list[str] | None:
-    """The names in *folder*; None where it cannot be read."""
+def listing(folder: str) -> list[str]:
+    """The names in *folder*; none where it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError:
-        return None
+        return []
 
 
 def asleep(folder: str) -> bool:
@@ -313,11 +286,8 @@ def read_nbytes(path: str) -> SysfsSize:
     except OSError as error:
         status = _STATUS.get(error.errno, "failed")
         return SysfsSize(None, status, f"{name} cannot be read: {error.strerror}", "sysfs-unreadable")
-    nbytes = int(raw, 0) if _NUMBER.fullmatch(raw) and not _octal(raw) else None
+    is_octal = len(raw) > 1 and raw[:1] == b"0" and raw[1:2] != b"x"
+    nbytes = int(raw, 0) if _NUMBER.fullmatch(raw) and not is_octal else None
     if nbytes is None or nbytes >= _MAX_BYTES:
         return SysfsSize(None, "failed", f"{name} is not a size", "sysfs-damaged")
     return SysfsSize(nbytes)
-
-
-def _octal(raw: bytes) -> bool:
-    return len(raw) > 1 and raw[:1] == b"0" and raw[1:2] != b"x"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from vram.host.local.drm import SysfsSize, read_nbytes, read_word
+from vram.host.local.drm import SysfsSize, listing, read_nbytes, read_word
 from vram.host.ports import ComputeCharge, DrmClient
 from vram.model.files import ClientFacts, Region
 from vram.model.observation import Status
@@ -36,7 +36,7 @@ _FORMERLY = {b"pdev": b"drm-pdev", b"pasid": b"drm-client-id"}
 _MEMORY_FORMERLY = {b"vram mem": b"vram", b"gtt mem": b"gtt", b"cpu mem": b"cpu"}
 # What lies there now, then what older kernels call it, then what was asked for.
 _BEST_FIRST = (b"resident", b"memory", b"total")
-# Registers and small memories inside amdgpu's chips, which hold nobody's data.
+# Registers and small memories inside amdgpu's chips, which hold no process's data.
 _NO_MEMORY = frozenset((b"gds", b"gws", b"oa", b"doorbell", b"mmioremap"))
 _PROPERTY = re.compile(rb"^(location_id|domain) (\d{1,10})$", re.MULTILINE)
 _BANK = re.compile(rb"^size_in_bytes (\d{1,19})$", re.MULTILINE)
@@ -67,16 +67,11 @@ def read_client(fd: int, node: int | None, raw: bytes, description: int | None =
         regions=regions,
     )
     if wrong:
-        return DrmClient(
-            facts, "failed", f"the fdinfo of descriptor {fd}: {'; '.join(wrong[:4])}", "fdinfo-damaged"
-        )
+        message = f"the fdinfo of descriptor {fd}: {'; '.join(wrong[:4])}"
+        return DrmClient(facts, "failed", message, "fdinfo-damaged")
     if not regions:
-        return DrmClient(
-            facts,
-            "unsupported",
-            "the driver reports no memory figures for its open files",
-            "no-client-figures",
-        )
+        message = "the driver reports no memory figures for its open files"
+        return DrmClient(facts, "unsupported", message, "no-client-figures")
     return DrmClient(facts)
 
 
@@ -170,7 +165,7 @@ def rocm_charges(root: str, own: Mapping[str, int | None]) -> list[ComputeCharge
     folder = f"{root}/class/kfd/kfd"
     gpus = _rocm_gpus(f"{folder}/topology/nodes", own)
     found: dict[tuple[int, _RocmGpu], SysfsSize] = {}
-    for pid in sorted(int(name) for name in _names(f"{folder}/proc") if name.isdigit() and len(name) < 11):
+    for pid in sorted(int(name) for name in listing(f"{folder}/proc") if name.isdigit() and len(name) < 11):
         for number, used in _rocm_figures(f"{folder}/proc/{pid}"):
             if number in gpus:
                 key = (pid, gpus[number])
@@ -180,7 +175,7 @@ def rocm_charges(root: str, own: Mapping[str, int | None]) -> list[ComputeCharge
 
 def _rocm_figures(process: str) -> Iterator[tuple[int, SysfsSize]]:
     """A process's figures; where it has several contexts, each has a folder with its own."""
-    for name in _names(process):
+    for name in listing(process):
         used = _USED.fullmatch(name)
         if used:
             yield int(used[1]), read_nbytes(f"{process}/{name}")
@@ -199,12 +194,14 @@ def _sum(one: SysfsSize, other: SysfsSize) -> SysfsSize:
 def _rocm_gpus(folder: str, own: Mapping[str, int | None]) -> dict[int, _RocmGpu]:
     """Which GPU each of the list's own numbers means."""
     found = {}
-    for node in _names(folder):
+    for node in listing(folder):
         number = read_word(f"{folder}/{node}/gpu_id") or b""
         raw = read_word(f"{folder}/{node}/properties") or b""
         values = {key: int(value) for key, value in _PROPERTY.findall(raw)}
         if number.isdigit() and int(number) and b"location_id" in values:
-            address = _whole(_pci_address(values.get(b"domain", 0), values[b"location_id"]), own)
+            at = values[b"location_id"]
+            place = f"{values.get(b'domain', 0):04x}:{at >> 8 & 0xFF:02x}:{at >> 3 & 0x1F:02x}.{at & 7}"
+            address = _whole(place, own)
             size = own.get(address)
             found[int(number)] = _RocmGpu(
                 address, size is not None and _rocm_memory(f"{folder}/{node}") > size
@@ -220,16 +217,5 @@ def _whole(address: str, own: Mapping[str, int | None]) -> str:
 
 def _rocm_memory(node: str) -> int:
     """What ROCm may allocate on the GPU of *node*; 0 where it is unknown."""
-    banks = (read_word(f"{node}/mem_banks/{bank}/properties") or b"" for bank in _names(f"{node}/mem_banks"))
+    banks = (read_word(f"{node}/mem_banks/{bank}/properties") or b"" for bank in listing(f"{node}/mem_banks"))
     return sum(int(size) for bank in banks for size in _BANK.findall(bank))
-
-
-def _pci_address(domain: int, location: int) -> str:
-    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []

@@ -6,14 +6,12 @@ what it imports must be gone when it ends.
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from vram.host.local.child import VISIBLE, Child, driver_environment, spawn
+from vram.children import VISIBLE, Child, driver_environment, spawn
 from vram.host.ports import ExportCandidate, Proof
 from vram.model.observation import Status
 from vram.payloads import command
@@ -48,7 +46,7 @@ class LocalExports:
         for view in views or (None,):
             if not left:
                 return
-            for proof in self._try(list(left), view, deadline):
+            for proof in self._ask(list(left), view, deadline):
                 if proof.exported:
                     del left[proof.candidate]
                     yield proof
@@ -56,67 +54,40 @@ class LocalExports:
                     left[proof.candidate] = proof
         yield from (proof for proof in left.values() if proof is not None)
 
-    def _try(
+    def _ask(
         self, candidates: Sequence[ExportCandidate], view: str | None, deadline: float
     ) -> Iterator[Proof]:
         self._stuck = [child for child in self._stuck if not child.wait(0.0)]
         if self._stuck:
-            yield from _unproved(
-                candidates, "timeout", "still-hangs", "an earlier import still hangs in the driver"
-            )
-        elif candidates:
-            yield from self._ask(candidates, view, deadline)
-
-    def _ask(
-        self, candidates: Sequence[ExportCandidate], view: str | None, deadline: float
-    ) -> Iterator[Proof]:
+            message = "an earlier import still hangs in the driver"
+            yield from _unproved(candidates, "timeout", "still-hangs", message)
+            return
+        words = (f"{each.process.pid}:{each.process.started_at or 0}:{each.fd}" for each in candidates)
+        visible = {} if view is None else {VISIBLE: view}
         try:
-            child = spawn(_command(candidates), _environment(view))
+            child = spawn(command("exports", *words), {**driver_environment(), **visible})
         except OSError as error:
             message = f"no process could be started: {error.strerror}"
             yield from _unproved(candidates, "failed", "reader-not-started", message)
             return
+        decoder = msgspec.json.Decoder(_Line)
         left = dict(enumerate(candidates))
         reason: tuple[Status, str, str] = ("failed", "reader-died", "the importing process exited early")
         try:
-            for line in _lines(child, deadline):
+            for line in map(decoder.decode, child.lines(deadline)):
                 if line.at is None:
                     reason = (line.status, line.code or line.status, line.message or "")
                 elif candidate := left.pop(line.at, None):
-                    yield _proof(candidate, line)
-            if time.monotonic() >= deadline:
-                reason = ("timeout", "hangs", "the driver did not answer in time")
-            yield from _unproved(left.values(), *reason)
+                    yield Proof(
+                        candidate, line.exported, line.nbytes, line.uuid, line.status, line.message, line.code
+                    )
+        except TimeoutError:
+            reason = ("timeout", "hangs", "the driver did not answer in time")
         finally:
             child.hang_up()
             if not child.end(_GRACE_S):
                 self._stuck.append(child)
-
-
-def _command(candidates: Sequence[ExportCandidate]) -> list[str]:
-    words = (f"{each.process.pid}:{each.process.started_at or 0}:{each.fd}" for each in candidates)
-    return command("exports", *words)
-
-
-def _environment(view: str | None) -> dict[str, str]:
-    kept = driver_environment()
-    return kept if view is None else {**kept, VISIBLE: view}
-
-
-def _lines(child: Child, deadline: float) -> Iterator[_Line]:
-    poll = select.poll()
-    poll.register(child.pipe, select.POLLIN)
-    decoder, rest = msgspec.json.Decoder(_Line), b""
-    while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
-        part = os.read(child.pipe, 65536)
-        if not part:
-            return
-        *lines, rest = (rest + part).split(b"\n")
-        yield from map(decoder.decode, lines)
-
-
-def _proof(candidate: ExportCandidate, line: _Line) -> Proof:
-    return Proof(candidate, line.exported, line.nbytes, line.uuid, line.status, line.message, line.code)
+        yield from _unproved(left.values(), *reason)
 
 
 def _unproved(

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from vram.children import Child, Inbox
 from vram.host.local import EVERYTHING, FIGURES, start_kept_reader, start_reader
-from vram.host.local.child import Child, Inbox, Message
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.observation import Observation, Status
 from vram.model.process import ProcessRef
@@ -50,7 +50,7 @@ class _Reader:
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.inbox = Inbox()
+        self.inbox: Inbox[tuple[Any, ...]] = Inbox()
         self.calling = Calling("nvml.init", None, "nvmlInit")
         self.arrived_at = time.monotonic()
         self.meanwhile: Observation | None = None
@@ -58,7 +58,7 @@ class _Reader:
         self.done = False
         self.stays = False
 
-    def receive(self) -> tuple[list[Message], bool]:
+    def receive(self) -> tuple[list[tuple[Any, ...]], bool]:
         """What it said since, and whether it has hung up."""
         try:
             part = os.read(self.child.pipe, 1 << 18)
@@ -201,12 +201,12 @@ class _Reading:
             yield from self._take(reader, message)
         if hung_up and not reader.done:
             reader.done = True
-            yield from self._given_up(
+            yield from self._give_up(
                 reader, "failed", "reader-died", "the process that reads NVML died in {call}"
             )
             self._start_relief()
 
-    def _take(self, reader: _Reader, message: Message) -> Iterator[Observation]:
+    def _take(self, reader: _Reader, message: tuple[Any, ...]) -> Iterator[Observation]:
         if reader.done:
             return
         match message:
@@ -216,7 +216,7 @@ class _Reading:
                 self._gpus = max(self._gpus, gpus)
             case "saw", fields:
                 seen = observation(fields)
-                # Whoever relieves another repeats the driver's versions: once is enough.
+                # A reader that relieves another repeats the driver's versions: once is enough.
                 if seen.gpu is not None or reader is self._first:
                     reader.meanwhile = None
                     yield seen
@@ -245,11 +245,11 @@ class _Reading:
             try:
                 self._readers.append(self._nvml.start(set(self._owner)))
             except OSError:
-                return  # the GPUs that nobody came to are reported by _missing
+                return  # the GPUs that no reader came to are reported by _missing
 
     def _missing(self) -> Iterator[Observation]:
         for reader in self._active():
-            yield from self._given_up(
+            yield from self._give_up(
                 reader, "timeout", "hangs", "{call} did not answer within {waited:.1f} s"
             )
         for index in range(self._gpus):
@@ -258,7 +258,7 @@ class _Reading:
                 message = "not called within {waited:.1f} s: other calls hang"
                 yield self._failure(call, "timeout", "not-reached", message)
 
-    def _given_up(self, reader: _Reader, status: Status, code: str, message: str) -> Iterator[Observation]:
+    def _give_up(self, reader: _Reader, status: Status, code: str, message: str) -> Iterator[Observation]:
         if reader.meanwhile is not None:
             yield reader.meanwhile
         yield self._failure(reader.calling, status, code, message)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import marshal
 import os
 import select
 import sys
@@ -22,8 +23,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
+from vram.children import frame, send
 from vram.host.local import FIGURES
-from vram.host.local.child import frame, send
 from vram.host.local.nvml_library import (
     GpuGone,
     code_of,
@@ -51,7 +52,9 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 _Memory = dict[str, Any] | None
 # A GPU's handle, its facts, and its MIG devices.
-_Device = tuple[Any, dict[str, Any], "list[_MigHandle] | None"]
+_Device = tuple[Any, dict[str, Any], "_MigDevices"]
+# The handle of each MIG device, and the fields of its facts; None where MIG is off or they are unknown.
+_MigDevices = list[tuple[Any, dict[str, Any]]] | None
 # By pid, GPU instance and compute instance: bytes, and which lists name them.
 _Figures = dict[tuple[int, int | None, int | None], tuple[int | None, tuple[str, ...]]]
 
@@ -69,7 +72,7 @@ class Reader:
         self._send("saw", self._statement(fields))
 
     def _send(self, *message: Any) -> None:
-        send(self._pipe, *message)
+        _say(self._pipe, *message)
 
     def _statement(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"probe": self._probe, "gpu": self._gpu, **fields}
@@ -115,10 +118,13 @@ class Reader:
             self._probe = "nvml.driver"
             self.say(facts=driver_facts(lambda name: None))
             return False
+        self._say_driver()
+        return True
+
+    def _say_driver(self) -> None:
         self.say()
         self._probe = "nvml.driver"
         self.say(facts=driver_facts(self.ask))
-        return True
 
     def _start_library(self) -> None:
         try:
@@ -141,7 +147,7 @@ class Reader:
     def _device(self, index: int) -> _Device:
         handle = self.call("nvmlDeviceGetHandleByIndex", index)
         facts = self._facts(handle)
-        devices = self._mig_devices(handle) if facts["mig_enabled"] else None
+        devices = _find_mig(self.ask, handle) if facts["mig_enabled"] else None
         return handle, {**facts, "mig_devices": None if devices is None else len(devices)}, devices
 
     def _statement_of(self, error: BaseException) -> dict[str, Any]:
@@ -181,11 +187,7 @@ class Reader:
             "utilization": _count(rates.gpu) if rates else None,
         }
 
-    def _mig_devices(self, handle: Any) -> list[_MigHandle] | None:
-        """The devices of a divided GPU, or None where they could not be asked for."""
-        return _find_mig(self.ask, handle)
-
-    def _read_memory(self, handle: Any, devices: list[_MigHandle] | None) -> None:
+    def _read_memory(self, handle: Any, devices: _MigDevices) -> None:
         """_Memory, lists, memory again: the account is only exact when nothing moved between."""
         self._probe = "nvml.memory"
         before = self._memories(handle, devices)
@@ -203,8 +205,11 @@ class Reader:
         self._say_memories(devices, after, by)
         self._probe = "nvml.processes"
         if failure is not None:
-            self.say(**(_without_lists() or self._unread(*failure)))
-        found = {pid: _found(pid) for pid, _, _ in figures}
+            name, error = failure
+            said = self._statement_of(error)
+            message = f"the list of {name} processes could not be read: {said['message']}"
+            self.say(**(_without_lists() or {**said, "message": message}))
+        found = {pid: _read_start(pid) for pid, _, _ in figures}
         dead = {pid for pid, (started_at, _) in found.items() if started_at is None}
         ended = self._unlisted(handle, devices, dead) if dead else dead
         for (pid, instance, compute), (nbytes, lists) in figures.items():
@@ -213,26 +218,26 @@ class Reader:
             facts["ended"] = pid in ended
             self.say(process={"pid": pid, "started_at": started_at}, nbytes=nbytes, facts=facts)
 
-    def _unlisted(self, handle: Any, devices: list[_MigHandle] | None, dead: set[int]) -> set[int]:
-        """Those of the *dead* that are listed no more; memory that somebody keeps of them stays listed."""
+    def _unlisted(self, handle: Any, devices: _MigDevices, dead: set[int]) -> set[int]:
+        """Those of the *dead* that are listed no more. One whose memory is held by others stays listed."""
         again, failure = self._figures(handle, devices)
         return set() if failure else dead - {pid for pid, _, _ in again}
 
-    def _say_memories(self, devices: list[_MigHandle] | None, memories: list[_Memory], by: list[int]) -> None:
+    def _say_memories(self, devices: _MigDevices, memories: list[_Memory], by: list[int]) -> None:
         whole = memories[0]
         if whole:
             self.say(facts={"type": "memory", **whole, "moved_bytes": by[0]})
         else:
             self.say(status="denied", code="under-mig", message=_UNDER_MIG)
-        for device, memory, bytes_moved in zip(devices or (), memories[1:], by[1:], strict=True):
+        for (_, names), memory, bytes_moved in zip(devices or (), memories[1:], by[1:], strict=True):
             read = {"type": "memory", **memory, "moved_bytes": bytes_moved} if memory else None
-            self.say(facts={"type": "mig", **device.names, "memory": read})
+            self.say(facts={"type": "mig", **names, "memory": read})
 
-    def _memories(self, handle: Any, devices: list[_MigHandle] | None) -> list[_Memory]:
+    def _memories(self, handle: Any, devices: _MigDevices) -> list[_Memory]:
         """Of the whole GPU, and of each MIG device; None where it may not be read."""
         if devices is None:
             return [self._memory(handle)]
-        return [self._memory_or_none(device) for device in (handle, *(each.handle for each in devices))]
+        return [self._memory_or_none(device) for device in (handle, *(each for each, _ in devices))]
 
     def _memory_or_none(self, device: Any) -> _Memory:
         """Under MIG the whole GPU answers only to the privileged, and a device can go meanwhile."""
@@ -254,30 +259,19 @@ class Reader:
                 raise
             return _plausible(total=one.total, free=one.free, used=one.used, v1_used=one.used)
         return _plausible(
-            total=two.total,
-            free=two.free,
-            used=two.used,
-            reserved=two.reserved,
-            v1_used=one.used,
+            total=two.total, free=two.free, used=two.used, reserved=two.reserved, v1_used=one.used
         )
 
-    def _unread(self, name: str, error: Exception) -> dict[str, Any]:
-        statement = self._statement_of(error)
-        return {
-            **statement,
-            "message": f"the list of {name} processes could not be read: {statement['message']}",
-        }
-
-    def _figures(self, handle: Any, devices: list[_MigHandle] | None) -> tuple[_Figures, _Failure | None]:
+    def _figures(self, handle: Any, devices: _MigDevices) -> tuple[_Figures, _Failure | None]:
         """Every listed pid with its bytes, and what kept a list from us.
 
-        Under MIG the whole GPU's lists name everybody, and so do those of all its devices together.
+        Under MIG the whole GPU's lists name all processes, and so do those of all its devices together.
         """
         self._probe = "nvml.processes"
         figures, failure = self._lists(handle)
         if devices:
-            parts = [(device, *self._lists(device.handle)) for device in devices]
-            figures = _placed(figures, [(device, found) for device, found, _ in parts])
+            parts = [(names, *self._lists(device)) for device, names in devices]
+            figures = _assign_to_devices(figures, [(names, found) for names, found, _ in parts])
             failure = failure and next((failed for _, _, failed in parts if failed), None)
         return figures, failure
 
@@ -298,11 +292,12 @@ class Reader:
 
     def _gap(self, failures: list[_Failure]) -> _Failure | None:
         """The failure that matters: driver and binding need not have every list, but have to have one."""
-        gaps = [each for each in failures if not self._is_lacking(each[1])]
+        gaps = [
+            (name, error)
+            for name, error in failures
+            if not isinstance(error, AttributeError) and self._statement_of(error)["status"] != "unsupported"
+        ]
         return next(iter(gaps or failures), None) if gaps or len(failures) == len(_LISTS) else None
-
-    def _is_lacking(self, error: Exception) -> bool:
-        return isinstance(error, AttributeError) or self._statement_of(error)["status"] == "unsupported"
 
     def _list(self, word: str, device: Any) -> Any:
         """The newest version of the list that driver and binding both know."""
@@ -360,17 +355,11 @@ class KeptReader(Reader):
             self._known.clear()
             self._used.clear()
             self._empty.clear()
-        if self._opened:
-            return self._still_open()
-        self._opened = super()._init()
+        if not self._opened:
+            self._opened = super()._init()
+        elif not self._figures_only:
+            self._say_driver()
         return self._opened
-
-    def _still_open(self) -> bool:
-        if not self._figures_only:
-            self.say()
-            self._probe = "nvml.driver"
-            self.say(facts=driver_facts(self.ask))
-        return True
 
     def _device(self, index: int) -> _Device:
         known = self._known.get(index)
@@ -381,7 +370,7 @@ class KeptReader(Reader):
         rates = self.ask("nvmlDeviceGetUtilizationRates", handle)
         return handle, {**facts, "utilization": _count(rates.gpu) if rates else None}, devices
 
-    def _memories(self, handle: Any, devices: list[_MigHandle] | None) -> list[_Memory]:
+    def _memories(self, handle: Any, devices: _MigDevices) -> list[_Memory]:
         """As they were, where the figure that every allocation changes is the same."""
         known = self._used.get(self._gpu) if self._figures_only and devices is None else None
         if known is not None and known.get("reserved") is not None:
@@ -427,7 +416,7 @@ class KeptReader(Reader):
 
     def _send(self, *message: Any) -> None:
         if self._figures_only:
-            self._unsent += frame(message)
+            self._unsent += frame(marshal.dumps(message))
         else:
             super()._send(*message)
 
@@ -439,54 +428,39 @@ class KeptReader(Reader):
 # ---- MIG devices: which there are, and whose processes run on which of them ----
 
 
-class _MigHandle:
-    """A device's handle, and the fields of its facts."""
-
-    __slots__ = ("handle", "names")
-
-    def __init__(self, handle: Any, names: dict[str, Any]) -> None:
-        self.handle = handle
-        self.names = names
-
-
-def _find_mig(ask: Callable[..., Any], gpu: Any) -> list[_MigHandle] | None:
+def _find_mig(ask: Callable[..., Any], gpu: Any) -> _MigDevices:
     """Every MIG device of *gpu*; numbers may have holes. None where the GPU does not tell."""
     most = ask("nvmlDeviceGetMaxMigDeviceCount", gpu)
     if most is None:
         return None
     handles = {at: ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, at) for at in range(most)}
-    found = (_mig_handle(ask, handle, at) for at, handle in handles.items() if handle is not None)
-    return [device for device in found if device is not None]
+    found = []
+    for index, handle in handles.items():
+        if handle is None:
+            continue
+        uuid, name = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
+        instance = ask("nvmlDeviceGetGpuInstanceId", handle)
+        compute = ask("nvmlDeviceGetComputeInstanceId", handle)
+        if uuid is None or instance is None or compute is None:  # it was destroyed while we asked
+            continue
+        names = {"index": index, "uuid": text(uuid), "name": text(name or "unknown MIG device")}
+        found.append((handle, {**names, "gpu_instance": int(instance), "compute_instance": int(compute)}))
+    return found
 
 
-def _mig_handle(ask: Callable[..., Any], handle: Any, index: int) -> _MigHandle | None:
-    uuid, name = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
-    instance = ask("nvmlDeviceGetGpuInstanceId", handle)
-    compute = ask("nvmlDeviceGetComputeInstanceId", handle)
-    if uuid is None or instance is None or compute is None:  # it was destroyed while we asked
-        return None
-    names = {"uuid": text(uuid), "name": text(name or "unknown MIG device")}
-    return _MigHandle(
-        handle, {"index": index, **names, "gpu_instance": int(instance), "compute_instance": int(compute)}
-    )
-
-
-def _placed(whole: _Figures, parts: Iterable[tuple[_MigHandle, _Figures]]) -> _Figures:
-    """What the devices list, and what only the whole GPU does; nobody twice.
+def _assign_to_devices(whole: _Figures, parts: Iterable[tuple[dict[str, Any], _Figures]]) -> _Figures:
+    """What the devices list, and what only the whole GPU does; no process twice.
 
     A device's own list need not repeat which instance it is. The whole GPU's list, which only
-    the privileged get, says it for each process; where it does not, whoever a device lists is
+    the privileged get, says it for each process; where it does not, a process that a device lists is
     known already.
     """
     figures: _Figures = {}
-    for device, listed in parts:
+    for names, listed in parts:
         for (pid, instance, compute), figure in listed.items():
-            key = (
-                pid,
-                device.names["gpu_instance"] if instance is None else instance,
-                device.names["compute_instance"] if compute is None else compute,
-            )
-            figures[key] = figure
+            own_instance = names["gpu_instance"] if instance is None else instance
+            own_compute = names["compute_instance"] if compute is None else compute
+            figures[pid, own_instance, own_compute] = figure
     known = {pid for pid, _, _ in figures}
     for key, figure in whole.items():
         if key not in figures and (key[1] is not None or key[0] not in known):
@@ -538,6 +512,10 @@ def _first(pair: Any) -> Any:
 # ---- the process ----
 
 
+def _say(pipe: int, *message: Any) -> None:
+    send(pipe, marshal.dumps(message))
+
+
 def _without_lists() -> dict[str, Any] | None:
     """Under Windows' driver the lists are no failure where they are missing: some versions answer 999."""
     folder = os.environ.get("VRAM_VIRTUAL_GPU")
@@ -549,16 +527,10 @@ def _without_lists() -> dict[str, Any] | None:
 
 def read_into(pipe: int, skip: set[int]) -> None:
     """Say everything that NVML knows of the GPUs not in *skip* into *pipe*."""
-    send(pipe, "calling", "nvml.init", None, "nvmlInit")
     _end_when_unheard(pipe)
-    try:
-        import pynvml
-    except ImportError as error:
-        said = {"status": "failed", "code": code_of(error), "message": message_of(error)}
-        send(pipe, "saw", {"probe": "nvml.init", **said})
-    else:
-        Reader(pynvml, pipe).read(skip)
-    send(pipe, "done", False)
+    if nvml := _load_binding(pipe):
+        Reader(nvml, pipe).read(skip)
+    _say(pipe, "done", False)
 
 
 def serve(pipe: int) -> None:
@@ -567,24 +539,31 @@ def serve(pipe: int) -> None:
     _end_when_unheard(pipe)
     reader: KeptReader | None = None
     while request := os.read(pipe, 1):
-        if reader is None:
-            send(pipe, "calling", "nvml.init", None, "nvmlInit")
-            try:
-                import pynvml
-            except ImportError as error:
-                said = {"status": "failed", "code": code_of(error), "message": message_of(error)}
-                send(pipe, "saw", {"probe": "nvml.init", **said})
-                send(pipe, "done", False)
-                return
-            reader = KeptReader(pynvml, pipe)
-        reader.round(request == FIGURES)
-        send(pipe, "done", reader.stays)
-        if not reader.stays:
+        if reader is None and (nvml := _load_binding(pipe)):
+            reader = KeptReader(nvml, pipe)
+        if reader is not None:
+            reader.round(request == FIGURES)
+        stays = reader is not None and reader.stays
+        _say(pipe, "done", stays)
+        if not stays:
             return
 
 
-def _found(pid: int) -> tuple[int | None, bool]:
-    """When *pid* was started, and whether it is exiting; None where nobody has that pid, or it has ended."""
+def _load_binding(pipe: int) -> ModuleType | None:
+    """The module pynvml; where it is missing, that is said."""
+    _say(pipe, "calling", "nvml.init", None, "nvmlInit")
+    try:
+        import pynvml
+    except ImportError as error:
+        said = {"status": "failed", "code": code_of(error), "message": message_of(error)}
+        _say(pipe, "saw", {"probe": "nvml.init", **said})
+        return None
+    nvml: ModuleType = pynvml
+    return nvml
+
+
+def _read_start(pid: int) -> tuple[int | None, bool]:
+    """When *pid* was started, and whether it is exiting; None where no living process has that pid."""
     stat = read_stat(pid)
     return (None, False) if stat is None or stat.has_ended else (stat.started_at, stat.exiting)
 

@@ -1,4 +1,4 @@
-"""Open device files per process: who holds a GPU even when NVML lists nobody."""
+"""Open device files per process: who holds a GPU even when NVML lists no process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import errno
 import os
 import re
 import stat
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from vram.host.local.background import Background
 from vram.host.local.identity import user_name
 from vram.host.local.proc_scan import RawFile, Scan, ScanResult, best_scan
 from vram.host.ports import Dmabuf, DrmClient, FileHolder, FileScan
@@ -64,7 +64,7 @@ class LocalOpenFiles:
         self._begun: Background[ScanResult] | None = None
 
     def begin_scan(self, deadline_s: float) -> None:
-        """Begin a walk beside whatever is done next; the next scan of everybody collects it."""
+        """Begin a walk beside whatever is done next; the next scan of all processes collects it."""
         deadline = time.monotonic() + deadline_s
         self._begun = Background(lambda: self._walk(None, deadline))
 
@@ -75,10 +75,11 @@ class LocalOpenFiles:
         deadline = time.monotonic() + deadline_s
         if pids is not None and not pids:
             return FileScan(())
-        begun = None
-        if pids is None:
+        if pids is None and self._begun is not None:
             begun, self._begun = self._begun, None
-        walked = begun.result() if begun else self._walk(pids, deadline)
+            walked = begun.result()
+        else:
+            walked = self._walk(pids, deadline)
         denied, ours = walked.denied, set(self._ignore())
         pairs = ((file, self._names.name(file)) for file in walked.files if file.pid not in ours)
         named = [(file, named_as) for file, named_as in pairs if named_as]
@@ -150,7 +151,7 @@ class LocalOpenFiles:
 
 
 # To number n descriptions takes n log n calls of two microseconds: so many of one user's, and of all but
-# root's, are numbered. The rest may be shared with anybody.
+# root's, are numbered. The rest may be shared with any process.
 _MAX_OF_USER, _MAX_OF_USERS = 1 << 14, 1 << 15
 
 
@@ -158,12 +159,16 @@ def _descriptions(
     scan: Scan, root: str, named: list[tuple[RawFile, NamedFile]], deadline: float
 ) -> dict[tuple[int, int], int | None]:
     """Number the open files behind descriptors on GPUs, on the control device and on Windows' one."""
+
+    def is_unnumbered(info: bytes | None) -> bool:
+        # A DRM driver may leave it to the kernel to tell its open files apart.
+        return info is not None and b"drm-client-id:" not in info and b"pasid:" not in info
+
     groups: dict[bytes, int] = {}
     wanted = [
         (file, groups.setdefault(named_as.path, len(groups)))
         for file, named_as in named
-        if named_as.kind in ("gpu", "control", "dxg")
-        or (named_as.kind == "drm" and _is_unnumbered(file.info))
+        if named_as.kind in ("gpu", "control", "dxg") or (named_as.kind == "drm" and is_unnumbered(file.info))
     ]
     if len(wanted) > _MAX_OF_USER:
         kept = _within_shares(root, Counter(file.pid for file, _ in wanted))
@@ -205,11 +210,6 @@ def _dmabuf(folder: ProcessFolder, file: RawFile) -> Dmabuf:
     return Dmabuf(file.fd, file.inode, int(size) if size.isdigit() else file.size or None, exporter or None)
 
 
-def _is_unnumbered(info: bytes | None) -> bool:
-    """Whether a DRM driver leaves it to the kernel to tell its open files apart."""
-    return info is not None and b"drm-client-id:" not in info and b"pasid:" not in info
-
-
 def _clients(
     nodes: list[tuple[RawFile, NamedFile]], numbers: dict[tuple[int, int], int | None]
 ) -> Iterable[DrmClient]:
@@ -218,12 +218,8 @@ def _clients(
     for file, named_as in nodes:
         if file.info is not None:
             yield read_client(file.fd, named_as.minor, file.info, numbers.get((file.pid, file.fd)))
-        elif not _is_closed(file.error):
+        elif file.error not in (errno.ENOENT, errno.ESRCH, errno.EBADF):  # else it was closed meanwhile
             yield unread_client(file.fd, named_as.minor, file.error)
-
-
-def _is_closed(error: int) -> bool:
-    return error in (errno.ENOENT, errno.ESRCH, errno.EBADF)
 
 
 # ---- which open files are device files, by the text of their links and what is behind them ----
@@ -329,3 +325,37 @@ def mappings_in(maps: bytes, prefixes: tuple[bytes, ...], uvm: bytes) -> Mapping
     device = [line for line in map_lines(maps, prefixes) if line.path.startswith(prefixes)]
     managed = (line.nbytes for line in device if line.path == uvm)
     return Mappings(len(device), sum(nbytes for nbytes in managed if nbytes > _OF_A_CONTEXT))
+
+
+# ---- a walk that begins before its result is asked for, in a thread: it is a call into C ----
+
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """Runs *job* at once. ``result`` waits for it, and raises what it raised."""
+
+    def __init__(self, job: Callable[[], Result]) -> None:
+        self._job = job
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+        # A daemon: a program that ends does not wait for a result that it no longer asks for.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # this user may have no more threads: then it is done now
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._job())
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Result:
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._results[0]

@@ -28,6 +28,8 @@ _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
 _MAX_INFO_NBYTES = 64 * 1024
 
+Prefixes = Sequence[bytes]
+Pids = Sequence[int] | None
 Descriptor = tuple[int, int, int]
 Compare = Callable[[Descriptor, Descriptor], int]
 
@@ -56,7 +58,7 @@ class RawFile(Struct, frozen=True):
 class ScanLimits(Struct, frozen=True):
     """How many descriptors a walk may find: of one process, in all, of one user, of all users but root.
 
-    Anybody can open files without end whose links look like a device's. A process with a context on each of
+    Any user can open files without end whose links look like a device's. A process with a context on each of
     16 GPUs has about 400; one for each allocation that it shares comes to that. Of a user who has more than
     the share, only the first of each further process is found.
     """
@@ -88,12 +90,7 @@ class Scan(Protocol):
     """A walk over /proc: native, or Python where that is missing. One contract for both."""
 
     def files(
-        self,
-        root: str,
-        prefixes: Sequence[bytes],
-        pids: Sequence[int] | None,
-        deadline: float,
-        informed: Sequence[bytes] = (),
+        self, root: str, prefixes: Prefixes, pids: Pids, deadline: float, informed: Prefixes = ()
     ) -> ScanResult: ...
 
     def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]: ...
@@ -122,14 +119,9 @@ class NativeScan:
         self._result = _result_type()
 
     def files(
-        self,
-        root: str,
-        prefixes: Sequence[bytes],
-        pids: Sequence[int] | None,
-        deadline: float,
-        informed: Sequence[bytes] = (),
+        self, root: str, prefixes: Prefixes, pids: Pids, deadline: float, informed: Prefixes = ()
     ) -> ScanResult:
-        """Look at *pids* or everybody; links that begin with one of *informed* come with their fdinfo."""
+        """Read *pids* or all processes; links that begin with one of *informed* come with their fdinfo."""
         c, result = self._c, self._result()
         chosen = (c.c_int32 * len(pids))(*pids) if pids else None
         error = self._library.vramscan_scan(
@@ -214,14 +206,9 @@ class PythonScan:
         self._limits = limits
 
     def files(
-        self,
-        root: str,
-        prefixes: Sequence[bytes],
-        pids: Sequence[int] | None,
-        deadline: float,
-        informed: Sequence[bytes] = (),
+        self, root: str, prefixes: Prefixes, pids: Pids, deadline: float, informed: Prefixes = ()
     ) -> ScanResult:
-        """Look at *pids* or everybody; links that begin with one of *informed* come with their fdinfo."""
+        """Read *pids* or all processes; links that begin with one of *informed* come with their fdinfo."""
         files: list[RawFile] = []
         denied: list[int] = []
         cut: list[int] = []
@@ -246,7 +233,7 @@ class PythonScan:
             wanted = found[:limit]
             shares[uid] += len(wanted)
             full = len(wanted) > room
-            files += [_informed(root, file, tuple(informed)) for file in wanted[:room]]
+            files += [_add_info(root, file, tuple(informed)) for file in wanted[:room]]
         return ScanResult(files, denied, late, full, tuple(cut))
 
     def _limit(self, uid: int, shares: Counter[int]) -> int:
@@ -285,7 +272,7 @@ def _of_process(root: str, pid: int, prefixes: tuple[bytes, ...], most: int) -> 
         if os.geteuid() not in _owner(root, pid) or not _is_zombie(root, pid):
             raise
         found = None
-    # A first thread that has ended shows none, to root, and is closed to everybody else.
+    # A first thread that has ended shows none, to root, and is closed to other users.
     return (_of_other_threads(root, pid, prefixes, most) if found is None else found) or []
 
 
@@ -336,7 +323,7 @@ def _raw(pid: int, started_at: int | None, folder: int, fd: str, link: bytes) ->
     return RawFile(pid, started_at, int(fd), link, about.st_rdev, about.st_ino, about.st_size, about.st_mode)
 
 
-def _informed(root: str, file: RawFile, prefixes: tuple[bytes, ...]) -> RawFile:
+def _add_info(root: str, file: RawFile, prefixes: tuple[bytes, ...]) -> RawFile:
     if not file.link.startswith(prefixes or (b"\0",)):
         return file
     path = f"{root}/{file.pid}/{inside_of(file.thread)}fdinfo/{file.fd}"

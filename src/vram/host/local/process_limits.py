@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from vram.host.local.identity import read_text
 from vram.host.local.processes import TICKS_PER_S
 from vram.host.local.seccomp import given_up_since_start
 from vram.host.ports import CudaProcesses, ParkedMemory
@@ -38,7 +39,8 @@ class LocalProcessLimits:
         try:
             with ProcessFolder(self._proc, pid) as folder:
                 group, left = self._group_memory(folder.read("cgroup") or b"")
-                cpu_s, runnable, (peers, ranks) = _cpu_s(folder), _is_runnable(folder), _nccl_peers(folder)
+                stat, (peers, ranks) = folder.stat(), _nccl_peers(folder)
+                threads = [folder.stat(int(thread)) for thread in folder.names("task")]
         except OSError:
             return ProcessLimits(memory_left=available, memory_total=total)
         limited = left is not None and (available is None or left < available)
@@ -48,15 +50,15 @@ class LocalProcessLimits:
             memory_total=total,
             nccl_peers=peers,
             nccl_ranks=ranks,
-            cpu_s=cpu_s,
-            runnable=runnable,
+            cpu_s=stat.cpu_ticks / TICKS_PER_S if stat else None,
+            runnable=any(each is not None and each.state == "R" for each in threads),
             given_up=given_up_since_start(pid, self._proc),
         )
 
     def parked_memory(self, pid: int) -> ParkedMemory:
         try:
             with ProcessFolder(self._proc, pid) as folder:
-                return ParkedMemory(_private_bytes(folder.status()), _said(folder, _VISIBLE))
+                return ParkedMemory(_private_bytes(folder.status()), _read_variable(folder, _VISIBLE))
         except OSError:
             return ParkedMemory(None, None)
 
@@ -98,7 +100,7 @@ class LocalProcessLimits:
             with ProcessFolder(self._proc, pid) as folder:
                 if f"/{RECORDER}".encode() in (folder.read("maps") or b""):
                     return RECORDER
-                return _said(folder, _INJECTED)
+                return _read_variable(folder, _INJECTED)
         except OSError:
             return None
 
@@ -112,10 +114,10 @@ class LocalProcessLimits:
 
     def boot_id(self) -> str:
         """This boot of this machine: pids and start times mean nothing in another one."""
-        return (_text(f"{self._proc}/sys/kernel/random/boot_id") or "unknown").strip()
+        return read_text(f"{self._proc}/sys/kernel/random/boot_id").strip() or "unknown"
 
     def _host_memory(self) -> tuple[int | None, int | None]:
-        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _text(f"{self._proc}/meminfo") or "", re.MULTILINE))
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", read_text(f"{self._proc}/meminfo"), re.MULTILINE))
         total, available = (fields.get(name) for name in ("MemTotal", "MemAvailable"))
         return (int(total) * 1024 if total else None, int(available) * 1024 if available else None)
 
@@ -144,19 +146,9 @@ def _left_in(folder: str) -> int | None:
     if limit is None or used is None or limit >= _UNLIMITED:
         return None
     droppable = re.search(
-        r"^(?:total_)?inactive_file (\d+)$", _text(f"{folder}/memory.stat") or "", re.MULTILINE
+        r"^(?:total_)?inactive_file (\d+)$", read_text(f"{folder}/memory.stat"), re.MULTILINE
     )
     return max(0, limit - used + (int(droppable[1]) if droppable else 0))
-
-
-def _cpu_s(folder: ProcessFolder) -> float | None:
-    stat = folder.stat()
-    return stat.cpu_ticks / TICKS_PER_S if stat else None
-
-
-def _is_runnable(folder: ProcessFolder) -> bool:
-    stats = (folder.stat(int(thread)) for thread in folder.names("task"))
-    return any(stat is not None and stat.state == "R" for stat in stats)
 
 
 def _nccl_peers(folder: ProcessFolder) -> tuple[str | None, int | None]:
@@ -188,21 +180,13 @@ def _private_bytes(status: dict[bytes, bytes]) -> int | None:
     return sum(known) * 1024 if figures[b"RssAnon"] else None
 
 
-def _said(folder: ProcessFolder, variable: bytes) -> str | None:
+def _read_variable(folder: ProcessFolder, variable: bytes) -> str | None:
     """What *variable* was when the process was started; None where it was not set."""
     words = (folder.read("environ") or b"").split(b"\0")
     said = next((word for word in words if word.startswith(variable)), None)
     return None if said is None else text(said.removeprefix(variable)[:_MAX_VALUE_LENGTH])
 
 
-def _text(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
 def _number(path: str) -> int | None:
-    text = (_text(path) or "").strip()
+    text = read_text(path).strip()
     return int(text) if text.isdigit() else None

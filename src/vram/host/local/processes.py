@@ -1,23 +1,34 @@
-"""Who a process is: what /proc tells of its identity, its program, its family and its workload."""
+"""Processes: what /proc tells of their identity, program, family and workload, and how they are opened."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 
 from msgspec.structs import replace
 
+from vram.children import LocalPidHandle
+from vram.folders import is_root
 from vram.host.local.identity import user_name
-from vram.host.local.workload import ContainerNames, membership, named, workload
+from vram.host.local.workload import ContainerNames, membership, named, processes, uid_in, workload
 from vram.host.ports import ProcessCondition
 from vram.model.process import ProcessFacts, ProcessRef
-from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, read_stat, started_at, text
+from vram.payloads.procfs import (
+    ProcessFolder,
+    Stat,
+    inside_of,
+    living_thread,
+    may_run_driver_threads,
+    read_stat,
+    started_at,
+    text,
+)
 from vram.protected import has_a_role
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
-# Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
+# Command lines reach megabytes; no reader needs more, and a snapshot carries every one.
 _MAX_COMMAND_LENGTH = 16 * 1024
 _DELETED = " (deleted)"
 # Environments reach megabytes too; what names a job or a notebook is set early on.
@@ -53,29 +64,20 @@ class LocalProc:
 
     def relatives(self, pids: Collection[int]) -> list[int]:
         return sorted(
-            pid
-            for pid, stat in self._stats()
+            folder.pid
+            for folder, stat in processes(self._root)
             if any(each in pids for each in (stat.parent, stat.group, stat.session))
         )
 
     def descendants(self, pid: int) -> list[int]:
         children: dict[int, list[int]] = {}
-        for child, stat in self._stats():
-            children.setdefault(stat.parent, []).append(child)
+        for folder, stat in processes(self._root):
+            children.setdefault(stat.parent, []).append(folder.pid)
         found, waiting = [], sorted(children.get(pid, ()), reverse=True)
         while waiting:
             found.append(waiting.pop())
             waiting += sorted(children.get(found[-1], ()), reverse=True)
         return found
-
-    def _stats(self) -> Iterator[tuple[int, Stat]]:
-        """Every process there is, and what is everybody's to read of it."""
-        for name in os.listdir(self._root):
-            if name.isdigit():
-                with suppress(OSError), ProcessFolder(self._root, int(name)) as folder:
-                    stat = folder.stat()
-                    if stat:
-                        yield int(name), stat
 
     def image(self, pid: int) -> str | None:
         try:
@@ -94,7 +96,14 @@ class LocalProc:
         stat = read_stat(pid, root=self._root)
         if stat is None:
             return None
-        return ProcessCondition(stat.started_at, stat.state, stat.exiting, stat.parent or None, _image(stat))
+        return ProcessCondition(
+            stat.started_at,
+            stat.state,
+            stat.exiting,
+            stat.parent or None,
+            _image(stat),
+            stat.cpu_ticks / TICKS_PER_S,
+        )
 
 
 def _image(stat: Stat) -> str | None:
@@ -110,7 +119,7 @@ def _ref(folder: ProcessFolder, stat: Stat) -> ProcessRef:
 def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> ProcessFacts:
     """Who it is, as its first thread tells, and what the thread *alive* runs, as *inside* has it."""
     status = folder.status()
-    uid = _first_number(status.get(b"Uid"))
+    uid = uid_in(status)
     executable, deleted = _executable(folder, f"{inside}exe")
     group = membership(text(folder.read(f"{inside}cgroup") or b""))
     return ProcessFacts(
@@ -125,6 +134,7 @@ def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> Proce
         state=alive.state,
         exiting=alive.exiting,
         forked=stat.forked,
+        initialised_cuda=_initialised_cuda(folder, stat),
         parent=stat.parent or None,
         group=stat.group,
         session=stat.session,
@@ -135,9 +145,10 @@ def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> Proce
     )
 
 
-def _first_number(field: bytes | None) -> int | None:
-    first = field.split()[0] if field and field.split() else b""
-    return int(first) if first.isdigit() else None
+def _initialised_cuda(folder: ProcessFolder, stat: Stat) -> bool | None:
+    if not stat.forked:
+        return None
+    return stat.threads >= 2 and may_run_driver_threads(folder)
 
 
 def _argv(folder: ProcessFolder, state: str, name: str) -> tuple[str, ...]:
@@ -152,8 +163,6 @@ def _argv(folder: ProcessFolder, state: str, name: str) -> tuple[str, ...]:
 def _is_trusted(folder: ProcessFolder, inside: str, executable: str | None, uid: int | None) -> bool | None:
     if executable is None or not has_a_role(executable):
         return None  # nothing depends on it
-    from vram.host.local.installed_programs import is_installed_by_root
-
     return is_installed_by_root(folder, inside, executable, uid)
 
 
@@ -170,3 +179,108 @@ def _executable(folder: ProcessFolder, name: str) -> tuple[str | None, bool]:
     about = folder.about(name)
     deleted = about is None or about.st_nlink == 0
     return (path.removesuffix(_DELETED), True) if deleted else (path, False)
+
+
+# ---- whether root installed the program that a process runs, under the path that the kernel shows ----
+#
+# The path alone proves nothing. In a user and a mount namespace of its own any user may mount any file of
+# root's over /usr/bin/login and run it there, or hand it, opened, to a process outside, to be executed there.
+# So it is asked whose the file is, and in which mount namespace its path was found.
+
+_OTHERS_WRITE, _GROUP_WRITES = 0o002, 0o020
+
+
+def is_installed_by_root(folder: ProcessFolder, inside: str, path: str, uid: int | None) -> bool | None:
+    """Judge the program of the process in *folder*, which runs as *uid*; None where it cannot be read.
+
+    The file must be root's, closed to changes by others, and one of these must hold:
+
+    - it was found where only root mounts: in our own mount namespace, or in that of the first process;
+    - it is the very file that we have under that path, as with services that systemd shields from others;
+    - the process is root's own, in our user namespace, as the services of a cluster in containers are.
+    """
+    file = folder.open(f"{inside}exe")
+    if file is None:
+        return None
+    try:
+        # Asked while the file is open: until then its mount cannot go, nor its number be another's.
+        file_system = _file_system_among_roots_mounts(_mount_of(file))
+        if file_system and file_system.startswith(b"fuse"):
+            return False  # what it says of owners is the word of its server, and it may never answer
+        about = os.fstat(file)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    by_group = about.st_mode & _GROUP_WRITES and about.st_gid != 0
+    if not is_root(about.st_uid) or by_group or about.st_mode & _OTHERS_WRITE:
+        return False
+    runs_as_root = uid == 0 and _is_our_user_namespace(folder.about(f"{inside}ns/user"))
+    return file_system is not None or _is_the_file_at(path, about) or runs_as_root
+
+
+def _is_the_file_at(path: str, about: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(about, os.stat(path))
+    return False
+
+
+def _is_our_user_namespace(namespace: os.stat_result | None) -> bool:
+    return namespace is not None and os.path.samestat(namespace, os.stat("/proc/self/ns/user"))
+
+
+def _mount_of(file: int) -> int:
+    """The number of the mount that *file* was found in; no other mount has it."""
+    with open(f"/proc/self/fdinfo/{file}", encoding="ascii") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), -1)
+
+
+def _file_system_among_roots_mounts(mount: int) -> bytes | None:
+    """The kind of file system where only root can have made *mount*; None elsewhere.
+
+    The first process's namespace is another than ours where vram runs in a container and sees the machine.
+    """
+    found = _file_system("/proc/self/mountinfo", mount)
+    with suppress(OSError):  # not every user may read it
+        if found is None and _is_our_user_namespace(os.stat("/proc/1/ns/user")):
+            return _file_system("/proc/1/mountinfo", mount)
+    return found
+
+
+def _file_system(path: str, mount: int) -> bytes | None:
+    with open(path, "rb") as lines:
+        line = next((line for line in lines if line.startswith(b"%d " % mount)), None)
+    return line and line.partition(b" - ")[2].partition(b" ")[0]
+
+
+# ---- processes opened by pidfd: a signal reaches the process that was checked, or none ----
+
+
+class LocalSignals:
+    """Opens pid handles, and knows which processes run us."""
+
+    def __init__(self, proc_root: str = "/proc") -> None:
+        self._root = proc_root
+
+    def open(self, pid: int) -> LocalPidHandle | None:
+        if pid <= 0:
+            return None
+        try:
+            return LocalPidHandle(pid, os.pidfd_open(pid))
+        except OSError:  # gone, or a thread that leads no process
+            return None
+
+    def self_and_ancestors(self) -> frozenset[int]:
+        """Our own pid and those of all our ancestors, as far as /proc shows them."""
+        from vram.payloads.procfs import ProcessFolder
+
+        found, pid = [os.getpid()], os.getppid()
+        while pid > 0 and pid not in found:
+            found.append(pid)
+            try:
+                with ProcessFolder(self._root, pid) as folder:
+                    stat = folder.stat()
+            except OSError:
+                break
+            pid = stat.parent if stat else 0
+        return frozenset(found)

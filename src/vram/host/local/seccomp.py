@@ -34,7 +34,7 @@ class ThreadLimits(NamedTuple):
         """Whether its filters were set by root before its program started, as container runtimes do.
 
         Who sets a filter must have given up new privileges for good, or have CAP_SYS_ADMIN. Where a thread
-        has not done the former and can never have the latter, somebody else did it.
+        has not done the former and can never have the latter, another process did it.
         """
         without = self.capabilities is not None and not self.capabilities & _SYS_ADMIN
         return self.no_new_privileges is False and without

@@ -5,15 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import re
-import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from vram.host.local.child import Child, spawn
-from vram.host.ports import Windows, WindowsAnswer, WindowsQuery
+from vram.children import Child, spawn
+from vram.host.ports import WindowsAnswer
 from vram.model.observation import NO_INTEROP, NO_POWERSHELL, WINDOWS_LEFT_OUT, Status
 
 _PROGRAM = "powershell.exe"
@@ -37,7 +36,7 @@ class LocalWindows:
         if program is None:
             return PowerShellQuery.settled("unsupported", NO_POWERSHELL, f"{_PROGRAM} was not found")
         try:
-            child = spawn([program, *_OPTIONS, script], self._environment(), number=1, apart=True)
+            child = spawn([program, *_OPTIONS, script], self._environment(), number=1, apart="group")
         except OSError as error:
             return PowerShellQuery.settled(*_refusal(error))
         return PowerShellQuery(child, time.monotonic() + deadline_s)
@@ -49,7 +48,7 @@ class LocalWindows:
         return next((path for path in found if os.access(path, os.X_OK)), None)
 
     def _drives(self) -> Iterator[str]:
-        """Where drive C lies; its own folder is tried before a PATH that anybody may have set."""
+        """Where drive C lies; its own folder is tried before a PATH that any user may have set."""
         if self._virtual:
             return
         with (
@@ -77,6 +76,7 @@ class PowerShellQuery:
         self._child = child
         self._deadline = deadline
         self._answer = answer
+        self.on_answer: Callable[[WindowsAnswer], None] | None = None
 
     @classmethod
     def settled(cls, status: Status, code: str, message: str) -> PowerShellQuery:
@@ -86,9 +86,11 @@ class PowerShellQuery:
         """What came of it; nothing of it is left running afterwards."""
         if self._answer is None:
             try:
-                self._answer = self._heard()
+                self._answer = self._read()
             finally:
                 self.close()
+        if self.on_answer is not None:
+            self.on_answer(self._answer)
         return self._answer
 
     def close(self) -> None:
@@ -99,21 +101,19 @@ class PowerShellQuery:
         child.end_group(_GRACE_S)
         child.hang_up()
 
-    def _heard(self) -> WindowsAnswer:
+    def _read(self) -> WindowsAnswer:
         assert self._child is not None
-        parts: list[bytes] = []
-        poll = select.poll()
-        poll.register(self._child.pipe, select.POLLIN)
-        while sum(map(len, parts)) <= _MAX_NBYTES:
-            left = self._deadline - time.monotonic()
-            if not poll.poll(max(0.0, left) * 1000):
-                message = "Windows did not answer in time"
-                return WindowsAnswer("timeout", message=message, code="windows-timeout")
-            part = os.read(self._child.pipe, 1 << 18)
-            if not part:
-                return WindowsAnswer("ok", b"".join(parts))
-            parts.append(part)
-        return WindowsAnswer("failed", message="Windows' answer is too large", code="windows-damaged")
+        output = bytearray()
+        try:
+            for part in self._child.parts(self._deadline):
+                output += part
+                if len(output) > _MAX_NBYTES:
+                    message = "Windows' answer is too large"
+                    return WindowsAnswer("failed", message=message, code="windows-damaged")
+        except TimeoutError:
+            message = "Windows did not answer in time"
+            return WindowsAnswer("timeout", message=message, code="windows-timeout")
+        return WindowsAnswer("ok", bytes(output))
 
 
 def _changed_at(path: str) -> float:
@@ -134,7 +134,7 @@ def _refusal(error: OSError) -> tuple[Status, str, str]:
 
 
 class UnaskedWindows:
-    """Starts nothing, for whoever wants Windows left out."""
+    """Starts nothing, for users who want Windows left out."""
 
     def ask(self, script: str, deadline_s: float) -> PowerShellQuery:
         return PowerShellQuery.settled(
@@ -149,7 +149,7 @@ class SeldomWindows:
     """
 
     def __init__(
-        self, windows: Windows, every_s: float, monotonic: Callable[[], float] = time.monotonic
+        self, windows: LocalWindows, every_s: float, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._windows = windows
         self._every_s = every_s
@@ -157,28 +157,14 @@ class SeldomWindows:
         self._last: WindowsAnswer | None = None
         self._asked_at = 0.0
 
-    def ask(self, script: str, deadline_s: float) -> WindowsQuery:
+    def ask(self, script: str, deadline_s: float) -> PowerShellQuery:
         age_s = self._monotonic() - self._asked_at
         if self._last is not None and age_s < self._every_s:
             return PowerShellQuery(None, 0.0, replace(self._last, age_s=age_s))
         self._asked_at = self._monotonic()
-        return _Kept(self._windows.ask(script, deadline_s), self._keep)
+        query = self._windows.ask(script, deadline_s)
+        query.on_answer = self._keep
+        return query
 
     def _keep(self, answer: WindowsAnswer) -> None:
         self._last = answer
-
-
-class _Kept:
-    """A query whose answer is passed on to be kept."""
-
-    def __init__(self, query: WindowsQuery, keep: Callable[[WindowsAnswer], None]) -> None:
-        self._query = query
-        self._keep = keep
-
-    def answer(self) -> WindowsAnswer:
-        answer = self._query.answer()
-        self._keep(answer)
-        return answer
-
-    def close(self) -> None:
-        self._query.close()

@@ -8,7 +8,7 @@ the answer says so.
 
 from __future__ import annotations
 
-from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judged, mostly, of
+from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judge, mostly, of
 from vram.lab.experiment import Experiment
 from vram.lab.worker import WorkerClient
 from vram.units import MIB, size
@@ -62,13 +62,13 @@ def freed_after(experiment: Experiment, code: int) -> Conclusion:
     program = faulty_program(experiment, code)
     empty = experiment.read_device("context")
     pointer = program.call("alloc", nbytes)
-    experiment.must_show(experiment.read_device("allocated"), nbytes, since=empty)
+    experiment.must_show("allocated", nbytes, since=empty)
     break_context(experiment, program, code)
     held = experiment.read_device("a kernel failed").used
     call, answer = program.call("cuda_free_code", pointer)
     kept = nbytes - (held - experiment.read_device("freed").used)
     program.kill()
-    left = experiment.grown(experiment.read_device("process ended"))
+    left = experiment.used("process ended")
     because = (
         f"{of(kept, nbytes)} still used after {call} returned {answer}, {size(max(0, left))} after the"
         f" process had ended{cause(experiment)}"
@@ -82,17 +82,13 @@ def freed_after(experiment: Experiment, code: int) -> Conclusion:
 def fault_free(experiment: Experiment) -> Conclusion:
     """After an illegal memory access (700) a program can still free its memory
 
-    Source
-    ------
-    Questions 2 and 4, which advise to check errors and free what is held.
+    Source: Questions 2 and 4, which advise to check errors and free what is held.
 
-    Method
-    ------
+    Method:
     A process allocates 128 MiB. A kernel of it writes to address 16, which belongs to nobody, and is waited
     for: error 700. Then the memory is freed; then the process is killed.
 
-    Reading
-    -------
+    Reading:
     False means that the error is sticky: every call returns it from then on, the free too. Errors like
     out of memory are not sticky, and leave everything usable. See fault-only-end for what returns the
     memory.
@@ -104,16 +100,12 @@ def fault_free(experiment: Experiment) -> Conclusion:
 def assert_free(experiment: Experiment) -> Conclusion:
     """After a failed assert in a kernel (710) a program can still free its memory
 
-    Source
-    ------
-    Folklore: PyTorch's "device-side assert triggered" is caught, and the next batch tried.
+    Source: Folklore: PyTorch's "device-side assert triggered" is caught, and the next batch tried.
 
-    Method
-    ------
+    Method:
     As fault-free, with a kernel whose assert fails.
 
-    Reading
-    -------
+    Reading:
     False means that a device-side assert is as final as an illegal access: start the process again.
     """
     return freed_after(experiment, ASSERT)
@@ -123,16 +115,12 @@ def assert_free(experiment: Experiment) -> Conclusion:
 def launch_failed_free(experiment: Experiment) -> Conclusion:
     """After an unspecified launch failure (719) a program can still free its memory
 
-    Source
-    ------
-    Folklore.
+    Source: Folklore.
 
-    Method
-    ------
+    Method:
     As fault-free, with a kernel that executes a trap instruction.
 
-    Reading
-    -------
+    Reading:
     False means that this error is sticky too.
     """
     return freed_after(experiment, LAUNCH_FAILED)
@@ -142,16 +130,12 @@ def launch_failed_free(experiment: Experiment) -> Conclusion:
 def fault_only_end(experiment: Experiment) -> Conclusion:
     """After a sticky error only the end of the process returns its memory
 
-    Source
-    ------
-    Folklore; NVIDIA's list of error codes says that the process must be terminated and started again.
+    Source: Folklore; NVIDIA's list of error codes says that the process must be terminated and started again.
 
-    Method
-    ------
+    Method:
     A process allocates 128 MiB, and a kernel of it fails with an illegal address. It resets the device.
 
-    Reading
-    -------
+    Reading:
     False means that a reset returns the memory although nothing can be freed. It does not revive the process:
     see fault-reset. Kinds of memory that a reset leaves anyway stay: see reset-not-enough.
     """
@@ -159,29 +143,24 @@ def fault_only_end(experiment: Experiment) -> Conclusion:
     program = faulty_program(experiment)
     program.call("alloc", nbytes)
     break_context(experiment, program, ILLEGAL_ADDRESS)
-    held = experiment.read_device("a kernel failed")
-    experiment.must_show(held, nbytes)
+    held = experiment.must_show("a kernel failed", nbytes)
     call, code = program.call("reset_code")
-    left = experiment.grown(experiment.read_device("reset"))
+    left = experiment.used("reset")
     text = f"still used after {call} returned {code}{cause(experiment)}"
-    return judged(left, experiment.grown(held), text)
+    return judge(left, experiment.grown(held), text)
 
 
 @claim("fault-reset", TOPIC, takes=Takes(CODE_OF_A_MODULE), fails_kernels=True)
 def fault_reset(experiment: Experiment) -> Conclusion:
     """cudaDeviceReset makes CUDA usable again after an illegal memory access
 
-    Source
-    ------
-    Folklore; question 4 takes the reset to be the remedy when all else fails.
+    Source: Folklore; question 4 takes the reset to be the remedy when all else fails.
 
-    Method
-    ------
+    Method:
     A kernel of a process fails with an illegal address. The process resets the device, and asks for a
     context again.
 
-    Reading
-    -------
+    Reading:
     False means that the process cannot use the GPU any more, whatever it resets: start it again.
     """
     program = faulty_program(experiment)
@@ -198,17 +177,14 @@ def fault_reset(experiment: Experiment) -> Conclusion:
 def fault_other_context(experiment: Experiment) -> Conclusion:
     """An illegal memory access breaks only the context in which it happened
 
-    Source
-    ------
+    Source:
     Folklore; NVIDIA's list of error codes speaks of the context for some errors, and of the process for
     others.
 
-    Method
-    ------
+    Method:
     A process has two contexts. A kernel in the first one fails; memory is requested in the second one.
 
-    Reading
-    -------
+    Reading:
     False means that a second context is no protection: the error is the whole process's.
     """
     program = faulty_program(experiment)
@@ -231,20 +207,15 @@ def fault_other_context(experiment: Experiment) -> Conclusion:
 def fault_other_process(experiment: Experiment) -> Conclusion:
     """An illegal memory access of one process breaks the others on the same GPU
 
-    Source
-    ------
-    Folklore, from MPS, where clients share a server.
+    Source: Folklore, from MPS, where clients share a server.
 
-    Method
-    ------
+    Method:
     Two processes have a context each. A kernel of one fails; the other one allocates, writes and waits.
 
-    Reading
-    -------
+    Reading:
     False means that the fault stays in its process.
     """
-    other = experiment.worker()
-    other.call("context")
+    other = experiment.cuda_worker()
     program = faulty_program(experiment)
     break_context(experiment, program, ILLEGAL_ADDRESS)
     experiment.read_device("a kernel failed")
@@ -262,17 +233,13 @@ def fault_other_process(experiment: Experiment) -> Conclusion:
 def free_null_never_fails(experiment: Experiment) -> Conclusion:
     """cudaFree(0) never fails
 
-    Source
-    ------
-    Question 2, which checks its result all the same, and rightly.
+    Source: Question 2, which checks its result all the same, and rightly.
 
-    Method
-    ------
+    Method:
     A process calls cudaFree(0) first of all, and again after a kernel of it has failed with an illegal
     address. Another process, to which no GPU is visible, calls it first of all.
 
-    Reading
-    -------
+    Reading:
     False means that the call passes on what went wrong before it, and as a first call what keeps a context
     from being made: no GPU, a GPU that is full (2) or one whose compute mode admits no further process. It
     does not wait for kernels: it reports errors that are already known.
@@ -300,17 +267,13 @@ def free_null_never_fails(experiment: Experiment) -> Conclusion:
 def free_reports_kernel(experiment: Experiment) -> Conclusion:
     """An error of cudaFree says that something is wrong with the pointer
 
-    Source
-    ------
-    Questions 2 and 4, whose programs take it so.
+    Source: Questions 2 and 4, whose programs take it so.
 
-    Method
-    ------
+    Method:
     A process allocates 64 MiB and launches a kernel that fails with an illegal address. It does not wait
     for the kernel, and frees its memory, whose pointer is right.
 
-    Reading
-    -------
+    Reading:
     False means that cudaFree returns the error of work that was started before it. The pointer was right,
     and the memory is not freed.
     """

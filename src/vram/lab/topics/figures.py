@@ -13,17 +13,13 @@ TOPIC = "Figures and kernels"
 def used_includes_reserved(experiment: Experiment) -> Conclusion:
     """What is used on an idle GPU includes what the driver reserves for itself
 
-    Source
-    ------
-    Folklore: nvidia-smi and older tools show some hundred MiB on a GPU that nobody uses.
+    Source: Folklore: nvidia-smi and older tools show some hundred MiB on a GPU that nobody uses.
 
-    Method
-    ------
+    Method:
     Both versions of the driver's call are read: the older one, and the newer one, which reports what is
     reserved.
 
-    Reading
-    -------
+    Reading:
     True means that tools on the older call show the reserved part as used. It belongs to no process
     and cannot be freed.
     """
@@ -40,24 +36,18 @@ def used_includes_reserved(experiment: Experiment) -> Conclusion:
 def list_sums(experiment: Experiment) -> Conclusion:
     """The sizes in the process list sum up to what is used
 
-    Source
-    ------
-    Folklore.
+    Source: Folklore.
 
-    Method
-    ------
+    Method:
     A process makes a context and allocates 64 MiB. What the device has in use more is compared with
     what the list charges.
 
-    Reading
-    -------
+    Reading:
     False means that some of every context is in no list. `vram why` gives it a line of its own.
     """
-    nbytes = 64 * MIB
     exact = 64 * KIB
-    program = experiment.worker()
-    program.call("context")
-    program.call("alloc", nbytes)
+    program = experiment.cuda_worker()
+    program.call("alloc", experiment.nbytes)
     reading = experiment.read_device("allocated")
     listed = reading.charges.get(program.pid)
     if listed is None:
@@ -71,23 +61,19 @@ def list_sums(experiment: Experiment) -> Conclusion:
 def one_byte(experiment: Experiment) -> Conclusion:
     """An allocation takes as much as was asked for
 
-    Source
-    ------
-    Folklore.
+    Source: Folklore.
 
-    Method
-    ------
+    Method:
     A process allocates one byte.
 
-    Reading
-    -------
+    Reading:
     The driver hands out blocks (2 MiB on current GPUs), shared by small allocations. Thousands of
     tiny ones in one process cost little more than their sum; one each in many processes cost a block
     each.
     """
     program, empty = experiment.worker_with_context()
     program.call("alloc", 1)
-    taken = experiment.read_device("allocated").used - empty.used
+    taken = experiment.used("allocated", since=empty)
     if taken <= 0:
         raise CannotTell("the device showed no change: the context had room left")
     return Conclusion(taken == 1, f"one byte took {size(taken)}", (figure("taken", taken),))
@@ -97,25 +83,20 @@ def one_byte(experiment: Experiment) -> Conclusion:
 def larger_than_the_gpu(experiment: Experiment) -> Conclusion:
     """Plain device memory can be larger than the GPU: the driver pages it out
 
-    Source
-    ------
-    Question 2, in which the driver pages memory out to make room.
+    Source: Question 2, in which the driver pages memory out to make room.
 
-    Method
-    ------
+    Method:
     A process asks cuMemAlloc for more than the GPU has. Nothing is written, and what would be given
     is freed at once.
 
-    Reading
-    -------
+    Reading:
     False on Linux: only managed memory may exceed the device. On Windows and WSL2 the driver may fall
     back to the host's memory, so there it is not tried.
     """
     out_of_memory = 2
     if experiment.on_wsl:
         raise CannotTell("under WSL2 the driver may use host memory instead")
-    program = experiment.worker()
-    program.call("context")
+    program = experiment.cuda_worker()
     total = experiment.read_device("context").memory.total
     code = program.call("alloc_code", total + GIB)
     experiment.read_device("asked")
@@ -129,28 +110,23 @@ def larger_than_the_gpu(experiment: Experiment) -> Conclusion:
 def kernel_keeps(experiment: Experiment) -> Conclusion:
     """Memory that a kernel needed stays allocated after the kernel has finished
 
-    Source
-    ------
-    Question 1: what a kernel was given is said to stay allocated when it has run.
+    Source: Question 1: what a kernel was given is said to stay allocated when it has run.
 
-    Method
-    ------
+    Method:
     A kernel of one thread with 3 KiB of local memory is launched and waited for. The driver sets
     local memory aside for every thread that could run at once, which is far more.
 
-    Reading
-    -------
+    Reading:
     True means that a single launch can grow a context for good. It is part of the context and goes
     with it.
     """
-    program = experiment.worker()
-    program.call("context")
+    program = experiment.cuda_worker()
     program.call("load_kernels")
     out = program.call("alloc", 2 * MIB)
     program.call("launch_empty", 1)
     empty = experiment.read_device("an empty kernel ran")
     program.call("launch_deep", out)
-    kept = experiment.read_device("a deep kernel ran").used - empty.used
+    kept = experiment.used("a deep kernel ran", since=empty)
     because = f"{size(max(0, kept))} more in use after it finished"
     return Conclusion(kept > NEAR, because, (figure("in use after it finished", kept),))
 
@@ -159,27 +135,22 @@ def kernel_keeps(experiment: Experiment) -> Conclusion:
 def launches_grow(experiment: Experiment) -> Conclusion:
     """Launching kernels again and again uses up device memory
 
-    Source
-    ------
-    Question 1: launching kernels over and over is said to eat memory up.
+    Source: Question 1: launching kernels over and over is said to eat memory up.
 
-    Method
-    ------
+    Method:
     An empty kernel is launched once; the device is read. It is launched 2000 times more and waited
     for.
 
-    Reading
-    -------
+    Reading:
     False means that launches by themselves keep nothing. What grows is allocated by the program or
     its libraries between them.
     """
     launches = 2000
-    program = experiment.worker()
-    program.call("context")
+    program = experiment.cuda_worker()
     program.call("load_kernels")
     program.call("launch_empty", 1)
     first = experiment.read_device("one launch")
     program.call("launch_empty", launches)
-    more = experiment.read_device("many launches").used - first.used
+    more = experiment.used("many launches", since=first)
     because = f"{size(max(0, more))} more in use after {launches} launches"
     return Conclusion(more > NEAR, because, (figure("more in use", more),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judged
+from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judge
 from vram.lab.experiment import Experiment
 from vram.units import MIB, size
 
@@ -13,50 +13,39 @@ TOPIC = "Forks and children"
 def fork_harmless(experiment: Experiment) -> Conclusion:
     """A fork is harmless: the memory goes when the process that allocated it ends
 
-    Source
-    ------
-    Folklore: data loaders and servers fork after using CUDA.
+    Source: Folklore: data loaders and servers fork after using CUDA.
 
-    Method
-    ------
+    Method:
     A process allocates 256 MiB and forks. The child only sleeps. The parent is killed, and the device
     is read.
 
-    Reading
-    -------
+    Reading:
     A fork copies the open device files, and these hold the memory. Start workers before CUDA is used,
     or with the spawn method.
     """
-    nbytes = 256 * MIB
-    parent, held = experiment.holder(nbytes)
+    parent, held = experiment.holder()
     parent.fork()
     parent.kill()
-    left = experiment.grown(experiment.read_device("parent killed"))
-    return judged(left, held, "still used while the forked child sleeps", claimed=False)
+    left = experiment.used("parent killed")
+    return judge(left, held, "still used while the forked child sleeps", claimed=False)
 
 
 @claim("list-names-the-dead", TOPIC, takes=Takes(64 * MIB))
 def list_names_the_dead(experiment: Experiment) -> Conclusion:
     """The driver's process list names living processes only
 
-    Source
-    ------
-    Folklore: a pid that nvidia-smi lists and ps does not know is taken for a driver bug.
+    Source: Folklore: a pid that nvidia-smi lists and ps does not know is taken for a driver bug.
 
-    Method
-    ------
+    Method:
     A process with a context and 64 MiB forks, and is killed. Its child sleeps. The process list is
     searched for the dead pid.
 
-    Reading
-    -------
+    Reading:
     The list names whoever made the context, also after its end, as long as a process has its files open.
     `kill` on that pid can do nothing: end the child.
     """
-    nbytes = 64 * MIB
-    parent = experiment.worker()
-    parent.call("context")
-    parent.call("alloc", nbytes)
+    parent = experiment.cuda_worker()
+    parent.call("alloc", experiment.nbytes)
     if parent.pid not in experiment.read_device("allocated").charges:
         raise CannotTell("the driver's list does not use the pids that are valid here")
     child = parent.fork()
@@ -75,21 +64,16 @@ def list_names_the_dead(experiment: Experiment) -> Conclusion:
 def forked_child_uses(experiment: Experiment) -> Conclusion:
     """A forked child can go on using its parent's GPU memory
 
-    Source
-    ------
-    Folklore: fork shares everything else.
+    Source: Folklore: fork shares everything else.
 
-    Method
-    ------
+    Method:
     A process makes a context and forks. The child asks the driver for 2 MiB, and its answer is read.
 
-    Reading
-    -------
+    Reading:
     CUDA does not work in a process that was forked from one that used it (the driver answers 3, not
     initialised). The child keeps the memory alive and cannot use it.
     """
-    parent = experiment.worker()
-    parent.call("context")
+    parent = experiment.cuda_worker()
     child = parent.fork()
     code = child.call("alloc_code", 2 * MIB)
     words = "it was given memory" if code == OK else "its call was refused"
@@ -102,49 +86,38 @@ def forked_child_uses(experiment: Experiment) -> Conclusion:
 def fork_child_closes(experiment: Experiment) -> Conclusion:
     """A forked child that closes the device files releases its parent's memory
 
-    Source
-    ------
-    Folklore; what daemons do that close every descriptor after a fork.
+    Source: Folklore; what daemons do that close every descriptor after a fork.
 
-    Method
-    ------
+    Method:
     A process allocates 256 MiB and forks. The child closes the device files that it inherited and
     keeps their mappings. The parent is killed.
 
-    Reading
-    -------
+    Reading:
     Memory belongs to the open files. Mappings of device files alone hold nothing.
     """
-    nbytes = 256 * MIB
-    parent, held = experiment.holder(nbytes)
+    parent, held = experiment.holder()
     child = parent.fork()
     closed = child.call("close_device_files")
     parent.kill()
-    left = experiment.grown(experiment.read_device("parent killed"))
-    return judged(left, held, f"still used after the child closed {closed} files", claimed=False)
+    left = experiment.used("parent killed")
+    return judge(left, held, f"still used after the child closed {closed} files", claimed=False)
 
 
 @claim("subprocess-keeps", TOPIC, takes=Takes(256 * MIB))
 def subprocess_keeps(experiment: Experiment) -> Conclusion:
     """A program started from a CUDA program keeps its GPU memory alive
 
-    Source
-    ------
-    Folklore: what is true of a fork is said of every child.
+    Source: Folklore: what is true of a fork is said of every child.
 
-    Method
-    ------
+    Method:
     A process allocates 256 MiB and starts another program, as subprocess does: fork and exec. The
     first is killed, the other runs on.
 
-    Reading
-    -------
+    Reading:
     The driver opens its files close-on-exec, so another program inherits none of them. Only children
     that never exec keep memory: see fork-harmless.
     """
-    nbytes = 256 * MIB
-    parent, held = experiment.holder(nbytes)
+    parent, held = experiment.holder()
     parent.spawn()
     parent.kill()
-    left = experiment.grown(experiment.read_device("parent killed"))
-    return judged(left, held, "still used while the other program runs")
+    return judge(experiment.used("parent killed"), held, "still used while the other program runs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.lab.claim import NEAR, OK, CannotTell, Conclusion, Takes, claim, figure, judged
+from vram.lab.claim import NEAR, OK, CannotTell, Conclusion, Takes, claim, figure, judge
 from vram.lab.experiment import Experiment
 from vram.units import GIB, MIB, size
 
@@ -16,159 +16,134 @@ NOTHING_MOVES = "on a virtual GPU nothing is moved, so there is no time to compa
 def pinned_counts(experiment: Experiment) -> Conclusion:
     """Pinned host memory uses up device memory
 
-    Source
-    ------
-    Question 4: pinned memory that is badly managed is said to help exhaust the device.
+    Source: Question 4: pinned memory that is badly managed is said to help exhaust the device.
 
-    Method
-    ------
+    Method:
     A process pins 256 MiB of host memory.
 
-    Reading
-    -------
+    Reading:
     False means that pinned memory is the host's alone. It can exhaust the host, and BAR1 is another
     matter.
     """
-    nbytes = 256 * MIB
     program, empty = experiment.worker_with_context()
-    program.call("pin", nbytes)
-    taken = experiment.read_device("pinned").used - empty.used
-    return judged(taken, nbytes, "of device memory taken")
+    program.call("pin", experiment.nbytes)
+    taken = experiment.used("pinned", since=empty)
+    return judge(taken, experiment.nbytes, "of device memory taken")
 
 
 @claim("managed-on-allocation", TOPIC, takes=Takes(256 * MIB))
 def managed_on_allocation(experiment: Experiment) -> Conclusion:
     """Managed memory takes device memory as soon as it is allocated
 
-    Source
-    ------
-    Folklore.
+    Source: Folklore.
 
-    Method
-    ------
+    Method:
     A process allocates 256 MiB of managed memory; the device is read. Then the device writes to them,
     and it is read again.
 
-    Reading
-    -------
+    Reading:
     Managed memory goes where it is touched. Until the device touches it, it costs the device nothing.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     program, empty = experiment.worker_with_context()
     pointer = program.call("alloc_managed", nbytes)
-    untouched = experiment.read_device("allocated").used - empty.used
+    untouched = experiment.used("allocated", since=empty)
     program.call("fill", pointer, 0xA5, nbytes)
-    touched = experiment.read_device("written by the device").used - empty.used
-    answer = judged(untouched, nbytes, "used when it was allocated")
-    because = f"{answer.because}, {size(max(0, touched))} when the device had written to it"
-    return Conclusion(answer.holds, because, (figure("allocated", untouched), figure("written", touched)))
+    touched = experiment.used("written by the device", since=empty)
+    answer = judge(untouched, nbytes, "used when it was allocated")
+    return answer.and_later(
+        touched, "when the device had written to it", allocated=untouched, written=touched
+    )
 
 
 @claim("managed-returns", TOPIC, takes=Takes(256 * MIB))
 def managed_returns(experiment: Experiment) -> Conclusion:
     """Managed memory leaves the device by itself when the host uses it again
 
-    Source
-    ------
-    Question 1: the driver is said to move managed data to and fro as it is needed.
+    Source: Question 1: the driver is said to move managed data to and fro as it is needed.
 
-    Method
-    ------
+    Method:
     256 MiB of managed memory are written by the device, then all of them by the host.
 
-    Reading
-    -------
+    Reading:
     False means that the data move and the device's pages stay allocated: they are returned by the
     free.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     program, empty = experiment.worker_with_context()
     pointer = program.call("alloc_managed", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
-    experiment.must_show(experiment.read_device("written by the device"), nbytes, since=empty)
+    experiment.must_show("written by the device", since=empty)
     program.call("host_fill", pointer, 0x5A, nbytes)
-    kept = experiment.read_device("written by the host").used - empty.used
-    return judged(kept, nbytes, "still used after the host wrote to all of it", claimed=False)
+    kept = experiment.used("written by the host", since=empty)
+    return judge(kept, nbytes, "still used after the host wrote to all of it", claimed=False)
 
 
 @claim("managed-listed", TOPIC, takes=Takes(256 * MIB))
 def managed_listed(experiment: Experiment) -> Conclusion:
     """The process list charges a process with its managed memory
 
-    Source
-    ------
-    Folklore.
+    Source: Folklore.
 
-    Method
-    ------
+    Method:
     256 MiB of managed memory are written by the device. What the device has in use more is compared
     with what the list charges more.
 
-    Reading
-    -------
+    Reading:
     False means that this memory is used, and in no list: `vram why` finds its owner through its
     mappings.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     program, empty = experiment.worker_with_context()
     if program.pid not in empty.charges:
         raise CannotTell("the driver's list does not use the pids that are valid here")
     program.call("fill", program.call("alloc_managed", nbytes), 0xA5, nbytes)
-    reading = experiment.read_device("written by the device")
-    experiment.must_show(reading, nbytes, since=empty)
+    reading = experiment.must_show("written by the device", since=empty)
     charged = reading.charges.get(program.pid, 0) - empty.charges[program.pid]
-    return judged(charged, nbytes, "more in the list")
+    return judge(charged, nbytes, "more in the list")
 
 
 @claim("managed-first-touch", TOPIC, takes=Takes(256 * MIB))
 def managed_first_touch(experiment: Experiment) -> Conclusion:
     """Managed memory that only the host has written to takes device memory
 
-    Source
-    ------
-    Questions 1 and 2, which speak of memory that both sides share.
+    Source: Questions 1 and 2, which speak of memory that both sides share.
 
-    Method
-    ------
+    Method:
     A process allocates 256 MiB of managed memory, and the host writes to all of it.
 
-    Reading
-    -------
+    Reading:
     False means that managed memory is where it is touched: until the device uses it, it is host memory.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     program, empty = experiment.worker_with_context()
     program.call("host_fill", program.call("alloc_managed", nbytes), 0x5A, nbytes)
-    taken = experiment.read_device("written by the host").used - empty.used
-    return judged(taken, nbytes, "used after the host wrote to all of it")
+    taken = experiment.used("written by the host", since=empty)
+    return judge(taken, nbytes, "used after the host wrote to all of it")
 
 
 @claim("managed-prefetch", TOPIC, takes=Takes(256 * MIB))
 def managed_prefetch(experiment: Experiment) -> Conclusion:
     """Prefetched managed memory takes as much device memory as plain memory, until it is freed
 
-    Source
-    ------
-    Question 1, which says that managed memory is released when it is freed.
+    Source: Question 1, which says that managed memory is released when it is freed.
 
-    Method
-    ------
+    Method:
     256 MiB of managed memory, written by the host, are prefetched to the device. Then they are freed.
 
-    Reading
-    -------
+    Reading:
     True means that a prefetch is an allocation on the device in all but name, and cudaFree its end.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     program, empty = experiment.worker_with_context()
     pointer = program.call("alloc_managed", nbytes)
     program.call("host_fill", pointer, 0x5A, nbytes)
     program.call("prefetch", pointer, nbytes, DEVICE)
-    taken = experiment.read_device("prefetched").used - empty.used
+    taken = experiment.used("prefetched", since=empty)
     program.call("free", pointer)
-    left = experiment.read_device("freed").used - empty.used
-    there = judged(taken, nbytes, "used after the prefetch")
-    gone = judged(left, nbytes, "used after the free", claimed=False)
+    left = experiment.used("freed", since=empty)
+    there = judge(taken, nbytes, "used after the prefetch")
+    gone = judge(left, nbytes, "used after the free", claimed=False)
     holds = None if None in (there.holds, gone.holds) else bool(there.holds and gone.holds)
     because = f"{there.because}, {size(max(0, left))} after the free"
     return Conclusion(holds, because, (figure("prefetched", taken), figure("freed", left)))
@@ -178,16 +153,12 @@ def managed_prefetch(experiment: Experiment) -> Conclusion:
 def managed_pieces(experiment: Experiment) -> Conclusion:
     """Managed memory takes no more of the device than the device has written
 
-    Source
-    ------
-    Folklore; question 1 says that managed memory is released when it is freed.
+    Source: Folklore; question 1 says that managed memory is released when it is freed.
 
-    Method
-    ------
+    Method:
     The device writes to 4 MiB of managed memory. Then they are freed.
 
-    Reading
-    -------
+    Reading:
     False means that the driver takes device memory for managed memory in large pieces. A free returns what
     was written; the rest of the piece stays for the next managed memory, of any process, until the last
     process has ended that uses the GPU. It is in no process list.
@@ -196,11 +167,11 @@ def managed_pieces(experiment: Experiment) -> Conclusion:
     program, empty = experiment.worker_with_context()
     pointer = program.call("alloc_managed", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
-    taken = experiment.read_device("written by the device").used - empty.used
+    taken = experiment.used("written by the device", since=empty)
     if taken <= 0 and experiment.before.charges:
         raise CannotTell("other processes use the GPU, and a piece that they left was enough")
     program.call("free", pointer)
-    left = experiment.read_device("freed").used - empty.used
+    left = experiment.used("freed", since=empty)
     because = f"{size(max(0, taken))} taken for {size(nbytes)}, and {size(max(0, left))} left after the free"
     return Conclusion(taken <= nbytes + NEAR, because, (figure("taken", taken), figure("freed", left)))
 
@@ -209,44 +180,36 @@ def managed_pieces(experiment: Experiment) -> Conclusion:
 def managed_prefetch_back(experiment: Experiment) -> Conclusion:
     """Prefetching managed memory to the host returns its device memory
 
-    Source
-    ------
-    Folklore; question 1 has the driver move managed data to and fro.
+    Source: Folklore; question 1 has the driver move managed data to and fro.
 
-    Method
-    ------
+    Method:
     256 MiB of managed memory are prefetched to the device, and then to the host.
 
-    Reading
-    -------
+    Reading:
     False means that the data move and the device's pages stay in use: only a free returns them. See
     managed-returns, where the host's own access has the same result.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     program, empty = experiment.worker_with_context()
     pointer = program.call("alloc_managed", nbytes)
     program.call("prefetch", pointer, nbytes, DEVICE)
-    experiment.must_show(experiment.read_device("on the device"), nbytes, since=empty)
+    experiment.must_show("on the device", since=empty)
     program.call("prefetch", pointer, nbytes, HOST)
-    kept = experiment.read_device("on the host").used - empty.used
-    return judged(kept, nbytes, "still used after the prefetch to the host", claimed=False)
+    kept = experiment.used("on the host", since=empty)
+    return judge(kept, nbytes, "still used after the prefetch to the host", claimed=False)
 
 
 @claim("managed-larger-than-gpu", TOPIC, takes=Takes())
 def managed_larger_than_gpu(experiment: Experiment) -> Conclusion:
     """Managed memory can be larger than the GPU
 
-    Source
-    ------
-    Question 2, in which the driver pages memory out to make room.
+    Source: Question 2, in which the driver pages memory out to make room.
 
-    Method
-    ------
+    Method:
     A process asks for more managed memory than the GPU has, and frees it again. Nothing is written to it: to
     use so much would take memory from every other program on the GPU.
 
-    Reading
-    -------
+    Reading:
     True means that managed memory may oversubscribe the device: pages that do not fit stay with the host or
     move there, at the price of time. Plain memory may not: see larger-than-the-gpu.
     """
@@ -264,18 +227,14 @@ def managed_larger_than_gpu(experiment: Experiment) -> Conclusion:
 def managed_slower(experiment: Experiment) -> Conclusion:
     """Bringing managed memory to the GPU takes longer than a copy
 
-    Source
-    ------
-    Question 1, which warns that managed memory may cost time.
+    Source: Question 1, which warns that managed memory may cost time.
 
-    Method
-    ------
+    Method:
     256 MiB of managed memory, written by the host, are prefetched to the device. The same amount is copied to
     plain memory with cuMemcpyHtoD, from ordinary and from pinned host memory. It counts as longer
     where it takes half as long again as the copy from ordinary memory.
 
-    Reading
-    -------
+    Reading:
     False means that a prefetch costs no more than the copy that it replaces. Without a prefetch, kernels
     wait for page after page: see managed-faults.
     """
@@ -306,17 +265,13 @@ def managed_slower(experiment: Experiment) -> Conclusion:
 def managed_faults(experiment: Experiment) -> Conclusion:
     """Kernels use managed memory as fast as if it had been prefetched
 
-    Source
-    ------
-    Question 1, which has the driver move managed data as it is needed.
+    Source: Question 1, which has the driver move managed data as it is needed.
 
-    Method
-    ------
+    Method:
     The host writes to 256 MiB of managed memory, and a kernel reads and writes one word of every page of
     4 KiB. The same again with a prefetch before the kernel: both together are timed.
 
-    Reading
-    -------
+    Reading:
     False means that pages which kernels fault in one by one cost several times what a prefetch does.
     """
     nbytes = 256 * MIB
@@ -341,23 +296,18 @@ def managed_faults(experiment: Experiment) -> Conclusion:
 def managed_both_sides(experiment: Experiment) -> Conclusion:
     """Managed memory is written by the device and read by the host without a copy
 
-    Source
-    ------
-    Questions 1 and 2, of the one pointer that serves both.
+    Source: Questions 1 and 2, of the one pointer that serves both.
 
-    Method
-    ------
+    Method:
     The device writes to 64 MiB of managed memory and the host reads them through the same pointer; then
     the host writes and the device's memory is read back. Bytes that arrived are counted.
 
-    Reading
-    -------
+    Reading:
     True, if the host waits for the device first. The convenience is paid for in page faults: see
     managed-on-allocation for where the memory is.
     """
-    nbytes = 64 * MIB
-    program = experiment.worker()
-    program.call("context")
+    nbytes = experiment.nbytes
+    program = experiment.cuda_worker()
     pointer = program.call("alloc_managed", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
     to_host = program.call("host_count", pointer, 0xA5, nbytes)

@@ -13,23 +13,18 @@ TOPIC = "Old data"
 def old_data_plain(experiment: Experiment) -> Conclusion:
     """A fresh allocation shows the old bytes of one that was freed
 
-    Source
-    ------
-    Question 5, which zeroes sensitive data before the free.
+    Source: Question 5, which zeroes sensitive data before the free.
 
-    Method
-    ------
+    Method:
     A process fills 64 MiB with a pattern, reads it back to be sure, frees it, allocates as much again
     and counts bytes that are not zero.
 
-    Reading
-    -------
+    Reading:
     False says that none of these bytes were found on this GPU, driver and mode. It is no promise that
     memory is wiped. Pools are another matter: see old-data-pool.
     """
-    nbytes = 64 * MIB
-    program = experiment.worker()
-    program.call("context")
+    nbytes = experiment.nbytes
+    program = experiment.cuda_worker()
     pointer = program.call("alloc", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
     if program.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
@@ -45,23 +40,18 @@ def old_data_plain(experiment: Experiment) -> Conclusion:
 def old_data_pool(experiment: Experiment) -> Conclusion:
     """A pool shows the old bytes of one owner to the next
 
-    Source
-    ------
-    Question 5 (zero before you free), applied to where it matters.
+    Source: Question 5 (zero before you free), applied to where it matters.
 
-    Method
-    ------
+    Method:
     64 MiB from a stream-ordered pool that keeps what it gets are filled with a pattern and freed, and
     as much is allocated again. Bytes of the pattern are counted.
 
-    Reading
-    -------
+    Reading:
     True means that between libraries, or between users of one server process, secrets must be
     overwritten before they are freed into a pool. `vram.Buffer` with zero_on_free does.
     """
-    nbytes = 64 * MIB
-    program = experiment.worker()
-    program.call("context")
+    nbytes = experiment.nbytes
+    program = experiment.cuda_worker()
     program.call("pool_keep_all")
     pointer = program.call("alloc_async", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
@@ -77,23 +67,18 @@ def old_data_pool(experiment: Experiment) -> Conclusion:
 def zero_before_free(experiment: Experiment) -> Conclusion:
     """Memory that is zeroed before it is freed shows the next owner nothing
 
-    Source
-    ------
-    Question 5: overwriting is said to give the next owner of pooled memory a known beginning.
+    Source: Question 5: overwriting is said to give the next owner of pooled memory a known beginning.
 
-    Method
-    ------
+    Method:
     64 MiB from a stream-ordered pool that keeps what it gets are filled with a pattern, which is read
     back. They are zeroed, freed, and as much is allocated again. Bytes that are not zero are counted.
 
-    Reading
-    -------
+    Reading:
     True where the pool reuses the same memory, which old-data-pool shows. It says nothing of
     copies elsewhere: registers, workspaces, host memory.
     """
-    nbytes = 64 * MIB
-    program = experiment.worker()
-    program.call("context")
+    nbytes = experiment.nbytes
+    program = experiment.cuda_worker()
     program.call("pool_keep_all")
     pointer = program.call("alloc_async", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
@@ -112,31 +97,25 @@ def zero_before_free(experiment: Experiment) -> Conclusion:
 def old_data_across(experiment: Experiment) -> Conclusion:
     """A process can read what another one left in GPU memory
 
-    Source
-    ------
-    Question 2: data are said to outlast the process that wrote them; question 5 fears for sensitive
+    Source: Question 2: data are said to outlast the process that wrote them; question 5 fears for sensitive
     ones.
 
-    Method
-    ------
+    Method:
     A process fills 128 MiB with a pattern and is killed without freeing. The next one allocates 128
     MiB and counts bytes that are not zero.
 
-    Reading
-    -------
+    Reading:
     False says that none of these bytes were found here. The second process need not get the same
     memory: on a large, idle GPU this shows less than on a full one.
     """
     nbytes = 128 * MIB
-    first = experiment.worker()
-    first.call("context")
+    first = experiment.cuda_worker()
     pointer = first.call("alloc", nbytes)
     first.call("fill", pointer, 0xA5, nbytes)
     if first.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
         raise CannotTell("the pattern could not be read back even by its writer")
     first.kill()
-    second = experiment.worker()
-    second.call("context")
+    second = experiment.cuda_worker()
     found = second.call("count_nonzero", second.call("alloc", nbytes), nbytes)
     experiment.read_device("read")
     because = f"{found} of {nbytes} bytes were not zero"
@@ -147,23 +126,18 @@ def old_data_across(experiment: Experiment) -> Conclusion:
 def contents_stay(experiment: Experiment) -> Conclusion:
     """What one piece of work left in device memory is there for the next one
 
-    Source
-    ------
-    Question 2: data are said to last from one kernel to the next.
+    Source: Question 2: data are said to last from one kernel to the next.
 
-    Method
-    ------
+    Method:
     The device fills 64 MiB with a pattern and is waited for. Then it fills 64 MiB more with something else,
     which are freed. Bytes of the pattern in the first 64 MiB are counted.
 
-    Reading
-    -------
+    Reading:
     True: an allocation keeps its contents until it is freed or its process ends. What comes after that is
     tested by old-data-plain and old-data-across.
     """
     nbytes = 64 * MIB
-    program = experiment.worker()
-    program.call("context")
+    program = experiment.cuda_worker()
     pointer = program.call("alloc", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
     other = program.call("alloc", nbytes)

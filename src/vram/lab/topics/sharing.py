@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judged, mostly, of
+from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judge, mostly, of
 from vram.lab.experiment import Experiment
 from vram.units import MIB
 
@@ -13,50 +13,41 @@ TOPIC = "Memory that is shared"
 def ipc_survives(experiment: Experiment) -> Conclusion:
     """Memory opened by IPC survives the process that allocated it
 
-    Source
-    ------
-    Folklore.
+    Source: Folklore.
 
-    Method
-    ------
+    Method:
     A process allocates 256 MiB and makes an IPC handle. Another opens it. The first is killed, and
     the device is read.
 
-    Reading
-    -------
+    Reading:
     Every process that opened the handle keeps the memory. It goes when the last of them closes it.
     """
-    nbytes = 256 * MIB
     importer, exporter = experiment.worker(), experiment.worker()
     importer.call("context")
     base = experiment.read_device("importer's context")
     exporter.call("context")
-    importer.call("ipc_open", exporter.call("ipc_handle", exporter.call("alloc", nbytes)))
-    experiment.must_show(experiment.read_device("opened"), nbytes, since=base)
+    importer.call("ipc_open", exporter.call("ipc_handle", exporter.call("alloc", experiment.nbytes)))
+    experiment.must_show("opened", since=base)
     exporter.kill()
-    kept = experiment.read_device("exporter killed").used - base.used
-    return judged(kept, nbytes, "still used after the exporter was killed")
+    kept = experiment.used("exporter killed", since=base)
+    return judge(kept, experiment.nbytes, "still used after the exporter was killed")
 
 
 @claim("ipc-counted-twice", TOPIC, takes=Takes(256 * MIB, contexts=2))
 def ipc_counted_twice(experiment: Experiment) -> Conclusion:
     """Memory shared by IPC is counted twice
 
-    Source
-    ------
-    Folklore: the sums of process lists look too large wherever processes share memory.
+    Source: Folklore: the sums of process lists look too large wherever processes share memory.
 
-    Method
-    ------
+    Method:
     A process allocates 256 MiB and makes an IPC handle, another opens it. What the device has in use
     more, and what the driver's list charges the importer more, is read before and after.
 
-    Reading
-    -------
+    Reading:
     False means that the importer pays nothing while the exporter lives. It takes the whole charge
     over when the exporter ends.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     importer, exporter = experiment.worker(), experiment.worker()
     importer.call("context")
     exporter.call("context")
@@ -77,47 +68,38 @@ def ipc_counted_twice(experiment: Experiment) -> Conclusion:
 def exported_handle(experiment: Experiment) -> Conclusion:
     """GPU memory can be in use while no process at all uses CUDA
 
-    Source
-    ------
-    Questions 2 and 4, which ask about memory in use that belongs to no process.
+    Source: Questions 2 and 4, which ask about memory in use that belongs to no process.
 
-    Method
-    ------
+    Method:
     A process exports a 256 MiB allocation as a file descriptor to one that never loads CUDA, and is
     killed. The device is read, and so is the process list.
 
-    Reading
-    -------
+    Reading:
     True, and a process does keep the memory: it holds a descriptor of /dev/nvidiactl, which no
     list shows. `vram why` finds it.
     """
-    nbytes = 256 * MIB
     allocator = experiment.worker()
     holder = allocator.fork()
     allocator.call("context")
-    holder.receive(allocator.call("export", allocator.call("create", nbytes)))
+    holder.receive(allocator.call("export", allocator.call("create", experiment.nbytes)))
     allocator.kill()
-    return _used_and_unlisted(experiment, nbytes, {allocator.pid, holder.pid})
+    return _used_and_unlisted(experiment, experiment.nbytes, {allocator.pid, holder.pid})
 
 
 @claim("dmabuf", TOPIC, takes=Takes(256 * MIB))
 def dmabuf(experiment: Experiment) -> Conclusion:
     """A dma-buf keeps GPU memory that no process list names
 
-    Source
-    ------
-    Folklore of RDMA and video: buffers shared with other devices.
+    Source: Folklore of RDMA and video: buffers shared with other devices.
 
-    Method
-    ------
+    Method:
     A process makes a dma-buf of 256 MiB, passes its descriptor to one that never loads CUDA, and is
     killed.
 
-    Reading
-    -------
+    Reading:
     The descriptor's fdinfo shows its size on kernels that support it. `vram why` names the holder.
     """
-    nbytes = 256 * MIB
+    nbytes = experiment.nbytes
     allocator = experiment.worker()
     holder = allocator.fork()
     allocator.call("context")
@@ -131,7 +113,7 @@ def _used_and_unlisted(experiment: Experiment, nbytes: int, pids: set[int]) -> C
     reading = experiment.read_device("allocator killed")
     listed = pids & set(reading.charges)
     text = f"still used, {'listed' if listed else 'and no list names anybody'}"
-    answer = judged(experiment.grown(reading), nbytes, text)
+    answer = judge(experiment.grown(reading), nbytes, text)
     return Conclusion(False if listed else answer.holds, answer.because, answer.figures)
 
 
@@ -139,26 +121,21 @@ def _used_and_unlisted(experiment: Experiment, nbytes: int, pids: set[int]) -> C
 def pointer_elsewhere(experiment: Experiment) -> Conclusion:
     """A device pointer works in every process on the GPU
 
-    Source
-    ------
-    Question 2: allocations are said to lie in one global memory that every kernel on the GPU reaches,
+    Source: Question 2: allocations are said to lie in one global memory that every kernel on the GPU reaches,
     from whatever process.
 
-    Method
-    ------
+    Method:
     A process allocates 2 MiB. Another one, with a context of its own, asks the driver to copy from
     that address.
 
-    Reading
-    -------
+    Reading:
     Each process has a device address space of its own. Memory is shared by IPC handles and exported
     descriptors, not by addresses. The two processes may by chance have memory at the same address:
     the second one allocates nothing here.
     """
-    nbytes = 2 * MIB
     owner, stranger = experiment.worker(), experiment.worker()
     owner.call("context")
-    pointer = owner.call("alloc", nbytes)
+    pointer = owner.call("alloc", experiment.nbytes)
     if owner.call("read_code", pointer, 4096) != OK:
         raise CannotTell("not even the owner can read its memory")
     stranger.call("context")
@@ -172,21 +149,17 @@ def pointer_elsewhere(experiment: Experiment) -> Conclusion:
 def ipc_contents(experiment: Experiment) -> Conclusion:
     """Data in memory opened by IPC can be read after the process that wrote them has ended
 
-    Source
-    ------
-    Question 2: data are said to outlast the process that wrote them.
+    Source: Question 2: data are said to outlast the process that wrote them.
 
-    Method
-    ------
+    Method:
     A process fills 64 MiB with a pattern and makes an IPC handle. Another opens it. The first is killed, and
     the second counts bytes of the pattern.
 
-    Reading
-    -------
+    Reading:
     True, as long as the second process holds the memory. Where nobody does, the data are gone: see
     old-data-across.
     """
-    nbytes = 64 * MIB
+    nbytes = experiment.nbytes
     importer, exporter = experiment.worker(), experiment.worker()
     importer.call("context")
     exporter.call("context")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 
-from vram.model.oom import OomReading, Where
-from vram.oom.dialects import Match, Parsed, dialect
+from vram.model.oom import OomMessage, Where
+from vram.oom.dialects import SIZE, Match, Parsed, amount, amount_in, dialect
 from vram.oom.passage import Passage
-from vram.oom.sizes import SIZE, amount
 
 _CALL = r"\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
 _WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
@@ -61,22 +60,20 @@ def cuda(found: Match, passage: Passage) -> Parsed:
     # XGBoost has its figures below, as a list.
     listed = takewhile(lambda each: each.startswith("- "), after[1:])
     line = "\n".join([text[begin : found.end()] + after[0], *listed])
-    near = f"{_frames(passage.before)}\n{line}"
+    near = f"{_read_frames(passage.before)}\n{line}"
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
     if pinned and not _PINNED.search(line):
         signs.append("by-frames")
-    free, wanted = _FREE.search(line), _WANTED.search(line)
-    reading = OomReading(
+    return OomMessage(
         dialect="bitsandbytes" if "bitsandbytes" in near else "cuda",
         wording=" ".join(found.group().split())[:60],
         where=where,
-        asked=amount(wanted.group(1)) if wanted else None,
-        free=amount(free.group(1)) if free else None,
+        asked=amount_in(_WANTED, line),
+        free=amount_in(_FREE, line),
         signs=tuple(signs),
     )
-    return reading, found.end()
 
 
 _SPELLED = {
@@ -107,12 +104,16 @@ def libraries(found: Match, passage: Passage) -> Parsed:
     """cuBLAS, cuDNN and similar libraries: handles and workspaces, allocated beside the framework's pool."""
     text = passage.text
     line = text[text.rfind("\n", 0, found.start()) + 1 : found.end() + 400]
-    library = found["library"] or "CUDNN"
+    library = _SPELLED[found["library"] or "CUDNN"]
     # TensorFlow and JAX take nearly the whole GPU before the first handle is made.
-    pooled = bool(_PREALLOCATES.search(f"{_frames(passage.before)}\n{line}"))
+    pooled = bool(_PREALLOCATES.search(f"{_read_frames(passage.before)}\n{line}"))
     made = "handle" if re.search(r"Create\b|create\w*\s+\w*\s*handle|Create\(", line) else "workspace"
-    signs = ("workspace", library.lower(), *(("pool-took-all",) if pooled else ()))
-    return OomReading(dialect="cuda-library", wording=f"{_SPELLED[library]} {made}", signs=signs), found.end()
+    return OomMessage(
+        dialect="cuda-library",
+        wording=f"{library} {made}",
+        signs=("workspace", "pool-took-all") if pooled else ("workspace",),
+        library=library,
+    )
 
 
 _AND = re.compile(
@@ -138,7 +139,7 @@ def nccl(found: Match, passage: Passage) -> Parsed:
     """
     more = None if found["asked"] else _AND.match(passage.text, found.end())
     sized = more or found
-    reading = OomReading(
+    reading = OomMessage(
         dialect="nccl",
         wording="calloc" if sized["asked"] else "last error" if found["last"] else "failure",
         where="pinned" if sized["host"] else "device",
@@ -162,7 +163,7 @@ def nccl(found: Match, passage: Passage) -> Parsed:
 )
 def bar1(found: Match, passage: Passage) -> Parsed:
     """BAR1, the window through which the host and other devices reach a GPU's memory, is full."""
-    return OomReading(dialect="bar1", wording=" ".join(found.group().split())[:60], where="bar1"), found.end()
+    return OomMessage(dialect="bar1", wording=" ".join(found.group().split())[:60], where="bar1")
 
 
 _TRACEBACK = "Traceback (most recent call last)"
@@ -170,7 +171,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'File "[^"\n]*", line \d+[^\n]*(?:\n(?!\s*File ")[^\n]*)?')
 
 
-def _frames(before: str) -> str:
+def _read_frames(before: str) -> str:
     """Return the frames of the traceback that *before* leaves open; nothing where it leaves none."""
     found = list(_FRAME.finditer(before.rpartition(_TRACEBACK)[2]))
     if not found:

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import re
 
-from vram.model.oom import Amount, OomReading
-from vram.oom.dialects import Match, Parsed, dialect
+from vram.model.oom import Amount, OomMessage
+from vram.oom.dialects import SIZE, Match, Parsed, amount, dialect
 from vram.oom.passage import Passage
-from vram.oom.sizes import SIZE, amount
 
 _RSS = re.compile(r"anon-rss:(\d+)kB")
+# By the group of the pattern that is there.
+_WORDINGS = {
+    "killer": "kernel",
+    "slurm": "slurm",
+    "srun": "srun",
+    "systemd": "systemd",
+    "ray": "ray",
+    "kube": "kubernetes",
+    "worker": "worker",
+    "cpu": "cpu allocator",
+    "cpu2": "cpu allocator",
+    "numpy": "numpy",
+    "shape": "numpy",
+    "array": "numpy",
+    "python": "python",
+    "native": "bad_alloc",
+    "pin": "pinned",
+    "shell": "shell",
+}
 
 
 @dialect(
@@ -57,30 +75,27 @@ _RSS = re.compile(r"anon-rss:(\d+)kB")
 )
 def host(found: Match, passage: Passage) -> Parsed:
     """Host memory: the kernel's killer, job schedulers, and allocators of the CPU side."""
-    wording = next(name for name, value in _names(found) if value)
+    wording = next((name for group, name in _WORDINGS.items() if found[group]), "host")
     rss = _RSS.search(passage.text[found.start() : found.end() + 400])
     asked = amount(found["cpu"] or found["cpu2"]) or amount(found["numpy"] or found["array"])
     if found["shape"] and not asked:
-        asked = _nbytes(found["shape"], found["type"])
+        asked = _compute_nbytes(found["shape"], found["type"])
     bus = found["signal"] and found["signal"].startswith("Bus")
-    reading = OomReading(
+    return OomMessage(
         dialect="host",
         wording=wording,
         where="pinned" if found["pin"] else "host",
         asked=asked,
         live=amount(f"{rss.group(1)} KiB") if rss and wording == "kernel" else None,
-        signs=("shared-memory",) if bus else _killed(wording, found),
+        signs=("shared-memory",) if bus else _read_signs(wording, found),
     )
-    return reading, found.end()
 
 
 _KILLED = ("kernel", "slurm", "srun", "systemd", "ray", "kubernetes", "worker", "shell")
-
-
 _BOUNDED = ("slurm", "srun", "kubernetes")
 
 
-def _killed(wording: str, found: Match) -> tuple[str, ...]:
+def _read_signs(wording: str, found: Match) -> tuple[str, ...]:
     """A container or a job can reach its own limit while the machine has memory left."""
     if wording not in _KILLED:
         return ()
@@ -88,30 +103,11 @@ def _killed(wording: str, found: Match) -> tuple[str, ...]:
     return ("killed", "bounded") if bounded else ("killed",)
 
 
-def _names(found: Match) -> tuple[tuple[str, str | None], ...]:
-    return (
-        ("kernel", found["killer"]),
-        ("slurm", found["slurm"]),
-        ("srun", found["srun"]),
-        ("systemd", found["systemd"]),
-        ("ray", found["ray"]),
-        ("kubernetes", found["kube"]),
-        ("worker", found["worker"]),
-        ("cpu allocator", found["cpu"] or found["cpu2"]),
-        ("numpy", found["numpy"] or found["shape"] or found["array"]),
-        ("python", found["python"]),
-        ("bad_alloc", found["native"]),
-        ("pinned", found["pin"]),
-        ("shell", found["shell"]),
-        ("host", "host"),
-    )
-
-
 # numpy's names end with the number of bits, its short codes with the number of bytes.
 _BITS = re.compile(r"(?:int|float|complex|uint)(\d+)$|[<>|]?[fiuc](\d+)$")
 
 
-def _nbytes(shape: str, kind: str) -> Amount | None:
+def _compute_nbytes(shape: str, kind: str) -> Amount | None:
     """The size of an array that numpy before 1.18 described by its shape alone."""
     width = _BITS.match(kind)
     if width is None:

@@ -6,10 +6,9 @@ import re
 
 from msgspec.structs import replace
 
-from vram.model.oom import Amount, NamedProcess, OomReading
-from vram.oom.dialects import Match, Parsed, dialect
+from vram.model.oom import Amount, NamedProcess, OomMessage
+from vram.oom.dialects import SIZE, Match, Parsed, amount, dialect, minus, plus
 from vram.oom.passage import Passage
-from vram.oom.sizes import SIZE, amount
 
 
 @dialect(
@@ -23,15 +22,13 @@ from vram.oom.sizes import SIZE, amount
 def mps(found: Match, passage: Passage) -> Parsed:
     """PyTorch on Apple GPUs: one budget for all, set by a high watermark."""
     live, other = amount(found["live"]), amount(found["other"])
-    held = Amount(live.nbytes + other.nbytes, live.slack + other.slack) if live and other else live
-    reading = OomReading(
+    return OomMessage(
         dialect="pytorch-mps",
         wording="allowed",
         asked=amount(found["asked"]),
-        live=held,
+        live=plus(live, other) or live,
         limit=amount(found["limit"]),
     )
-    return reading, found.end()
 
 
 _ASYNC_FIGURES = re.compile(
@@ -52,13 +49,13 @@ _ASYNC_FIGURES = re.compile(
 def driver_pool(found: Match, passage: Passage) -> Parsed:
     """PyTorch with the driver's own pool (backend:cudaMallocAsync): one figure a line.
 
-    What the pool keeps unused is not printed. A limit that nobody set is printed as 2^64 bytes. ComfyUI,
+    What the pool keeps unused is not printed. A limit that was not set is printed as 2^64 bytes. ComfyUI,
     which switches this backend on by itself, prints the first words alone.
     """
     number = found["named"] or found["gpu"]
     printed = _ASYNC_FIGURES.match(passage.text, found.end())
     figures = {name: amount(words) for name, words in printed.groupdict().items()} if printed else {}
-    reading = OomReading(
+    reading = OomMessage(
         dialect="pytorch",
         wording="cudaMallocAsync",
         gpu=int(number) if number else None,
@@ -135,31 +132,31 @@ def allocator(found: Match, passage: Passage) -> Parsed:
     body = text[begin : begin + _MAX_MESSAGE_LENGTH]
     cut = _NEXT.search(body, found.end() - begin + 1)
     as_printed = body[: cut.start()] if cut else body
-    unwrapped, width, breaks = _unwrapped(as_printed)
-    body = max(as_printed, unwrapped, key=_figures_in) if breaks else as_printed
+    unwrapped, width, breaks = _unwrap(as_printed)
+    body = max(as_printed, unwrapped, key=_count_figures) if breaks else as_printed
     if (
         "PyTorch" not in body
         and not body[found.start() - begin :].startswith("Tried")
         and "capac" not in body
     ):
         return None
-    matches = {name: _field(name, body) for name in _FIELDS}
+    matches = {name: _find_field(name, body) for name in _FIELDS}
     figures = {name: amount(match.group(1)) if match else None for name, match in matches.items()}
     gpu = _GPU.search(body)
     ends = [match.end() for match in (*matches.values(), _END.search(body)) if match]
-    reading = OomReading(
+    reading = OomMessage(
         dialect="pytorch",
-        wording=_wording(body),
+        wording=_name_wording(body),
         gpu=int(gpu.group(1)) if gpu else None,
-        others=_others(body),
-        signs=_signs(body, passage.before),
+        others=_read_others(body),
+        signs=_read_signs(body, passage.before),
     )
-    reading = replace(reading, **_normalized(figures, "more than 1EB" in " ".join(body.split())))
+    reading = replace(reading, **_normalize(figures, "more than 1EB" in " ".join(body.split())))
     end = max(ends, default=found.end() - begin)
     return reading, begin + end + (min(breaks, end // width) if breaks and body is unwrapped else 0)
 
 
-def _unwrapped(body: str) -> tuple[str, int, int]:
+def _unwrap(body: str) -> tuple[str, int, int]:
     """Join lines that the edge of a terminal broke, words and all; how long they are, and how many breaks."""
     lines = body.split("\n")
     width = len(lines[0])
@@ -172,41 +169,39 @@ def _unwrapped(body: str) -> tuple[str, int, int]:
     return "\n".join((whole, *lines[breaks + 1 :])), width, breaks
 
 
-def _figures_in(body: str) -> int:
+def _count_figures(body: str) -> int:
     patterns = [pattern for _, each in _FIELDS.values() for pattern in each]
     return sum(len(pattern.findall(body)) for pattern in (*patterns, _OTHERS))
 
 
-def _field(name: str, body: str) -> Match | None:
+def _find_field(name: str, body: str) -> Match | None:
     word, patterns = _FIELDS[name]
     if word not in body:
         return None
     return next(filter(None, (pattern.search(body) for pattern in patterns)), None)
 
 
-def _normalized(figures: dict[str, Amount | None], endless: bool) -> dict[str, Amount | None]:
+def _normalize(figures: dict[str, Amount | None], endless: bool) -> dict[str, Amount | None]:
     """Bring both generations to one set of figures, with live, idle and pooled memory apart."""
     reserved, cached = figures.pop("reserved"), figures.pop("cached")
     live, pooled = figures["live"], figures["pooled"]
-    if reserved and live:
-        figures["idle"] = Amount(max(0, reserved.nbytes - live.nbytes), reserved.slack + live.slack)
-    figures["idle"] = figures["idle"] or cached
+    figures["idle"] = minus(reserved, live) or figures["idle"] or cached
     if figures["process"] and not figures["process"].nbytes and live and live.nbytes:
         figures["process"] = None  # NVML had no figure, and PyTorch printed it as 0 bytes
     if pooled and live:  # "allocated by PyTorch, with ... in private pools": the pools are part of it
-        figures["live"] = Amount(max(0, live.nbytes - pooled.nbytes), live.slack + pooled.slack)
+        figures["live"] = minus(live, pooled)
     if endless:
         figures["asked"] = Amount(1 << 60)
     return figures
 
 
-def _others(body: str) -> tuple[NamedProcess, ...] | None:
+def _read_others(body: str) -> tuple[NamedProcess, ...] | None:
     """The processes beside this one; None where the wording lists none at all."""
     shares = tuple(NamedProcess(int(pid), amount(nbytes)) for pid, nbytes in _OTHERS.findall(body))
-    return shares if shares or _field("process", body) else None
+    return shares if shares or _find_field("process", body) else None
 
 
-def _wording(body: str) -> str:
+def _name_wording(body: str) -> str:
     words = " ".join(body.split())
     for word, version in (("cached)", "0.4-1.3"), ("reserved in total", "1.4-2.0"), ("capacty", "2.1")):
         if word in words:
@@ -214,7 +209,7 @@ def _wording(body: str) -> str:
     return "2.1 and later" if re.search(r"total\s+capacity\s+of|by\s+PyTorch", body) else "cut short"
 
 
-def _signs(body: str, before: str) -> tuple[str, ...]:
+def _read_signs(body: str, before: str) -> tuple[str, ...]:
     near = before[-300:] + body
     names = {"hip": "HIP out of memory", "xpu": "XPU out of memory"}
     signs = [sign for sign, words in names.items() if words in near]
@@ -237,11 +232,10 @@ def _signs(body: str, before: str) -> tuple[str, ...]:
 )
 def triton(found: Match, passage: Passage) -> Parsed:
     """Triton kernels: the memory that ran out is on the chip, a few hundred kilobytes per block."""
-    reading = OomReading(
+    return OomMessage(
         dialect="triton",
         wording=" ".join(found["what"].split()),
         where="on-chip",
         asked=amount(found["asked"]),
         limit=amount(found["limit"]),
     )
-    return reading, found.end()

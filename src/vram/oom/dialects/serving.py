@@ -1,13 +1,15 @@
-"""Servers of models: vLLM, SGLang, text-generation-inference, TensorRT and ONNX Runtime."""
+"""What serves models: vLLM, SGLang, text-generation-inference, TensorRT, ONNX Runtime, llama.cpp, Ollama."""
 
 from __future__ import annotations
 
 import re
+from functools import reduce
 
-from vram.model.oom import Amount, OomReading
-from vram.oom.dialects import Match, Parsed, dialect
+from msgspec.structs import replace
+
+from vram.model.oom import Amount, OomMessage, Where
+from vram.oom.dialects import SIZE, Match, Parsed, amount, dialect, last_in, minus, plus
 from vram.oom.passage import Passage
-from vram.oom.sizes import SIZE, amount
 
 _ESTIMATE = re.compile(r"estimated\s+maximum\s+model\s+length\s+is\s+(\d+)")
 _SHARE = re.compile(r"gpu[-_]memory[-_]utilization['\"]?[=:\s]+([\d.]*\d)")
@@ -17,13 +19,7 @@ _CAPACITY = re.compile(rf"total_gpu_memory\s+\(({SIZE})\)")
 
 @dialect(
     "vllm",
-    needles=(
-        b"desired GPU",
-        b"cache blocks",
-        b"KV cache is needed",
-        b"in KV cache",
-        b"when warming up",
-    ),
+    needles=(b"desired GPU", b"cache blocks", b"KV cache is needed", b"in KV cache", b"when warming up"),
     start=re.compile(
         r"Free\s+memory\s+on\s+device\s+(?:\S+\s+)?\((?P<free>[\d.]+)/(?P<total>[\d.]+)\s+GiB\)\s+on\s+startup\s+is\s+"
         r"less\s+than\s+desired\s+GPU\s+memory\s+utilization\s+\((?P<share>[\d.]+),\s+(?P<desired>[\d.]+)\s+GiB\)"
@@ -38,17 +34,17 @@ _CAPACITY = re.compile(rf"total_gpu_memory\s+\(({SIZE})\)")
 )
 def vllm(found: Match, passage: Passage) -> Parsed:
     """vLLM: a budget for the GPU (gpu_memory_utilization) and what has to fit into it."""
-    share = found["share"] or _last(_SHARE, passage.before)
+    share = found["share"] or last_in(_SHARE, passage.before)
     estimate = _ESTIMATE.search(passage.text, found.end(), found.end() + 400)
     fitting = found["tokens"] or (estimate.group(1) if estimate else None)
     wanted = found["wanted"] or found["length"]
-    reading = OomReading(
+    reading = OomMessage(
         dialect="vllm",
-        wording=_wording(found),
+        wording=_name_wording(found),
         asked=amount(found["desired"] or found["needed"], "GiB"),
-        total=amount(found["total"], "GiB") or amount(_last(_CAPACITY, passage.before)),
+        total=amount(found["total"], "GiB") or amount(last_in(_CAPACITY, passage.before)),
         free=amount(found["free"], "GiB"),
-        limit=amount(found["available"], "GiB") if found["available"] else _left(passage.before, found),
+        limit=amount(found["available"], "GiB") if found["available"] else _read_left(passage.before, found),
         utilization=float(share) if share else None,
         tokens_wanted=int(wanted) if wanted else None,
         tokens_fitting=int(fitting) if fitting else None,
@@ -56,7 +52,7 @@ def vllm(found: Match, passage: Passage) -> Parsed:
     return reading, estimate.end() if estimate else found.end()
 
 
-def _wording(found: Match) -> str:
+def _name_wording(found: Match) -> str:
     if found["desired"]:
         return "startup"
     if found["warming"]:
@@ -64,19 +60,14 @@ def _wording(found: Match) -> str:
     return "kv cache" if found["wanted"] or found["length"] else "no cache blocks"
 
 
-def _left(before: str, found: Match) -> Amount | None:
+def _read_left(before: str, found: Match) -> Amount | None:
     """What the budget leaves for the cache; below zero where weights and activations overrun it."""
-    words = None if found["desired"] else _last(_AVAILABLE, before)
+    words = None if found["desired"] else last_in(_AVAILABLE, before)
     if words is None:
         return None
     sign = -1 if words.startswith("-") else 1
     left = amount(words.lstrip("-"), "GiB")
     return Amount(sign * left.nbytes, left.slack) if left else None
-
-
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = pattern.findall(text)
-    return found[-1] if found else None
 
 
 _FRACTION = re.compile(r"mem[_-]fraction[_-]static['\"]?[=:\s]+([\d.]*\d)")
@@ -108,7 +99,7 @@ def sglang(found: Match, passage: Passage) -> Parsed:
     if found["pool"]:
         tokens = _TOKENS.match(passage.text, found.end() + 1)
         left = (tokens["window"] or tokens["left"]) if tokens else None
-        reading = OomReading(
+        reading = OomMessage(
             dialect="sglang",
             wording="kv cache",
             tokens_wanted=int(tokens["wanted"]) if tokens else None,
@@ -116,25 +107,22 @@ def sglang(found: Match, passage: Passage) -> Parsed:
         )
         return reading, tokens.end() if tokens else found.end()
     if found.group().startswith("memory"):
-        reading = OomReading(
+        return OomMessage(
             dialect="sglang",
             wording="unbalanced",
             asked=amount(found["local"], "GiB"),
             free=amount(found["least"], "GiB"),
         )
-        return reading, found.end()
-    share = found["share"] or _last(_FRACTION, passage.before)
-    free = amount(_last(_AFTER_WEIGHTS, passage.before), "GiB")
-    first = amount(_last(_BEFORE_WEIGHTS, passage.before), "GiB")
-    weights = Amount(max(0, first.nbytes - free.nbytes), first.slack + free.slack) if first and free else None
-    reading = OomReading(
+    share = found["share"] or last_in(_FRACTION, passage.before)
+    free = amount(last_in(_AFTER_WEIGHTS, passage.before), "GiB")
+    first = amount(last_in(_BEFORE_WEIGHTS, passage.before), "GiB")
+    return OomMessage(
         dialect="sglang",
         wording="static",
         free=free,
-        live=weights,
+        live=minus(first, free),
         utilization=float(share) if share else None,
     )
-    return reading, found.end()
 
 
 @dialect(
@@ -148,12 +136,11 @@ def sglang(found: Match, passage: Passage) -> Parsed:
 )
 def tgi(found: Match, passage: Passage) -> Parsed:
     """text-generation-inference: at its start it tries the largest batch that it may get."""
-    reading = OomReading(
+    return OomMessage(
         dialect="tgi",
         wording="total tokens" if found["total"] else "prefill tokens",
         tokens_wanted=int(found["total"] or found["tokens"]),
     )
-    return reading, found.end()
 
 
 @dialect(
@@ -180,11 +167,94 @@ def tensorrt(found: Match, passage: Passage) -> Parsed:
     """
     asked = found["asked"] or found["size"] or found["buffer"] or found["wanted"]
     left = amount(found["left"])
-    reading = OomReading(
+    return OomMessage(
         dialect="onnxruntime" if found["buffer"] or found["wanted"] else "tensorrt",
         wording="arena" if found["wanted"] else "runtime" if found["bare"] else "buffer",
         asked=amount(asked),
         idle=left,
         signs=("arena-limit",) if left else (),
     )
-    return reading, found.end()
+
+
+_FOLLOWS = re.compile(
+    r"[^\n]*\n(?:[^\n]*failed to allocate \w+ buffer of size \d+[^\n]*\n?)?"
+    r"(?:[^\n]*unable to allocate \w+ buffer[^\n]*\n?)?"
+)
+_BEGAN = re.compile(r"using\s+device\s+(?:CUDA|ROCm)(\d+)\s[^\n]*?-\s+(\d+)\s+MiB\s+free")
+_CARD = re.compile(r"Device\s+(\d+):[^\n]*?VRAM:\s+(\d+)\s+MiB")
+_BUFFER = re.compile(r"(?:CUDA|ROCm)(\d+)\s+(?:model|KV|compute|RS)?\s*buffer\s+size\s*=\s*([\d.]+)\s+MiB")
+
+
+@dialect(
+    "llama.cpp",
+    needles=(
+        b"Malloc failed",
+        b"failed to allocate",
+        b"unable to allocate",
+        b"more system memory",
+        b"too large for system",
+        b"layout cannot be allocated",
+        b"memory allocation of size",
+        b"for kv cache",
+    ),
+    start=re.compile(
+        r"allocating\s+(?P<asked>[\d.,]+\s+MiB)\s+on\s+device\s+(?P<gpu>\d+):\s+(?:cuda|hip)Malloc\s+failed:\s+"
+        r"out\s+of\s+memory"
+        r"|failed\s+to\s+allocate\s+(?P<backend>[A-Za-z]+)(?P<number>\d*)(?P<host>_Host)?\s+buffer"
+        r"(?:\s+of\s+size\s+(?P<nbytes>\d+))?"
+        r"|unable\s+to\s+allocate\s+(?:backend|(?P<named>[A-Za-z]+)(?P<at>\d+))\s+buffer"
+        r"|failed\s+to\s+allocate\s+(?P<pinned>[\d.,]+\s+MiB)\s+of\s+pinned\s+memory"
+        r"|failed\s+to\s+allocate\s+(?P<what>compute(?:\s+\w+)?\s+buffers?|buffer\s+for\s+(?:the\s+)?kv\s+cache)"
+        r"|Device\s+memory\s+allocation\s+of\s+size\s+(?P<vulkan>\d+)\s+failed"
+        r"|memory\s+(?P<layout>layout\s+cannot\s+be\s+allocated)(?:\s+with\s+num_gpu\s+=\s+\d+)?"
+        rf"|model\s+request\s+too\s+large\s+for\s+system\"?\s+requested=\"?(?P<want>{SIZE})\"?\s+available=\"?(?P<left>{SIZE}|\d+)"
+        rf"|requires\s+more\s+system\s+memory\s+\((?P<need>{SIZE})\)\s+than\s+is\s+available\s+\((?P<have>{SIZE})\)"
+    ),
+)
+def llama_cpp(found: Match, passage: Passage) -> Parsed:
+    """llama.cpp and what is built on it: a buffer that did not fit, and the buffers made before it."""
+    if found["need"] or found["want"]:
+        return OomMessage(
+            dialect="llama.cpp",
+            wording="system memory",
+            where="host",
+            asked=amount(found["need"] or found["want"]),
+            free=amount(found["have"] or found["left"]),
+        )
+    if found["layout"] or found["what"]:
+        wording = "layout" if found["layout"] else "buffer"
+        began = _BEGAN.findall(passage.before)
+        gpu = int(began[-1][0]) if began else None
+        return _with_history(OomMessage(dialect="llama.cpp", wording=wording), gpu, passage.before)
+    backend = "Vulkan" if found["vulkan"] else found["backend"] or found["named"] or "CUDA"
+    number = found["gpu"] or found["number"] or found["at"]
+    asked = amount((found["asked"] or found["pinned"] or "").replace(",", ".")) or amount(
+        found["nbytes"] or found["vulkan"]
+    )
+    where: Where = "pinned" if found["pinned"] or found["host"] else "host" if backend == "CPU" else "device"
+    if backend not in ("CUDA", "ROCm", "CPU", "Vulkan", "Metal", "SYCL"):
+        return None
+    gpu = int(number) if number else None
+    follows = _FOLLOWS.match(passage.text, found.end())
+    reading = OomMessage(
+        dialect="llama.cpp",
+        wording="buffer",
+        where=where,
+        gpu=gpu if where == "device" else None,
+        asked=asked,
+        signs=("hip",) if backend == "ROCm" or "hipMalloc" in found.group() else (),
+    )
+    if where == "device":
+        reading = _with_history(reading, gpu, passage.before)
+    return reading, follows.end() if follows else found.end()
+
+
+def _with_history(reading: OomMessage, gpu: int | None, before: str) -> OomMessage:
+    """Add what it took, what is left of what was free at the start, and how large the card is."""
+    began = [free for number, free in _BEGAN.findall(before) if int(number) == gpu]
+    cards = [total for number, total in _CARD.findall(before) if int(number) == gpu]
+    taken = [amount(size, "MiB") for number, size in _BUFFER.findall(before) if int(number) == gpu]
+    live = reduce(plus, taken) if taken else None
+    free = amount(began[-1], "MiB") if began else None
+    total = amount(cards[-1], "MiB") if cards else None
+    return replace(reading, live=live, free=minus(free, live) or free, total=total)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from vram.model.oom import OomReading
-from vram.oom.dialects import Match, Parsed, dialect
+from vram.model.oom import OomMessage
+from vram.oom.dialects import Match, Parsed, dialect, last_in
 from vram.oom.passage import Passage
-from vram.payloads.trim.sticky_errors import STICKY
+from vram.payloads.trim.driver import STICKY
 
 STICKY_SIGN = "sticky"
 _ASSERT = 710
@@ -93,19 +93,23 @@ def sticky_error(found: Match, passage: Passage) -> Parsed:
         else None
     )
     near = "\n".join(text[begin : begin + 1000].split("\n")[:3])
-    signs = [STICKY_SIGN, *(f"in={name}" for name, words in _REPORTERS if words.search(near))][:2]
-    if code == _ASSERT and (asserted := _ASSERTION.findall(passage.before)):
-        signs.append(f"assert={asserted[-1]}")
-    reading = OomReading(dialect="cuda-error", wording=STICKY[code][0], signs=tuple(signs))
+    reading = OomMessage(
+        dialect="cuda-error",
+        wording=STICKY[code][0],
+        signs=(STICKY_SIGN,),
+        code=code,
+        reporter=next((name for name, words in _REPORTERS if words.search(near)), None),
+        assertion=last_in(_ASSERTION, passage.before) if code == _ASSERT else None,
+    )
     return reading, (again or found).end()
 
 
 def sticky_code_in(text: str) -> int | None:
     """The number of the sticky error that *text* reports first."""
     for found in sticky_error.start.finditer(text):
-        known = sticky_error.read(found, Passage(text, text, str))
+        known = sticky_error.parse(found, Passage(text, text, str))
         if known is not None:
-            return _STICKY_NAMES[known[0].wording]
+            return known[0].code
     return None
 
 
@@ -142,5 +146,5 @@ def xid(found: Match, passage: Passage) -> Parsed:
     number = int(found["number"])
     if number not in XIDS:
         return None
-    pid = (f"pid={found['pid']}",) if found["pid"] else ()
-    return OomReading(dialect="xid", wording=str(number), signs=(STICKY_SIGN, *pid)), found.end()
+    pids = (int(found["pid"]),) if found["pid"] else ()
+    return OomMessage(dialect="xid", wording=str(number), signs=(STICKY_SIGN,), code=number, pids=pids)

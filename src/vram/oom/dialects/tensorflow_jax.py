@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from vram.model.oom import Amount, OomReading, Where
-from vram.oom.dialects import Match, Parsed, dialect
+from vram.model.oom import OomMessage, Where
+from vram.oom.dialects import SIZE, Match, Parsed, amount, dialect, minus
 from vram.oom.passage import Passage
-from vram.oom.sizes import SIZE, amount
 
 _ENTRY = re.compile(r"XLA_PYTHON_CLIENT_(\w+)=(\S+)")
 
@@ -38,20 +37,19 @@ def xla(found: Match, passage: Passage) -> Parsed:
     Without a GPU they allocate in the host's memory, and word it otherwise.
     """
     wanted = found["asked"] or found["request"] or found["host"] or found["used"] or found["program"]
-    reading = OomReading(
+    return OomMessage(
         dialect="xla",
-        wording=_xla_wording(found),
+        wording=_name_xla_wording(found),
         where="host" if found["host"] else "device",
         gpu=int(found["gpu"]) if found["gpu"] else None,
         asked=amount(wanted),
         total=amount(found["total"]),
         free=amount(found["free"]),
-        signs=tuple(f"{name.lower()}={value}" for name, value in _ENTRY.findall(passage.before))[-3:],
+        settings=tuple((name.lower(), value) for name, value in _ENTRY.findall(passage.before))[-3:],
     )
-    return reading, found.end()
 
 
-def _xla_wording(found: Match) -> str:
+def _name_xla_wording(found: Match) -> str:
     if found["asked"]:
         return "run time"
     if found["request"] or found["host"]:
@@ -94,25 +92,24 @@ def tensorflow(found: Match, passage: Passage) -> Parsed:
     if found["rounded"]:
         asked = amount(found["rounded"])
     if found["shape"] and found["type"]:
-        asked = amount(_nbytes(found["shape"], found["type"]))
+        asked = amount(_compute_nbytes(found["shape"], found["type"]))
     pool = found["pool"] or found["by"] or ""
-    device = found["device"] or found["operation"] or _destination(found, passage.text)
+    device = found["device"] or found["operation"] or _find_destination(found, passage.text)
     gpu = _GPU.search(device) or _GPU.search(pool)
     where: Where = "host" if pool.startswith("cpu") or "device:CPU" in device else "device"
     if found["pinned"] or "host" in pool:
         where = "pinned"
-    reading = OomReading(
+    return OomMessage(
         dialect="tensorflow",
-        wording=_tensorflow_wording(found),
+        wording=_name_tensorflow_wording(found),
         where=where,
         gpu=int(gpu.group(1)) if gpu else None,
         asked=asked,
         signs=("xla",) if "external/xla" in passage.text[: found.start()] else (),
     )
-    return reading, found.end()
 
 
-def _destination(found: Match, text: str) -> str:
+def _find_destination(found: Match, text: str) -> str:
     """The destination of a copy, which is printed before the words that it failed with."""
     if not found.group().startswith("Dst"):
         return ""
@@ -120,7 +117,7 @@ def _destination(found: Match, text: str) -> str:
     return copied[-1] if copied else ""
 
 
-def _tensorflow_wording(found: Match) -> str:
+def _name_tensorflow_wording(found: Match) -> str:
     if found["pinned"]:
         return "pinned by the driver" if found["driver"] else "pinned"
     if found["asked"] or found["shape"]:
@@ -128,7 +125,7 @@ def _tensorflow_wording(found: Match) -> str:
     return "driver" if found["refused"] else "operation"
 
 
-def _nbytes(shape: str, kind: str) -> str | None:
+def _compute_nbytes(shape: str, kind: str) -> str | None:
     """The tensor's size, from its shape; None where the type's width is not known."""
     width = _WIDTHS.get(kind)
     sides = [int(side) for side in re.findall(r"\d+", shape)]
@@ -166,14 +163,12 @@ def bfc(found: Match, passage: Passage) -> Parsed:
     matches = {name: pattern.search(body) for name, pattern in _FIELDS.items()}
     figures = {name: amount(match.group(1)) for name, match in matches.items() if match}
     live = figures.get("live") or figures.get("sum")
-    pool = figures.get("pool")
-    idle = Amount(max(0, pool.nbytes - live.nbytes), pool.slack + live.slack) if pool and live else None
     largest = figures.get("largest")
-    reading = OomReading(
+    reading = OomMessage(
         dialect="bfc",
         wording="dump",
         live=live,
-        idle=idle,
+        idle=minus(figures.get("pool"), live),
         limit=figures.get("limit") or figures.get("bound"),
         largest_free=largest if largest and largest.nbytes else None,
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vram.model.oom import Judgement, OomKind, OomReading
+from vram.model.finding import Remedy
+from vram.model.oom import Certainty, Judgement, OomKind, OomMessage, Working
 from vram.oom.sums import Sums
+from vram.pages import manual_page
 
-Judge = Callable[[OomReading, Sums], Judgement | None]
+Judge = Callable[[OomMessage, Sums], Judgement | None]
 
 
 class Kind(NamedTuple):
@@ -21,13 +23,32 @@ class Kind(NamedTuple):
     title: str
     judge: Judge
 
+    def conclude(
+        self,
+        certainty: Certainty,
+        cause: str,
+        *,
+        title: str = "",
+        workings: tuple[Working, ...] = (),
+        missing: tuple[str, ...] = (),
+        remedies: tuple[Remedy, ...] = (),
+    ) -> Judgement:
+        """Judge that it is this kind; *title* where it says more than the kind's own."""
+        return Judgement(
+            kind=self.id,
+            certainty=certainty,
+            title=title or self.title,
+            cause=cause,
+            workings=workings,
+            missing=missing,
+            remedies=remedies,
+        )
+
     @property
     def page(self) -> str | None:
         """Its page of ``vram explain``; None under -OO, which strips docstrings."""
-        from inspect import cleandoc
-
-        text = self.judge.__doc__
-        return f"{cleandoc(text)}\n" if text else None
+        text = manual_page(self.judge.__doc__)
+        return f"{text}\n" if text else None
 
 
 def kind(name: OomKind, title: str) -> Callable[[Judge], Kind]:

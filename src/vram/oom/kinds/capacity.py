@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from vram.model.finding import Remedy
-from vram.model.oom import Certainty, Judgement, OomReading, Term, Working
+from vram.model.oom import Certainty, Judgement, OomMessage, Term, Working
 from vram.oom.kinds import kind
-from vram.oom.remedies import (
-    bigger,
-    change,
-    options,
-    room_alone,
-    run_why,
-    smaller,
-    use_less,
-    utilization,
-)
-from vram.oom.sums import ANY_GPU, CONTEXT, Sums, blamed, needed_context, said, shortfall
+from vram.oom.remedies import BIGGER, change, options, room_alone, run_why, smaller, use_less, utilization
+from vram.oom.sums import ANY_GPU, CONTEXT, Sums, blamed, calculate, needed_context, say, shortfall
 from vram.units import size
 
 # Of a GPU, used by the program itself.
@@ -23,22 +14,19 @@ _NEARLY_ALL = 0.75
 
 
 @kind("too-large", "too large for the GPU")
-def too_large(reading: OomReading, worked: Sums) -> Judgement | None:
+def too_large(reading: OomMessage, worked: Sums) -> Judgement | None:
     """too-large: this program needs more than the GPU has
 
-    What it is
-    ----------
+    What it is:
     What the program uses, what it requested and one context together exceed the GPU, even without other
     processes. Neither emptying caches nor killing other processes would have been enough.
 
-    How it is recognised
-    --------------------
+    How it is recognised:
     in use + asked + context > total. It is certain if in use + asked alone exceed the total, or if the
     message says what is outside the allocator; likely if the usual size of a context decides. If the message
     has no total: more than any GPU has, or more than the pool's own limit.
 
-    Remedies
-    --------
+    Remedies:
     Use less; the message says by how much. vram.retry_on_oom reduces the size automatically.
     """
     if reading.asked is None and reading.dialect != "vllm":
@@ -50,26 +38,28 @@ def too_large(reading: OomReading, worked: Sums) -> Judgement | None:
     if reading.dialect in ("tensorflow", "xla", "bfc"):
         return _more_than_pool(reading)
     if reading.dialect == "vllm" and reading.wording == "no cache blocks":
-        return _vllm_too_large(reading, worked)
+        return _vllm_too_large(reading)
     if reading.dialect == "llama.cpp":
         return _since_start(reading, worked)
     if worked.fits_alone and worked.short and blamed(reading, worked) is None:
-        return _uses_nearly_all(reading, worked)
+        return _uses_nearly_all(reading)
     return None
 
 
-def _more_than_any_gpu(reading: OomReading) -> Judgement:
-    cause = (
-        f"It requested {said(reading.asked)} at once: no GPU has that much. A size or a shape was"
-        " computed wrongly."
+def _more_than_any_gpu(reading: OomMessage) -> Judgement:
+    return too_large.conclude(
+        "fact",
+        f"It requested {say(reading.asked)} at once: no GPU has that much. A size or a shape was"
+        " computed wrongly.",
+        remedies=(
+            change(
+                "Check the shapes where it was raised: a negative or huge dimension, or an unmasked index."
+            ),
+        ),
     )
-    remedy = change(
-        "Check the shapes where it was raised: a negative or huge dimension, or an unmasked index."
-    )
-    return _too_large(reading, "fact", cause, (), (remedy,))
 
 
-def _more_than_this_gpu(reading: OomReading, worked: Sums) -> Judgement:
+def _more_than_this_gpu(reading: OomMessage, worked: Sums) -> Judgement:
     assert reading.total is not None
     terms = [Term("in use by this program", reading.live.nbytes)] if reading.live else []
     terms += [Term("asked", reading.asked.nbytes)] if reading.asked else []
@@ -89,10 +79,11 @@ def _more_than_this_gpu(reading: OomReading, worked: Sums) -> Judgement:
         )
     advice = use_less(reading, room_alone(reading, worked))
     working = Working(tuple(terms), "too much", over)
-    return _too_large(reading, "fact" if sure else "likely", cause, (working,), advice)
+    certainty: Certainty = "fact" if sure else "likely"
+    return too_large.conclude(certainty, cause, workings=(working,), remedies=advice)
 
 
-def _uses_nearly_all(reading: OomReading, worked: Sums) -> Judgement | None:
+def _uses_nearly_all(reading: OomMessage) -> Judgement | None:
     """It fits on paper, by less than the driver and the rounding of blocks take."""
     if (
         reading.live is None
@@ -101,42 +92,38 @@ def _uses_nearly_all(reading: OomReading, worked: Sums) -> Judgement | None:
     ):
         return None
     cause = (
-        f"This program itself uses {said(reading.live)} of the GPU's {said(reading.total)}. The rest (a"
+        f"This program itself uses {say(reading.live)} of the GPU's {say(reading.total)}. The rest (a"
         " context, the driver and small pieces) is no more than usual."
     )
     room = reading.live.nbytes + (reading.free.nbytes if reading.free else 0)
-    advice = use_less(reading, room)
-    return _too_large(reading, "likely", cause, shortfall(reading), advice)
+    return too_large.conclude("likely", cause, workings=shortfall(reading), remedies=use_less(reading, room))
 
 
-def _more_than_pool(reading: OomReading) -> Judgement | None:
+def _more_than_pool(reading: OomMessage) -> Judgement | None:
     asked, limit, live = reading.asked, reading.limit, reading.live
     if not (asked and limit) or asked.nbytes + (live.nbytes if live else 0) <= limit.nbytes:
         return None
-    terms = (
-        *((Term("in use", live.nbytes),) if live else ()),
-        Term("asked", asked.nbytes),
-        Term("limit of the pool", -limit.nbytes),
+    return too_large.conclude(
+        "fact",
+        f"The pool may grow to {say(limit)}, by default nearly the whole GPU, and that is not enough.",
+        workings=(calculate("too much", {"in use": live, "asked": asked}, {"limit of the pool": limit}),),
+        remedies=use_less(reading, limit.nbytes),
     )
-    cause = f"The pool may grow to {said(limit)}, by default nearly the whole GPU, and that is not enough."
-    working = Working(terms, "too much", sum(term.nbytes for term in terms))
-    return _too_large(reading, "fact", cause, (working,), use_less(reading, limit.nbytes))
 
 
-def _vllm_too_large(reading: OomReading, worked: Sums) -> Judgement | None:
+def _vllm_too_large(reading: OomMessage) -> Judgement | None:
     if reading.limit is None or reading.limit.nbytes >= 0:
         return None
-    cause = (
-        f"Weights and activations exceed vLLM's share by {said(-reading.limit.nbytes)}, more than the"
-        " rest of the GPU has."
+    less = "Use less: a quantized model, --max-num-batched-tokens, --tensor-parallel-size over more GPUs."
+    return too_large.conclude(
+        "likely",
+        f"Weights and activations exceed vLLM's share by {say(-reading.limit.nbytes)}, more than the"
+        " rest of the GPU has.",
+        remedies=(change(less), BIGGER),
     )
-    less = change(
-        "Use less: a quantized model, --max-num-batched-tokens, --tensor-parallel-size over more GPUs."
-    )
-    return _too_large(reading, "likely", cause, (), (less, bigger()))
 
 
-def _since_start(reading: OomReading, worked: Sums) -> Judgement | None:
+def _since_start(reading: OomMessage, worked: Sums) -> Judgement | None:
     """llama.cpp prints what was free when it began; all that was taken since is its own."""
     asked, free = reading.asked, reading.free
     if (
@@ -145,26 +132,11 @@ def _since_start(reading: OomReading, worked: Sums) -> Judgement | None:
         or (worked.unnamed or 0) > asked.nbytes - free.nbytes
     ):
         return None
-    terms = (Term("asked", asked.nbytes), Term("left of what was free at the start", -free.nbytes))
-    cause = "The memory that was free at the start is not enough for the model, its cache and this buffer."
-    working = Working(terms, "missing", asked.nbytes - free.nbytes)
-    return _too_large(reading, "likely", cause, (working,), use_less(reading, None))
-
-
-def _too_large(
-    reading: OomReading,
-    certainty: Certainty,
-    cause: str,
-    workings: tuple[Working, ...],
-    advice: tuple[Remedy, ...],
-) -> Judgement:
-    return Judgement(
-        kind="too-large",
-        certainty=certainty,
-        title=too_large.title,
-        cause=cause,
-        workings=workings,
-        remedies=advice,
+    return too_large.conclude(
+        "likely",
+        "The memory that was free at the start is not enough for the model, its cache and this buffer.",
+        workings=(calculate("missing", {"asked": asked}, {"left of what was free at the start": free}),),
+        remedies=use_less(reading, None),
     )
 
 
@@ -175,22 +147,19 @@ _JAX_FRACTION = 0.75
 
 
 @kind("limit", "a configured limit")
-def limit(reading: OomReading, worked: Sums) -> Judgement | None:
+def limit(reading: OomMessage, worked: Sums) -> Judgement | None:
     """limit: a configured limit is reached, below the size of the GPU
 
-    What it is
-    ----------
+    What it is:
     torch.cuda.set_per_process_memory_fraction, CuPy's pool limit, RMM's maximum_pool_size, vLLM's
     gpu_memory_utilization and max_model_len, SGLang's mem_fraction_static, text-generation-inference's
     batches, JAX's memory fraction, PyTorch's watermark on Apple GPUs: each makes an allocation fail although
     the GPU may have room.
 
-    How it is recognised
-    --------------------
+    How it is recognised:
     The message names the limit, and in use + asked exceed it.
 
-    Remedies
-    --------
+    Remedies:
     Raise the limit if the GPU has room, or use less.
     """
     if reading.dialect in ("vllm", "sglang", "tgi"):
@@ -211,20 +180,20 @@ def limit(reading: OomReading, worked: Sums) -> Judgement | None:
     if reading.total and reading.limit.nbytes >= reading.total.nbytes - reading.total.slack:
         return None
     cause = (
-        f"This program may use {said(reading.limit)}: a limit below the size of the GPU was set, and it"
+        f"This program may use {say(reading.limit)}: a limit below the size of the GPU was set, and it"
         " is reached."
     )
     return _limit(reading, "fact", cause, _raise_limit(reading), held)
 
 
-def _jax_limit(reading: OomReading, held: int) -> Judgement | None:
+def _jax_limit(reading: OomMessage, held: int) -> Judgement | None:
     assert reading.limit is not None
     assert reading.asked is not None
     whole = reading.limit.nbytes / _JAX_FRACTION
     if held + reading.asked.nbytes > whole:
         return None
     cause = (
-        f"JAX's pool may grow to {said(reading.limit)}, {_JAX_FRACTION:.0%} of the GPU unless"
+        f"JAX's pool may grow to {say(reading.limit)}, {_JAX_FRACTION:.0%} of the GPU unless"
         " XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. It needs a little more than that."
     )
     share = min(0.95, (held + reading.asked.nbytes) / whole + 0.02)
@@ -233,17 +202,14 @@ def _jax_limit(reading: OomReading, held: int) -> Judgement | None:
     return _limit(reading, "likely", cause, (run_why(reading), remedy), held)
 
 
-def _server_limit(reading: OomReading) -> Judgement | None:
+def _server_limit(reading: OomMessage) -> Judgement | None:
     if reading.dialect == "sglang":
-        return {"kv cache": _sglang_cache, "static": _sglang_share}.get(reading.wording, _no_limit)(reading)
+        judges = {"kv cache": _sglang_cache, "static": _sglang_share}
+        return judges[reading.wording](reading) if reading.wording in judges else None
     return _tgi_tokens(reading) if reading.dialect == "tgi" else _vllm_limit(reading)
 
 
-def _no_limit(reading: OomReading) -> None:
-    return None
-
-
-def _sglang_cache(reading: OomReading) -> Judgement:
+def _sglang_cache(reading: OomMessage) -> Judgement:
     wanted, left = reading.tokens_wanted, reading.tokens_fitting
     figures = f": {wanted} tokens were needed and {left} were left" if wanted and left is not None else ""
     cause = (
@@ -260,7 +226,7 @@ def _sglang_cache(reading: OomReading) -> Judgement:
     return _limit(reading, "fact", cause, advice)
 
 
-def _sglang_share(reading: OomReading) -> Judgement:
+def _sglang_share(reading: OomMessage) -> Judgement:
     """The share must hold the weights and the cache: free memory less what is outside the share is left."""
     share, free, weights = reading.utilization, reading.free, reading.live
     cause = "The weights fill SGLang's share of the GPU: nothing of it is left for the cache of tokens."
@@ -269,8 +235,8 @@ def _sglang_share(reading: OomReading) -> Judgement:
         at_start = free.nbytes + weights.nbytes
         outside = round((1 - share) * at_start)
         cause = (
-            f"The weights take {said(weights)} and leave {said(free)}. Of that SGLang keeps"
-            f" {said(outside)} free (1 - {share} of {said(at_start)}): nothing is left for the cache."
+            f"The weights take {say(weights)} and leave {say(free)}. Of that SGLang keeps"
+            f" {say(outside)} free (1 - {share} of {say(at_start)}): nothing is left for the cache."
         )
         least = 1 - free.nbytes / at_start
         if least + 0.03 <= _MAX_STATIC:
@@ -285,7 +251,7 @@ def _sglang_share(reading: OomReading) -> Judgement:
     return _limit(reading, "fact" if share and free and weights else "likely", cause, advice)
 
 
-def _tgi_tokens(reading: OomReading) -> Judgement:
+def _tgi_tokens(reading: OomMessage) -> Judgement:
     tokens = reading.tokens_wanted or 0
     cause = (
         f"At its start text-generation-inference tried the largest batch that it may get, {tokens} tokens,"
@@ -294,7 +260,7 @@ def _tgi_tokens(reading: OomReading) -> Judgement:
     return _limit(reading, "likely", cause, (*options(reading), run_why(reading)))
 
 
-def _layers(reading: OomReading) -> Judgement:
+def _layers(reading: OomMessage) -> Judgement:
     cause = (
         "Ollama found no place for the model: the layers that are to be on the GPU (num_gpu) need more than"
         " is free there, or the rest needs more host memory than there is."
@@ -303,13 +269,13 @@ def _layers(reading: OomReading) -> Judgement:
     return _limit(reading, "likely", cause, (first, *options(reading), run_why(reading)))
 
 
-def _vllm_limit(reading: OomReading) -> Judgement | None:
+def _vllm_limit(reading: OomMessage) -> Judgement | None:
     if reading.wording == "startup":
         return _vllm_startup(reading)
     if reading.wording == "warm up":
         return _warm_up(reading)
     if reading.wording == "kv cache":
-        return _limit(reading, "fact", _cache_cause(reading), (*_cache_remedies(reading),))
+        return _limit(reading, "fact", _cache_cause(reading), _cache_remedies(reading))
     share = reading.utilization or 0.9
     short = -reading.limit.nbytes if reading.limit and reading.limit.nbytes < 0 else None
     if short and reading.total and short > (0.97 - share) * reading.total.nbytes:
@@ -320,7 +286,7 @@ def _vllm_limit(reading: OomReading) -> Judgement | None:
     return _limit(reading, "likely", cause, _room_remedies(reading, share))
 
 
-def _warm_up(reading: OomReading) -> Judgement:
+def _warm_up(reading: OomMessage) -> Judgement:
     """Weights and cache are in place by then: what is tried out is beside them."""
     share = reading.utilization or 0.9
     cause = (
@@ -335,8 +301,8 @@ def _warm_up(reading: OomReading) -> Judgement:
     return _limit(reading, "likely", cause, advice)
 
 
-def _vllm_startup(reading: OomReading) -> Judgement | None:
-    """A share that nobody can have: the GPU is empty but for contexts."""
+def _vllm_startup(reading: OomMessage) -> Judgement | None:
+    """A share that no program can have: the GPU is empty but for contexts."""
     if reading.total is None or reading.free is None:
         return None
     if reading.total.nbytes - reading.free.nbytes > 2 * CONTEXT + reading.total.slack:
@@ -345,11 +311,11 @@ def _vllm_startup(reading: OomReading) -> Judgement | None:
     return _limit(reading, "fact", cause, utilization(reading))
 
 
-def _cache_cause(reading: OomReading) -> str:
+def _cache_cause(reading: OomMessage) -> str:
     if reading.asked and reading.limit:
         return (
-            f"One request of {reading.tokens_wanted} tokens needs {said(reading.asked)} of KV cache;"
-            f" vLLM's share of the GPU leaves {said(reading.limit)} for it."
+            f"One request of {reading.tokens_wanted} tokens needs {say(reading.asked)} of KV cache;"
+            f" vLLM's share of the GPU leaves {say(reading.limit)} for it."
         )
     return (
         f"One request may have {reading.tokens_wanted} tokens; the KV cache that fits vLLM's share of"
@@ -357,7 +323,7 @@ def _cache_cause(reading: OomReading) -> str:
     )
 
 
-def _cache_remedies(reading: OomReading) -> tuple[Remedy, ...]:
+def _cache_remedies(reading: OomMessage) -> tuple[Remedy, ...]:
     fitting = reading.tokens_fitting
     if fitting is None and reading.asked and reading.limit and reading.tokens_wanted and reading.asked.nbytes:
         # A little less than it seems, since both figures are rounded; whole blocks of 16 tokens.
@@ -367,7 +333,7 @@ def _cache_remedies(reading: OomReading) -> tuple[Remedy, ...]:
     return (shorter, *_room_remedies(reading, reading.utilization or 0.9))
 
 
-def _room_remedies(reading: OomReading, share: float) -> tuple[Remedy, ...]:
+def _room_remedies(reading: OomMessage, share: float) -> tuple[Remedy, ...]:
     more = min(0.97, round(share + 0.05, 2))
     advice = [run_why(reading)]
     if more > share:
@@ -382,14 +348,14 @@ def _room_remedies(reading: OomReading, share: float) -> tuple[Remedy, ...]:
     return tuple(advice)
 
 
-def _pool_cause(reading: OomReading) -> str:
+def _pool_cause(reading: OomMessage) -> str:
     if "arena-limit" in reading.signs:
-        return f"ONNX Runtime's arena has {said(reading.idle)} left below its limit (gpu_mem_limit)."
-    limit = f" of {said(reading.limit)}" if reading.limit else ""
+        return f"ONNX Runtime's arena has {say(reading.idle)} left below its limit (gpu_mem_limit)."
+    limit = f" of {say(reading.limit)}" if reading.limit else ""
     return f"RMM's pool has reached its maximum size{limit}; the GPU itself may have more."
 
 
-def _raise_limit(reading: OomReading) -> tuple[Remedy, ...]:
+def _raise_limit(reading: OomMessage) -> tuple[Remedy, ...]:
     words = {
         "pytorch": "Raise or remove torch.cuda.set_per_process_memory_fraction.",
         "pytorch-mps": "Let it use more; the machine may start to swap and become unresponsive.",
@@ -406,20 +372,11 @@ def _raise_limit(reading: OomReading) -> tuple[Remedy, ...]:
 
 
 def _limit(
-    reading: OomReading, certainty: Certainty, cause: str, advice: tuple[Remedy, ...], held: int | None = None
+    reading: OomMessage, certainty: Certainty, cause: str, advice: tuple[Remedy, ...], held: int | None = None
 ) -> Judgement:
     workings: tuple[Working, ...] = ()
     if reading.asked and reading.limit and reading.limit.nbytes >= 0:
-        terms = [Term("asked", reading.asked.nbytes), Term("limit", -reading.limit.nbytes)]
-        if held:
-            terms.insert(0, Term("held", held))
-        over = sum(term.nbytes for term in terms)
-        workings = (Working(tuple(terms), "beyond the limit", over),) if over > 0 else ()
-    return Judgement(
-        kind="limit",
-        certainty=certainty,
-        title=limit.title,
-        cause=cause,
-        workings=workings,
-        remedies=advice,
-    )
+        plus = {"held": held or None, "asked": reading.asked}
+        over = calculate("beyond the limit", plus, {"limit": reading.limit})
+        workings = (over,) if over.nbytes > 0 else ()
+    return limit.conclude(certainty, cause, workings=workings, remedies=advice)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from vram.model.finding import Remedy
-from vram.model.oom import Judgement, OomReading, Term, Working
+from vram.model.oom import Judgement, OomMessage, Working
 from vram.oom.dialects.sticky import HARDWARE_XIDS, STICKY_SIGN, XIDS
 from vram.oom.kinds import kind
-from vram.oom.remedies import (
-    change,
-    run_why,
-)
-from vram.oom.sums import Sums, said, shortfall
-from vram.payloads.trim.sticky_errors import STICKY
+from vram.oom.remedies import change, run_why
+from vram.oom.sums import Sums, calculate, say, shortfall
+from vram.payloads.trim.driver import STICKY
 
 
 @kind("broken-context", "not memory: an error broke the CUDA context")
-def broken_context(reading: OomReading, worked: Sums) -> Judgement | None:
+def broken_context(reading: OomMessage, worked: Sums) -> Judgement | None:
     """broken-context: an earlier error broke the CUDA context, and nothing in it can be freed
 
-    What it is
-    ----------
+    What it is:
     An illegal memory access, a failed assert on the device, a misaligned address or a failed launch in one
     kernel breaks the whole CUDA context. Every later call in it returns the same error, even calls that have
     nothing to do with that kernel, such as freeing memory. There is no lack of memory: the process holds its
     memory until it exits.
 
-    How it is recognised
-    --------------------
+    How it is recognised:
     By the error's name, number or description, in the words of CUDA, PyTorch, CuPy, Numba, PyCUDA, JAX,
     TensorFlow and llama.cpp: NVIDIA's documentation says of 226, 700, 702, 710, 714 to 719, 721, 810 and 911
     that the process has to be restarted. CUDA reports such an error late, at the next call: the line that
@@ -34,8 +29,7 @@ def broken_context(reading: OomReading, worked: Sums) -> Judgement | None:
     and 43 are faults of the program, 45 follows another error, 48, 74, 79, 94, 95, 119 and 120 are faults of
     the GPU or its links.
 
-    Remedies
-    --------
+    Remedies:
     Restart the process: that frees its memory. `vram.flush()`, emptying caches, a smaller batch and trying
     again do not help. To find the cause, run once with CUDA_LAUNCH_BLOCKING=1, so that the error appears at
     its own line, or under compute-sanitizer. With PyTorch the usual cause of an assert is an index out of
@@ -45,36 +39,28 @@ def broken_context(reading: OomReading, worked: Sums) -> Judgement | None:
     if STICKY_SIGN not in reading.signs:
         return None
     advice = _after_a_fault(reading) if reading.dialect == "xid" else _find_the_first(reading)
-    return Judgement(
-        kind="broken-context",
-        certainty="fact",
-        title=broken_context.title,
-        cause=f"This is not out of memory. {_broken_by(reading)} broke the CUDA context: every later call of"
+    return broken_context.conclude(
+        "fact",
+        f"This is not out of memory. {_broken_by(reading)} broke the CUDA context: every later call of"
         " the process fails, even freeing. Its memory returns when the process ends.",
         remedies=(change("Restart the process: what it had on the GPU is already lost."), *advice),
     )
 
 
-def _sign(reading: OomReading, name: str) -> str | None:
-    """The value of a sign that has one."""
-    return next((sign[len(name) + 1 :] for sign in reading.signs if sign.startswith(f"{name}=")), None)
-
-
-def _broken_by(reading: OomReading) -> str:
+def _broken_by(reading: OomMessage) -> str:
+    assert reading.code is not None
     if reading.dialect == "xid":
-        pid = _sign(reading, "pid")
-        words = XIDS[int(reading.wording)]
-        return f"{words[0].upper()}{words[1:]}, Xid {reading.wording}{f' of process {pid}' if pid else ''},"
-    code = next(code for code, (name, _, _) in STICKY.items() if name == reading.wording)
-    words = STICKY[code][2]
-    asserted = _sign(reading, "assert")
-    failed = f': "{asserted}" failed' if asserted else ""
-    return f"{words[0].upper()}{words[1:]} ({reading.wording}, {code}{failed})"
+        words = XIDS[reading.code]
+        process = f" of process {reading.pids[0]}" if reading.pids else ""
+        return f"{words[0].upper()}{words[1:]}, Xid {reading.code}{process},"
+    name, _, words = STICKY[reading.code]
+    failed = f': "{reading.assertion}" failed' if reading.assertion else ""
+    return f"{words[0].upper()}{words[1:]} ({name}, {reading.code}{failed})"
 
 
-def _find_the_first(reading: OomReading) -> tuple[Remedy, ...]:
+def _find_the_first(reading: OomMessage) -> tuple[Remedy, ...]:
     """CUDA reports such an error late, and then again and again."""
-    torch = _sign(reading, "in") == "pytorch"
+    torch = reading.reporter == "pytorch"
     advice = [
         change(
             "Find the first error; all others follow from it. Run once with this, so that it appears at the"
@@ -97,8 +83,8 @@ def _find_the_first(reading: OomReading) -> tuple[Remedy, ...]:
     return tuple(advice)
 
 
-def _after_a_fault(reading: OomReading) -> tuple[Remedy, ...]:
-    if int(reading.wording) in HARDWARE_XIDS:
+def _after_a_fault(reading: OomMessage) -> tuple[Remedy, ...]:
+    if reading.code in HARDWARE_XIDS:
         return (
             Remedy(step="look", target="gpu", text="Check the GPU's errors.", command="nvidia-smi -q -d ECC"),
             change(
@@ -116,20 +102,17 @@ def _after_a_fault(reading: OomReading) -> tuple[Remedy, ...]:
 
 
 @kind("on-chip", "on-chip memory, not the GPU's memory")
-def on_chip(reading: OomReading, worked: Sums) -> Judgement | None:
+def on_chip(reading: OomMessage, worked: Sums) -> Judgement | None:
     """on-chip: a kernel wants more on-chip memory than a block can have
 
-    What it is
-    ----------
+    What it is:
     Shared memory, tensor memory and registers are on the chip itself: some hundred kilobytes for a block of
     threads. The GPU's memory is not involved, and freeing it does not help.
 
-    How it is recognised
-    --------------------
+    How it is recognised:
     The message names the resource, what the kernel requires and the hardware's limit.
 
-    Remedies
-    --------
+    Remedies:
     Use smaller blocks or fewer pipeline stages for that kernel; for a library's kernel, a version that
     supports this GPU.
     """
@@ -138,13 +121,10 @@ def on_chip(reading: OomReading, worked: Sums) -> Judgement | None:
     asked, limit = reading.asked, reading.limit
     workings: tuple[Working, ...] = ()
     if asked and limit:
-        terms = (Term("required", asked.nbytes), Term("hardware limit", -limit.nbytes))
-        workings = (Working(terms, "too much", asked.nbytes - limit.nbytes),)
-    return Judgement(
-        kind="on-chip",
-        certainty="fact",
-        title=on_chip.title,
-        cause=f"A kernel wants more {reading.wording} for a block than this chip has. The GPU's own"
+        workings = (calculate("too much", {"required": asked}, {"hardware limit": limit}),)
+    return on_chip.conclude(
+        "fact",
+        f"A kernel wants more {reading.wording} for a block than this chip has. The GPU's own"
         " memory is not involved.",
         workings=workings,
         remedies=(
@@ -155,37 +135,31 @@ def on_chip(reading: OomReading, worked: Sums) -> Judgement | None:
 
 
 @kind("bar1", "BAR1, the window to the GPU's memory, is full")
-def bar1(reading: OomReading, worked: Sums) -> Judgement | None:
+def bar1(reading: OomMessage, worked: Sums) -> Judgement | None:
     """bar1: the window to the GPU's memory is full, not the memory
 
-    What it is
-    ----------
+    What it is:
     The host and other devices access a GPU's memory through a window on the PCI bus, BAR1. On many GPUs it is
     256 MiB for gigabytes of memory. Mappings for the host, for peer GPUs and for network cards (GPUDirect)
     all use space in it. When it is full, calls fail with "mapping of buffer object failed" or "out of
     memory", while plenty of memory is free.
 
-    How it is recognised
-    --------------------
+    How it is recognised:
     By its words: a mapping failed, or a network card could not register GPU memory.
 
-    How to confirm
-    --------------
+    How to confirm:
         nvidia-smi -q -d MEMORY | grep -A 3 BAR1
 
-    Remedies
-    --------
+    Remedies:
     Register less memory at once, release mappings, or enable Resizable BAR (Above 4G decoding) in the
     machine's firmware, so that the window is as large as the memory. `vram explain VR402` has more.
     """
     if reading.where != "bar1":
         return None
     confirm = "nvidia-smi -q -d MEMORY | grep -A 3 BAR1"
-    return Judgement(
-        kind="bar1",
-        certainty="likely",
-        title=bar1.title,
-        cause="A mapping of GPU memory failed, not an allocation: the window through which the host,"
+    return bar1.conclude(
+        "likely",
+        "A mapping of GPU memory failed, not an allocation: the window through which the host,"
         " peers and network cards access the memory ran out of address space.",
         missing=("the size of BAR1 and how much of it is used",),
         remedies=(
@@ -198,40 +172,36 @@ def bar1(reading: OomReading, worked: Sums) -> Judgement | None:
 
 
 @kind("host", "host memory, not the GPU's")
-def host(reading: OomReading, worked: Sums) -> Judgement | None:
+def host(reading: OomMessage, worked: Sums) -> Judgement | None:
     """host: host memory ran out, not the GPU's
 
-    What it is
-    ----------
+    What it is:
     Pinned buffers, data loaders, NumPy arrays and checkpoints that are being loaded are in host memory. When
     it runs out, the kernel kills a process; a job scheduler or a container kills it at its own limit; and
     drivers report a failed pinned allocation as "out of memory" without saying which memory.
 
-    How it is recognised
-    --------------------
+    How it is recognised:
     By its source: the kernel, a scheduler, a CPU allocator, or a call that pins memory. If such a call is
     only in the frames above the error, it is likely, not certain: CUDA reports errors late.
 
-    Remedies
-    --------
+    Remedies:
     Pin less (pin_memory=False), use fewer workers, give the job more host memory, or make /dev/shm larger for
     workers that share tensors. Nothing on the GPU needs to be freed.
     """
     if reading.where not in ("host", "pinned"):
         return None
-    return Judgement(
-        kind="host",
-        certainty="likely" if reading.wording == "shell" or "by-frames" in reading.signs else "fact",
+    return host.conclude(
+        "likely" if reading.wording == "shell" or "by-frames" in reading.signs else "fact",
+        _host_cause(reading),
         title="pinned host memory" if reading.where == "pinned" else host.title,
-        cause=_host_cause(reading),
         workings=shortfall(reading),
         remedies=(_check_host(), *_host_remedies(reading)),
     )
 
 
-def _host_cause(reading: OomReading) -> str:
+def _host_cause(reading: OomMessage) -> str:
     if reading.where == "pinned":
-        amount = f" of {said(reading.asked)}" if reading.asked else ""
+        amount = f" of {say(reading.asked)}" if reading.asked else ""
         failed = "failed, judging by the frames above the error" if "by-frames" in reading.signs else "failed"
         return (
             f"A pinned allocation{amount} {failed}. It uses host memory and is limited by how much the"
@@ -249,10 +219,10 @@ def _host_cause(reading: OomReading) -> str:
         why = "because host memory ran out"
         if "bounded" in reading.signs:
             why = "at the host memory limit of its job or container; the machine may have more"
-        held = f" It held {said(reading.live)}." if reading.live else ""
+        held = f" It held {say(reading.live)}." if reading.live else ""
         unsure = " or somebody sent SIGKILL." if reading.wording == "shell" else "."
         return f"The process was killed {why}{unsure if held == '' else '.'}{held}"
-    return f"An allocation of {said(reading.asked)} in host memory failed."
+    return f"An allocation of {say(reading.asked)} in host memory failed."
 
 
 def _check_host() -> Remedy:
@@ -260,7 +230,7 @@ def _check_host() -> Remedy:
     return Remedy(step="look", target="host", text=text, command="free -h; sudo dmesg --ctime | grep -i oom")
 
 
-def _host_remedies(reading: OomReading) -> tuple[Remedy, ...]:
+def _host_remedies(reading: OomMessage) -> tuple[Remedy, ...]:
     if reading.where == "pinned":
         less = change("Pin less: pin_memory=False in the DataLoader, smaller staging buffers.")
         if reading.dialect == "llama.cpp":

@@ -47,11 +47,7 @@ def find(
 
     A framework that fails raises; if *notes* are given, the failure becomes a note instead.
     """
-    providers = []
-    for provider in PROVIDERS:
-        with _failure_as_note(provider, notes):
-            providers.append((provider, provider.arrays(), provider.blocks()))
-    wanted = [kind for _, arrays, blocks in providers for kind in (*arrays, *blocks)]
+    providers, wanted = _loaded_providers(notes)
     if not wanted:
         return []
     by_kind = _by_kind(heap, types_of(heap, pause) if types is None else types, wanted, pause)
@@ -75,6 +71,17 @@ def find(
                 if not each.is_shared
             )
     return found
+
+
+def _loaded_providers(
+    notes: list[str] | None,
+) -> tuple[list[tuple[ArrayProvider, tuple[type, ...], tuple[type, ...]]], list[type]]:
+    """Each provider with its classes of arrays and of blocks; and all these classes."""
+    providers = []
+    for provider in PROVIDERS:
+        with _failure_as_note(provider, notes):
+            providers.append((provider, provider.arrays(), provider.blocks()))
+    return providers, [kind for _, arrays, blocks in providers for kind in (*arrays, *blocks)]
 
 
 @contextmanager
@@ -212,11 +219,7 @@ class ArrayInventory:
     def __init__(self, notes: list[str]) -> None:
         self.holders: ArrayHolders = {}
         self._notes = notes
-        self._providers: list[tuple[ArrayProvider, tuple[type, ...], tuple[type, ...]]] = []
-        for provider in PROVIDERS:
-            with _failure_as_note(provider, notes):
-                self._providers.append((provider, provider.arrays(), provider.blocks()))
-        self.kinds = [kind for _, arrays, blocks in self._providers for kind in (*arrays, *blocks)]
+        self._providers, self.kinds = _loaded_providers(notes)
         self._arrays: list[dict[int, ArrayRecord]] = [{} for _ in self._providers]
         self._blocks: list[dict[int, ArrayRecord]] = [{} for _ in self._providers]
 
@@ -242,9 +245,7 @@ class ArrayInventory:
         for key, record in found.items():
             known.setdefault(key, record)
         objects = [each for each in objects if id(each) in found]
-        for attribute, pairs in ((".grad", provider.gradients(objects)), ("._base", provider.bases(objects))):
-            for holder, held in pairs:
-                self.holders.setdefault(id(held), []).append((id(holder), attribute))
+        add_native_holders(provider, objects, self.holders)
         return covered
 
     def records(self) -> list[ArrayRecord]:
@@ -253,16 +254,22 @@ class ArrayInventory:
         addresses: set[int] = set()
         found: list[ArrayRecord] = []
         for are_blocks, by_provider in ((False, self._arrays), (True, self._blocks)):
-            for each in (record for records in by_provider for record in _views_last(records)):
-                is_shared = each.description.pointer in addresses
-                addresses.add(each.description.pointer)
-                if not (is_shared and are_blocks):
-                    found.append(_shared(each) if is_shared else each)
+            for records in by_provider:
+                for each in sorted(records.values(), key=lambda record: record.description.is_view):
+                    is_shared = each.description.pointer in addresses
+                    addresses.add(each.description.pointer)
+                    if not is_shared:
+                        found.append(each)
+                    elif not are_blocks:
+                        found.append(ArrayRecord(each.provider, each.key, each.kind, each.description, True))
         return found
 
 
-def _views_last(records: dict[int, ArrayRecord]) -> list[ArrayRecord]:
-    return sorted(records.values(), key=lambda each: each.description.is_view)
+def add_native_holders(provider: ArrayProvider, arrays: list[object], holders: ArrayHolders) -> None:
+    """Add to *holders* which of *arrays* holds another one outside Python, and as which attribute."""
+    for attribute, pairs in ((".grad", provider.gradients(arrays)), ("._base", provider.bases(arrays))):
+        for holder, held in pairs:
+            holders.setdefault(id(held), []).append((id(holder), attribute))
 
 
 def _instances(objects: list[object], kinds: tuple[type, ...]) -> tuple[list[object], list[object]]:
@@ -285,7 +292,3 @@ def _records(
         for each, description in zip(objects, descriptions)
         if description is not None
     }
-
-
-def _shared(record: ArrayRecord) -> ArrayRecord:
-    return ArrayRecord(record.provider, record.key, record.kind, record.description, True)

@@ -8,24 +8,14 @@ running the program's own hooks, so such a holder is only likely, and is called 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
+from .frameworks import GRAPH
 from .heap.search import NATIVE, ObjectHolder, ReferencePaths
-from .inventory import ArrayHolders, FoundArray
-from .provider import Description
-from .pytorch import GRAPH
+from .inventory import ArrayHolders, ArrayRecord, FoundArray, add_native_holders
 
 if TYPE_CHECKING:
-
-    class DescribedArray(Protocol):
-        """What is needed of an array: a :class:`FoundArray`, or a record of an array that is not held."""
-
-        @property
-        def provider(self) -> Any: ...
-        @property
-        def key(self) -> int: ...
-        @property
-        def description(self) -> Description: ...
+    DescribedArray = FoundArray | ArrayRecord
 
 
 def possible_holders(chosen: Sequence[FoundArray], found: Sequence[FoundArray]) -> list[FoundArray]:
@@ -98,7 +88,5 @@ def array_holders(found: Sequence[FoundArray]) -> ArrayHolders:
     holders: ArrayHolders = {}
     for provider in {id(each.provider): each.provider for each in found}.values():
         arrays = [each.array for each in found if each.provider is provider]
-        for attribute, pairs in ((".grad", provider.gradients(arrays)), ("._base", provider.bases(arrays))):
-            for holder, held in pairs:
-                holders.setdefault(id(held), []).append((id(holder), attribute))
+        add_native_holders(provider, arrays, holders)
     return holders

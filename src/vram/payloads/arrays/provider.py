@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from ctypes import byref, c_int, c_size_t, c_uint64
 from typing import Any
 
 from ..trim.driver import driver
+from ..trim.framework import loaded
 from .record import Struct
 
 _ORDINAL, _INVALID_VALUE = 9, 1
@@ -38,13 +38,16 @@ class ArrayProvider:
     """
 
     NAME = ""
+    # A module and the names of classes in it.
+    ARRAYS: tuple[str, ...] = ("",)
+    BLOCKS: tuple[str, ...] = ("",)
 
     def arrays(self) -> tuple[type, ...]:
         """The array classes; empty while the framework is not loaded or uses no GPU."""
-        raise NotImplementedError
+        return classes_of(loaded(self.ARRAYS[0]), *self.ARRAYS[1:])
 
     def blocks(self) -> tuple[type, ...]:
-        return ()
+        return classes_of(loaded(self.BLOCKS[0]), *self.BLOCKS[1:])
 
     def describe(self, found: Iterable[Any], covered: set[int]) -> Iterator[Description | None]:
         """One for each array found, in order; None for what is not on a GPU or already freed.
@@ -68,13 +71,6 @@ class ArrayProvider:
     def secondary_holders(self) -> tuple[type, ...]:
         """ExceptionHooks whose instances refer to arrays that belong to others, as optimizers do."""
         return ()
-
-
-def loaded(name: str) -> Any:
-    """A module that this process has imported completely; None otherwise."""
-    module = sys.modules.get(name)
-    spec = getattr(module, "__spec__", None)
-    return None if getattr(spec, "_initializing", False) else module
 
 
 def classes_of(module: Any, *names: str) -> tuple[type, ...]:

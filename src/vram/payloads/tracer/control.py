@@ -13,7 +13,7 @@ import sys
 from ctypes import byref, c_char_p, c_int, c_uint64
 from typing import Any
 
-from ..libcuda import device_uuid, loaded
+from ..libcuda import count_devices, loaded, read_uuid
 from ..pace import Pace
 
 FRAMEWORKS = "_vram_tracer_frameworks"
@@ -57,7 +57,7 @@ class TracerLibrary:
 
 
 def recorder_here() -> TracerLibrary | None:
-    """The recorder that this process has loaded already, whoever loaded it."""
+    """The recorder that this process has loaded already, by vram or by the program."""
     try:
         with open("/proc/self/maps", "rb") as maps:
             lines = [line for line in maps.read().split(b"\n") if b"/libvramtracer.so" in line]
@@ -105,7 +105,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         "file": recorder.file,
         "held": held,
         "frameworks": [each["framework"] for each in frameworks],
-        "uses_cuda": device_count() > 0,
+        "uses_cuda": count_devices(loaded()) > 0,
     }
 
 
@@ -228,7 +228,9 @@ def ask_frameworks(recorder: TracerLibrary, request: dict[str, Any]) -> list[dic
 
 def held_before(request: dict[str, Any], frameworks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """{"device", "nbytes", "source"}: what the driver charged this process with, and what it knows itself."""
-    numbers = {uuid: ordinal for ordinal, uuid in enumerate(uuids()) if uuid}
+    cuda = loaded()
+    uuids = [read_uuid(cuda, ordinal) for ordinal in range(count_devices(cuda))]
+    numbers = {uuid: ordinal for ordinal, uuid in enumerate(uuids) if uuid}
     words = {each["device"]: each["words"] for each in frameworks}
     found = []
     for each in request.get("held", ()):
@@ -239,21 +241,4 @@ def held_before(request: dict[str, Any], frameworks: list[dict[str, Any]]) -> li
     for each in frameworks:
         if each["device"] in words:
             found.append({"device": each["device"], "nbytes": each["nbytes"], "source": each["words"]})
-    return found
-
-
-def device_count() -> int:
-    """How many devices this process sees; none before it has started CUDA."""
-    cuda, count = loaded(), c_int()
-    if cuda is None or cuda.cuDeviceGetCount(byref(count)):
-        return 0
-    return count.value
-
-
-def uuids() -> list[str]:
-    cuda, found = loaded(), []
-    for ordinal in range(device_count()):
-        raw = (ctypes.c_char * 16)()
-        known = cuda is not None and cuda.cuDeviceGetUuid_v2(byref(raw), ordinal) == 0
-        found.append(device_uuid(bytes(raw)) if known else "")
     return found

@@ -108,12 +108,7 @@ def merged(one: Line, other: Line) -> Line:
 
 
 def release_all(
-    frameworks: list[Framework],
-    notes: list[str],
-    *,
-    forget: bool,
-    collect: bool,
-    pace: Pause = no_rest,
+    frameworks: list[Framework], notes: list[str], *, forget: bool, collect: bool, pace: Pause = no_rest
 ) -> tuple[list[str], int]:
     """Return which exceptions were dropped and how many objects were collected.
 
@@ -151,7 +146,9 @@ def drop_exceptions() -> Iterator[str]:
     because otherwise they would wait for a collection.
     """
     ended = [frame for each in _kept_exceptions() for frame in _frames(each.__traceback__)]
-    yield from _forget_exceptions()
+    for label, owner, name in _kept():
+        setattr(owner, name, None)
+        yield label
     for frame in ended:
         with suppress(RuntimeError):  # it runs, as that of a notebook does
             frame.clear()
@@ -163,27 +160,16 @@ def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
         traceback = traceback.tb_next
 
 
-def _forget_exceptions() -> Iterator[str]:
-    for name in _OF_PYTHON:
-        if getattr(sys, name, None) is not None:
-            setattr(sys, name, None)
-            yield f"sys.{name}"
-    result, shown = _ipython()
-    yield from _clear("IPython's last result", result, _OF_RESULTS)
-    yield from _clear("IPython's traceback", shown, _OF_TRACEBACKS)
-
-
-def _ipython() -> tuple[Any, Any]:
-    """IPython's last result and what shows its tracebacks; None for each that is not there."""
+def _kept() -> list[tuple[str, Any, str]]:
+    """Where Python and IPython keep something of an exception now: in words, the object and its attribute."""
     shell = getattr(loaded("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "last_execution_result", None), getattr(shell, "InteractiveTB", None)
-
-
-def _clear(label: str, owner: object, names: tuple[str, ...]) -> Iterator[str]:
-    for name in names:
-        if getattr(owner, name, None) is not None:
-            setattr(owner, name, None)
-            yield f"{label} ({name})"
+    places: list[tuple[str, Any, str]] = [(f"sys.{name}", sys, name) for name in _OF_PYTHON]
+    for label, attribute, names in (
+        ("IPython's last result", "last_execution_result", _OF_RESULTS),
+        ("IPython's traceback", "InteractiveTB", _OF_TRACEBACKS),
+    ):
+        places += [(f"{label} ({name})", getattr(shell, attribute, None), name) for name in names]
+    return [place for place in places if getattr(place[1], place[2], None) is not None]
 
 
 def count_kept_exceptions() -> Iterator[int]:
@@ -195,9 +181,5 @@ def count_kept_exceptions() -> Iterator[int]:
 
 
 def _kept_exceptions() -> list[BaseException]:
-    result, shown = _ipython()
-    kept = [getattr(sys, name, None) for name in _OF_PYTHON]
-    kept += [getattr(result, name, None) for name in _OF_RESULTS]
-    kept += [getattr(shown, name, None) for name in _OF_TRACEBACKS]
-    errors = {id(each): each for each in kept if isinstance(each, BaseException)}
-    return list(errors.values())
+    kept = [getattr(owner, name) for _, owner, name in _kept()]
+    return list({id(each): each for each in kept if isinstance(each, BaseException)}.values())

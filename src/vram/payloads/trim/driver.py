@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from ..libcuda import device_uuid, loaded
-from .sticky_errors import STICKY
+from ..libcuda import loaded, read_uuid
 
 RESERVED_CURRENT, USED_CURRENT = 5, 7
 GRAPH_USED, GRAPH_RESERVED = 0, 2
 RELAXED_CAPTURE = 2
 NOT_FOUND = 500
+
+
+# ---- errors that break CUDA for a process: every later call fails, frees too, in all its contexts ----
+#
+# A reset of the device still returns memory, and revives nothing: no context can be made until the process
+# has ended (measured on an H200, driver 580.159.04, for 700, 710, 716 and 719). These are the codes of which
+# NVIDIA's documentation of CUresult and cudaError_t (CUDA 13) says that "the process must be terminated and
+# relaunched" or, of 710, that the context "cannot be used anymore". Driver and runtime number them alike.
+
+# code: the driver's name, the runtime's name, what happened
+STICKY = {
+    226: ("CUDA_ERROR_CONTAINED", "cudaErrorContained", "an error that the GPU contained"),
+    700: ("CUDA_ERROR_ILLEGAL_ADDRESS", "cudaErrorIllegalAddress", "an illegal memory access"),
+    702: ("CUDA_ERROR_LAUNCH_TIMEOUT", "cudaErrorLaunchTimeout", "a kernel that ran too long"),
+    710: ("CUDA_ERROR_ASSERT", "cudaErrorAssert", "a device-side assert"),
+    714: ("CUDA_ERROR_HARDWARE_STACK_ERROR", "cudaErrorHardwareStackError", "a hardware stack error"),
+    715: ("CUDA_ERROR_ILLEGAL_INSTRUCTION", "cudaErrorIllegalInstruction", "an illegal instruction"),
+    716: ("CUDA_ERROR_MISALIGNED_ADDRESS", "cudaErrorMisalignedAddress", "a misaligned address"),
+    717: ("CUDA_ERROR_INVALID_ADDRESS_SPACE", "cudaErrorInvalidAddressSpace", "a wrong address space"),
+    718: ("CUDA_ERROR_INVALID_PC", "cudaErrorInvalidPc", "an invalid program counter"),
+    719: ("CUDA_ERROR_LAUNCH_FAILED", "cudaErrorLaunchFailure", "a kernel that failed"),
+    721: ("CUDA_ERROR_TENSOR_MEMORY_LEAK", "cudaErrorTensorMemoryLeak", "tensor memory that was not freed"),
+    810: ("CUDA_ERROR_MPS_CLIENT_TERMINATED", "cudaErrorMpsClientTerminated", "the end of its MPS server"),
+    911: ("CUDA_ERROR_EXTERNAL_DEVICE", "cudaErrorExternalDevice", "an error of an external device"),
+}
+
+
+def sentence(code: int, device: int | None, held: str = "its memory") -> str:
+    """What is so and what follows, for a person who did not know that there are such errors."""
+    name, _, what = STICKY[code]
+    where = "the CUDA context" if device is None else f"the CUDA context on GPU {device}"
+    return (
+        f"{where} is broken by {what} ({name}, {code}): every call in it fails from now on, "
+        f"frees too; end the process to get {held} back"
+    )
+
+
+# ---- the library ----
 
 
 class LoadedDriver:
@@ -136,14 +172,13 @@ class LoadedDriver:
 
     def broken(self, *, wait: bool = False, only: int | None = None) -> dict[int | None, int]:
         """Sticky errors of this process's contexts, by device. With *wait*, after all work is done there."""
-        question = self._synchronize if wait else self._ask_memory
+
+        def question() -> int:
+            if wait:
+                return self.code("cuCtxSynchronize")
+            return self.code("cuMemGetInfo_v2", byref(c_size_t()), byref(c_size_t()))
+
         return {device: code for device, code in self.everywhere(question, only) if code in STICKY}
-
-    def _synchronize(self) -> int:
-        return self.code("cuCtxSynchronize")
-
-    def _ask_memory(self) -> int:
-        return self.code("cuMemGetInfo_v2", byref(c_size_t()), byref(c_size_t()))
 
     def free_and_total(self, ordinal: int) -> tuple[int, int] | None:
         """What the whole device has free, and in all; None where no context of it can be entered."""
@@ -163,11 +198,7 @@ class LoadedDriver:
     # ---- what it keeps ----
 
     def uuid(self, ordinal: int) -> str | None:
-        """What the whole machine calls the device: each process may number its GPUs differently."""
-        raw = (ctypes.c_char * 16)()
-        if not self.call("cuDeviceGetUuid_v2", byref(raw), c_int(ordinal)):
-            return None
-        return device_uuid(bytes(raw))
+        return read_uuid(self.library(), ordinal)
 
     def is_capturing(self, stream: int) -> bool:
         status = c_int()

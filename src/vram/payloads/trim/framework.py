@@ -21,11 +21,17 @@ class Framework:
     """One library that holds memory. Only ``find`` is called where it may not be loaded."""
 
     name = ""
+    module = ""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library
 
     @classmethod
     def find(cls) -> Iterator[Framework]:
         """Yield one where the library is loaded and already uses a GPU; it is never started for this."""
-        yield from ()
+        library = loaded(cls.module)
+        if library is not None:
+            yield cls(library)
 
     def measure(self) -> Iterator[Line]:
         yield from ()

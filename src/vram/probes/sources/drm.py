@@ -1,6 +1,6 @@
 """GPUs of AMD and Intel: what sysfs says of each, and ROCm's list of processes.
 
-Who uses them is known by their open files, which are read with everybody else's.
+Who uses them is known by their open files, which are read with all others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def observe(host: Host, observed: Iterable[Observation]) -> Iterator[Observation
     if not cards:
         return
     first = max((each.gpu + 1 for each in observed if each.gpu is not None), default=0)
-    for index, card in enumerate(cards, first or host.drm.nvidia_gpus() or 0):
+    for index, card in enumerate(cards, first or host.drm.nvidia_gpus()):
         yield from _card(card, index)
     for charge in host.drm.compute():
         yield Observation(

@@ -1,7 +1,7 @@
 """Exported allocations: control descriptors that keep memory which no process list names.
 
 Asking costs a process that loads the driver, so it is done only where it can matter: some
-GPU uses more than its lists account for, and somebody has a descriptor that may be why.
+GPU uses more than its lists account for, and a process has a descriptor that may be why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> I
     places = _places(observed)
     views = _views(observed)
     unexplained, contexts = residual(observed)
-    chargeable = _largest_charge(observed)
+    charges = [each.nbytes for each in observed if isinstance(each.facts, ChargeFacts)]
+    chargeable = max((_ANY if nbytes is None else nbytes for nbytes in charges), default=0)
     deadline = host.clock.monotonic() + deadline_s
     for candidates, ordinary in zip(candidates_of(observed), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
         if not candidates or unexplained < ordinary + _MIN_NBYTES:
@@ -50,11 +51,6 @@ def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> I
             sizes[_identity(proof.candidate)] = proof.nbytes or 0
             yield from _statement(proof, places, reported)
         unexplained -= sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
-
-
-def _largest_charge(observed: Iterable[Observation]) -> int:
-    charges = (each.nbytes for each in observed if isinstance(each.facts, ChargeFacts))
-    return max((_ANY if nbytes is None else nbytes for nbytes in charges), default=0)
 
 
 def residual(observed: Sequence[Observation]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ LATE_NAME = "files.late"
 
 
 def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
-    """Everybody's device files."""
+    """The device files of all processes."""
     scan = host.files.scan(deadline_s)
     yield from _holders(scan)
     if scan.denied_processes:

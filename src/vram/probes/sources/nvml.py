@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation
 
 NAME = "nvml"
-
-
-def begin(host: Host, deadline_s: float) -> Iterator[Observation]:
-    """Start the reading, which goes on beside us; iterate to collect it."""
-    return host.nvml.read(deadline_s)
 
 
 def ended_meanwhile(host: Host, observed: Iterable[Observation]) -> bool:
@@ -23,12 +18,9 @@ def ended_meanwhile(host: Host, observed: Iterable[Observation]) -> bool:
     charging after their end: another reading shows the GPU without it. Where processes come and
     go all the time no reading is the last word, and the ledger sets them apart.
     """
-    return any(_is_passing(host, each) for each in observed if isinstance(each.facts, ChargeFacts))
-
-
-def _is_passing(host: Host, listed: Observation) -> bool:
-    process, facts = listed.process, listed.facts
-    if process is None or not isinstance(facts, ChargeFacts):
-        return False
-    ended = process.started_at not in (None, host.proc.started_at(process.pid))
-    return ended or facts.ended or facts.exiting
+    for each in observed:
+        if each.process is not None and isinstance(each.facts, ChargeFacts):
+            ended = each.process.started_at not in (None, host.proc.started_at(each.process.pid))
+            if ended or each.facts.ended or each.facts.exiting:
+                return True
+    return False

@@ -21,7 +21,7 @@ def observe(host: Host, observed: Iterable[Observation]) -> Iterator[Observation
     No driver's list says who shares an open DRM file: there the leaders of process groups
     and sessions are looked up too, since they may be where it came from. So they are where the list
     names a pid that is gone, and with them, where not every process may be read, those of the dead
-    pid's session and group: their parents and sessions are everybody's to read.
+    pid's session and group: every user may read their parents and sessions.
     """
     observed = list(observed)
     sharing = {each.process.pid for each in observed if each.process and isinstance(each.facts, ClientFacts)}

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast, get_args
 
-from vram.errors import VramError
+from vram.errors import UsageError, VramError
 from vram.host.ports import Host
-from vram.model.plan import Step, StepKind
+from vram.model.plan import Step, StepKind, Target
 
 ACTIONS: dict[StepKind, str] = {
     "trim": "vram.reclaim.actions.trim:Trim",
@@ -62,6 +62,13 @@ class Action(Protocol):
     def verify(self, host: Host, step: Step) -> bool:
         """Whether the target is in the state that the step promised. Bytes are measured by the executor."""
         ...
+
+
+def target_of(step: Step) -> Target:
+    """The process that *step* acts on. Raises where it has none."""
+    if step.target is None:
+        raise UsageError(f"a {step.kind} needs a process")
+    return step.target
 
 
 def action(kind: StepKind) -> Action:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
-from vram.errors import NoSuchProcess, Refused, UsageError, VramError
+from vram.errors import NoSuchProcess, Refused, VramError
 from vram.host.ports import Host, Sent
 from vram.model.plan import Step, StepKind, Target
-from vram.reclaim.actions import Unfinished, Unkillable
+from vram.reclaim.actions import Unfinished, Unkillable, target_of
 from vram.reclaim.identity import VerifiedProcess, open_verified
 
 # SIGKILL needs no grace; this is for the kernel to tear a large process down. Freeing 4 GiB of
@@ -25,24 +25,18 @@ class Kill:
     kind: StepKind = "kill"
 
     def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> Step:
-        _target(step)  # who it is, and that it may be touched, is all there is to check
+        target_of(step)  # who it is, and that it may be touched, is all there is to check
         return step
 
     def apply(self, host: Host, step: Step, timeout_s: float) -> str:
-        with open_verified(host, _target(step)) as process:
-            _terminate(process)
-            if process.ended(timeout_s):
-                return "it exited after SIGTERM"
-            sent, was_exiting = _kill(process)
-            if not process.ended(TEARDOWN_S):
-                raise Unkillable(
-                    _why_it_lives(host, process.target), hint="wait, then check again with `vram why`"
-                )
-        return _killed(sent, was_exiting, timeout_s)
+        (result,) = end_together(host, (step,), timeout_s)
+        if isinstance(result, VramError):
+            raise result
+        return result
 
     def verify(self, host: Host, step: Step) -> bool:
         try:
-            with open_verified(host, _target(step)):
+            with open_verified(host, target_of(step)):
                 return False
         except NoSuchProcess:
             return True
@@ -75,7 +69,7 @@ def end_together(
 
 def _open(host: Host, step: Step, opened: ExitStack) -> VerifiedProcess | VramError:
     try:
-        return opened.enter_context(open_verified(host, _target(step)))
+        return opened.enter_context(open_verified(host, target_of(step)))
     except VramError as error:
         return error
 
@@ -195,9 +189,3 @@ def _why_it_lives(host: Host, target: Target) -> str:
     if exiting:
         why = "it is exiting; its memory is freed when it has exited"
     return f"pid {target.process.pid} does not exit, not even after SIGKILL: {why}"
-
-
-def _target(step: Step) -> Target:
-    if step.target is None:
-        raise UsageError("a kill needs a process")
-    return step.target

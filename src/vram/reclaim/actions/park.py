@@ -8,6 +8,7 @@ from vram.host.ports import Host
 from vram.model.parking import GpuShare
 from vram.model.plan import Step, StepKind, Target
 from vram.reclaim import identity
+from vram.reclaim.actions import target_of
 from vram.reclaim.parking import PROMPT_S, Parking
 from vram.reclaim.preflight import ParkOptions, read_driver, require_parkable
 from vram.units import size
@@ -22,11 +23,11 @@ class Park:
     def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> Step:
         # Their bytes are still on the GPU, and the host memory that they will take is still free.
         taken = sum(each.predicted_bytes or 0 for each in before if each.kind == "park")
-        require_parkable(host, read_driver(host), _target(step), ParkOptions(taken_before=taken))
+        require_parkable(host, read_driver(host), target_of(step), ParkOptions(taken_before=taken))
         return step
 
     def apply(self, host: Host, step: Step, timeout_s: float) -> str:
-        target = _target(step)
+        target = target_of(step)
         shares = _shares(host, target)
         with Parking(host) as parking:
             moved = parking.park(target, shares, deadline_s=timeout_s)
@@ -38,15 +39,10 @@ class Park:
 
     def verify(self, host: Host, step: Step) -> bool:
         with Parking(host) as parking:
-            return parking.worker.state(_target(step).process.pid, PROMPT_S).state == "parked"
+            return parking.worker.state(target_of(step).process.pid, PROMPT_S).state == "parked"
 
 
 def _shares(host: Host, target: Target) -> tuple[GpuShare, ...]:
     """What the process has on each GPU now, checked again: earlier steps took time and host memory."""
     with identity.open_verified(host, target):
         return require_parkable(host, read_driver(host), target)
-
-
-def _target(step: Step) -> Target:
-    assert step.target is not None, "a process is parked, not a GPU"
-    return step.target

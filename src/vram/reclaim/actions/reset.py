@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from vram.errors import DeviceError, NotPermitted, UsageError
 from vram.host.ports import Host
+from vram.ledger.holds import find_holds, in_ledger_order
 from vram.ledger.processes import ProcessMemory, is_silent, processes
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.plan import Blocker, Plan, Step, StepKind
 from vram.protected import is_display
 from vram.reclaim.device_state import read_ledger
@@ -58,7 +59,7 @@ def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
 
 
 class Reset:
-    """Runs ``nvidia-smi --gpu-reset``, which refuses too where somebody came back meanwhile."""
+    """Runs ``nvidia-smi --gpu-reset``, which refuses too where a process came back meanwhile."""
 
     kind: StepKind = "reset"
 
@@ -120,19 +121,16 @@ _DISPLAY = "sudo systemctl isolate multi-user.target"
 
 
 def blockers(ledger: Ledger, gpu: GpuLedger) -> tuple[Blocker, ...]:
-    """Everybody and everything on *gpu*, the largest first."""
-    found = [_somebody(each, gpu) for each in processes(ledger).values() if gpu.index in each.gpus]
-    sized = sorted((*found, *_nobody(gpu)), key=lambda each: -(each.nbytes or 0))
-    return (*_silence(gpu), *sized)
+    """Every process on *gpu*, and memory whose holder has no name, the largest first."""
+    found = [_block_by(each, gpu) for each in processes(ledger).values() if gpu.index in each.gpus]
+    sized = sorted((*found, *_find_unnamed(ledger, gpu)), key=lambda each: -(each.nbytes or 0))
+    if not is_silent(gpu):
+        return tuple(sized)
+    why = "the GPU does not answer: who uses it is unknown"
+    return (Blocker(pid=None, name=None, user=None, nbytes=None, why=why), *sized)
 
 
-def _silence(gpu: GpuLedger) -> Iterator[Blocker]:
-    if is_silent(gpu):
-        why = "the GPU does not answer: who uses it is unknown"
-        yield Blocker(pid=None, name=None, user=None, nbytes=None, why=why)
-
-
-def _somebody(process: ProcessMemory, gpu: GpuLedger) -> Blocker:
+def _block_by(process: ProcessMemory, gpu: GpuLedger) -> Blocker:
     holder, part = process.holder, process.protected
     why = "it uses the GPU" if process.charged else "it has the GPU's files open"
     return Blocker(
@@ -154,9 +152,11 @@ def _removal(holder: Holder, part: str | None) -> str:
     return _OWN_COMMANDS.get(name, "")
 
 
-def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
-    for entry in gpu.entries:
-        if _is_unnamed(entry):
+def _find_unnamed(ledger: Ledger, gpu: GpuLedger) -> Iterator[Blocker]:
+    # What contexts cost beyond their charge is no hold: it goes with the contexts.
+    for part in in_ledger_order(find_holds(ledger)):
+        entry = part.entry
+        if part.gpu == gpu.index and (entry.holder is None or not entry.holder.alive):
             why = {
                 "hidden": "a process that is not visible from here holds it",
                 "orphaned": "the driver charges it to a dead process",
@@ -165,10 +165,3 @@ def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
                 why = "the process that held it exited during the read: try again"
             command = "sudo vram why" if entry.hidden_by == "permission" else ""
             yield Blocker(pid=None, name=None, user=None, nbytes=entry.nbytes, why=why, command=command)
-
-
-def _is_unnamed(entry: Entry) -> bool:
-    # What contexts cost beyond their charge goes with the contexts.
-    if not entry.kind_facts.held or entry.nbytes == 0:
-        return False
-    return entry.holder is None or not entry.holder.alive

@@ -13,11 +13,8 @@ from msgspec.structs import replace
 from vram.errors import (
     NoSuchProcess,
     NotOnGpu,
-    NotPermitted,
-    Protected,
     Refused,
     TargetDied,
-    UsageError,
     VramError,
 )
 from vram.host.ports import Host
@@ -28,6 +25,7 @@ from vram.model.plan import Step, StepKind, Target
 from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
 from vram.reach.python_process import died
 from vram.reclaim import audit
+from vram.reclaim.actions import target_of
 from vram.reclaim.device_state import read_ledger, used_bytes
 from vram.reclaim.identity import identify, open_verified, require_certain
 from vram.units import size
@@ -44,7 +42,7 @@ class Trim:
 
     def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> Step:
         """Add the injector, and what the frameworks call unused where they can be asked."""
-        target = _target(step)
+        target = target_of(step)
         _, injector = choose_injector(target, step.via)
         if step.via is not None or injector.NAME not in ASKED_BEFOREHAND:
             return replace(step, via=injector.NAME)
@@ -57,11 +55,11 @@ class Trim:
         return replace(step, via=injector.NAME, predicted_bytes=answer.reclaimable_bytes)
 
     def apply(self, host: Host, step: Step, timeout_s: float) -> str:
-        return _summary(ask_process(host, _target(step), "trim", step.via, timeout_s).answer)
+        return _summary(ask_process(host, target_of(step), "trim", step.via, timeout_s).answer)
 
     def verify(self, host: Host, step: Step) -> bool:
         """It is still there, and nobody left it stopped. Raises TargetDied where it has ended."""
-        target = _target(step)
+        target = target_of(step)
         try:
             with open_verified(host, target) as process:
                 return process.facts.state not in ("T", "t")
@@ -98,20 +96,14 @@ def _summary(answer: Trimmed) -> str:
     return "; ".join((said, *answer.notes))
 
 
-def _target(step: Step) -> Target:
-    if step.target is None:
-        raise UsageError("a trim needs a process")
-    return step.target
-
-
 def trimmable(host: Host, via: str | None, deadline_s: float) -> tuple[Trimmable, ...]:
     """Every process with GPU memory of its own, largest first, and the injector, or why there is none."""
     known = processes(read_ledger(host, (), deadline_s))
-    found = [_judged(host, process, via) for process in known.values() if process.charged]
+    found = [_describe(host, process, via) for process in known.values() if process.charged]
     return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid)))
 
 
-def _judged(host: Host, process: ProcessMemory, via: str | None) -> Trimmable:
+def _describe(host: Host, process: ProcessMemory, via: str | None) -> Trimmable:
     holder = process.holder
     injector, reason = None, ""
     try:
@@ -146,15 +138,12 @@ def prepare_trims(
     host: Host, pids: Sequence[int], via: str | None, deadline_s: float
 ) -> tuple[TrimOrder, ...]:
     """Check every one of *pids*: who is refused is refused before anybody is touched."""
-    try:
+    with audit.refusals_logged("trim", pids):
         targets = [identify(host, pid) for pid in dict.fromkeys(pids)]
         ledger = read_ledger(host, (), deadline_s)
         known = processes(ledger)
         orders = [_order(ledger.host, target, known.get(target.process.pid), via) for target in targets]
-        return tuple(_measured_whole(host, order) for order in orders)
-    except (NotPermitted, Protected) as error:
-        audit.log_refusal({"action": "trim", "message": str(error), "pids": list(pids)})
-        raise
+        return tuple(_measure_whole(host, order) for order in orders)
 
 
 def _order(me: HostFacts, target: Target, process: ProcessMemory | None, via: str | None) -> TrimOrder:
@@ -166,7 +155,7 @@ def _order(me: HostFacts, target: Target, process: ProcessMemory | None, via: st
     return TrimOrder(target, process.gpus, process.charged_bytes, injector.NAME)
 
 
-def _measured_whole(host: Host, order: TrimOrder) -> TrimOrder:
+def _measure_whole(host: Host, order: TrimOrder) -> TrimOrder:
     used = used_bytes(host, order.gpus) if host.facts().wsl_facts is not None else None
     return order if used is None else replace(order, charged=used, whole_gpu=True)
 
@@ -182,12 +171,8 @@ def trim(
     record = {"action": "trim", "target": to_builtins(order.target), "via": order.via}
     options = {"tracebacks": tracebacks, "collect": collect}
     token = audit.log_intent({**record, **options, "charged_before": order.charged})
-    try:
+    with audit.failures_logged(token):
         run = ask_process(host, order.target, "trim", order.via, deadline_s, **options)
-    except BaseException as error:
-        status = "refused" if isinstance(error, Refused) else "failed"
-        audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
-        raise
     took_s = host.clock.monotonic() - began
     after = _charged_now(host, order, deadline_s)
     cost = {"took_s": round(took_s, 6), "stopped_s": run.stopped_s, "waited_s": run.waited_s}

@@ -1,9 +1,11 @@
-// What the reader chose: kept in the address after "#", so that a link opens the same view.
+// What can be chosen on the page of a service, and which values a link may give it.
 
-export const DEFAULTS = {
+import { startState } from "./kit.js";
+
+const DEFAULTS = {
   gpu: "", // number of the only GPU that is shown
   filter: "", // text of the table of processes
-  state: "", // state of the processes that are shown; "trouble" for all that need somebody
+  state: "", // state of the processes that are shown; "trouble" for all that need attention
   sort: "trouble", // column, with "-" for the other direction
   open: "", // key of the row that is open
   range: "1h", // key of RANGES
@@ -24,7 +26,7 @@ export const RANGES = {
   "30d": [30 * 86400, "30 d", "the last 30 days"],
 };
 
-// A link may have been written by anybody: what no control can set is not taken.
+// What no control can set is not taken.
 const NUMBER = /^\d{1,4}$/;
 const KNOWN = {
   gpu: (value) => NUMBER.test(value),
@@ -38,57 +40,4 @@ const KNOWN = {
 };
 const LONGEST = 200;
 
-export let state = { ...DEFAULTS };
-const drawers = []; // [keys, draw]: a section is drawn again when one of its keys changed
-
-export function draws(keys, draw) {
-  drawers.push([keys, draw]);
-}
-
-function read() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const found = { ...DEFAULTS };
-  for (const key of Object.keys(DEFAULTS)) {
-    const value = given.get(key);
-    if (value !== null && value.length <= LONGEST && (value === DEFAULTS[key] || !KNOWN[key] || KNOWN[key](value))) found[key] = value;
-  }
-  return found;
-}
-
-// The address of the view with *changes*: for links.
-export function address(changes = {}) {
-  const given = new URLSearchParams();
-  for (const [key, value] of Object.entries({ ...state, ...changes })) if (value !== DEFAULTS[key]) given.set(key, value);
-  return `#${given}`;
-}
-
-// Change what is shown. With *step* the browser's back button leads here again.
-export function change(changes, { step = false } = {}) {
-  const next = { ...state, ...changes };
-  const changed = Object.keys(next).filter((key) => next[key] !== state[key]);
-  if (!changed.length) return;
-  state = next;
-  try {
-    history[step ? "pushState" : "replaceState"](null, "", address());
-  } catch (error) {
-    // Browsers refuse too many changes in a short time; the next one is kept.
-  }
-  redraw(changed);
-}
-
-function redraw(changed) {
-  for (const [keys, draw] of drawers) if (keys.some((key) => changed.includes(key))) draw(changed);
-}
-
-function restore() {
-  const next = read();
-  const changed = Object.keys(next).filter((key) => next[key] !== state[key]);
-  state = next;
-  if (changed.length) redraw(changed);
-}
-
-export function startAddress() {
-  state = read();
-  addEventListener("hashchange", restore);
-  addEventListener("popstate", restore);
-}
+export const startAddress = () => startState(DEFAULTS, KNOWN, LONGEST);

@@ -1,7 +1,8 @@
 // Memory over time: a lane for each GPU, stacked by kind, with a crosshair through all of them.
 
-import { arrange, byId, bytes, clockTime, dayOf, drawing, element, moment, setText, when } from "./elements.js";
-import { RANGES, change, draws, state } from "./address.js";
+import { byId, bytes, change, drawing, draws, element, state } from "./kit.js";
+import { arrange, clockTime, dayOf, moment, setText, when } from "./elements.js";
+import { RANGES } from "./address.js";
 import { ask, serviceNow } from "./service.js";
 import { inOrder, kindOf, paint, sums } from "./words.js";
 
@@ -319,7 +320,7 @@ export function startChart() {
   draws(["range", "gpu"], () => { arrangeLanes(); refresh(); });
   draws(["at", "on"], drawPointer);
   check();
-  // Nobody asks the service for what is far below the edge of the screen.
+  // What is far below the edge of the screen is not asked for.
   new IntersectionObserver((entries) => { isNear = entries[entries.length - 1].isIntersecting; refresh(); }, { rootMargin: "200px" }).observe(byId("history-section"));
   let width = laneWidth();
   new ResizeObserver(() => {

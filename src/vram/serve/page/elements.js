@@ -1,52 +1,10 @@
-// How elements are made, and how figures and times are written. Foreign text (names, commands, messages) only
-// ever becomes text of an element, with every character that does not print spelled out: nothing here or
-// elsewhere in the page makes HTML from a string.
+// What only the page of a service needs of elements and figures: changes in place, times, commands to be copied.
 
+import { button, element, grouped, inert } from "./kit.js";
 import { serviceNow } from "./service.js";
-
-export const byId = (id) => document.getElementById(id);
-
-// As inert() of vram.report.escape: controls, bidirectional overrides, zero-width characters, line separators
-// and halves of broken UTF-8 become visible escapes.
-const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
-const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
-
-export function inert(text) {
-  return String(text).replace(UNPRINTABLE, (char) => {
-    if (SHORT[char]) return SHORT[char];
-    const code = char.codePointAt(0);
-    if (code <= 0xff) return `\\x${code.toString(16).padStart(2, "0")}`;
-    return code <= 0xffff ? `\\u${code.toString(16).padStart(4, "0")}` : `\\U${code.toString(16).padStart(8, "0")}`;
-  });
-}
 
 // A command may be 128 KiB long: a cell of a table never needs more than this.
 export const cut = (text, most = 240) => (text.length > most ? `${text.slice(0, most)}…` : text);
-
-// element("p", {class: "note"}, "text", child): attributes, then texts and elements.
-export function element(tag, attributes, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : inert(value));
-  }
-  for (const child of children) {
-    if (child !== null && child !== undefined && child !== "") made.append(child instanceof Node ? child : inert(child));
-  }
-  return made;
-}
-
-export function drawing(tag, attributes, text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
-  if (text !== undefined) made.textContent = inert(text);
-  return made;
-}
-
-export function button(text, onClick, attributes) {
-  const made = element("button", { type: "button", ...attributes }, text);
-  made.addEventListener("click", onClick);
-  return made;
-}
 
 // Touch the page only where it changes: selections, focus and screen readers stay undisturbed.
 export function setText(node, text) {
@@ -70,21 +28,7 @@ export function arrange(parent, nodes) {
 
 // ---- figures ----
 
-export const grouped = (number, digits = 0) =>
-  number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-
-// As size() of vram.units.
-export function bytes(nbytes) {
-  if (nbytes === null || nbytes === undefined) return "unknown";
-  for (const [unit, scale] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
-    if (nbytes >= scale * (1 - 1 / 2048)) return `${(nbytes / scale).toFixed(1)} ${unit}`;
-  }
-  return `${nbytes} B`;
-}
-
 export const exact = (nbytes) => (nbytes === null || nbytes === undefined ? "unknown" : `${grouped(nbytes)} bytes`);
-
-export const counted = (number, noun, plural = `${noun}s`) => `${grouped(number)} ${number === 1 ? noun : plural}`;
 
 // As age() of vram.report.process_table: 45s, 12m, 5h, 3d.
 export function age(seconds) {
@@ -134,22 +78,6 @@ export function when(seconds) {
 }
 
 export const whenInFull = (seconds) => IN_FULL.format(seconds * 1000);
-
-// ---- a note that follows the pointer, or stands at what has the focus ----
-
-export function showTip(x, y, ...children) {
-  const tip = byId("tip");
-  tip.replaceChildren(...children);
-  tip.hidden = false;
-  const { width, height } = tip.getBoundingClientRect();
-  const right = document.documentElement.clientWidth;
-  tip.style.left = `${Math.max(4, Math.min(x + 14 + width > right ? x - width - 10 : x + 14, right - width - 4))}px`;
-  tip.style.top = `${Math.max(4, y + 18 + height > innerHeight ? y - height - 10 : y + 18)}px`;
-}
-
-export function hideTip() {
-  byId("tip").hidden = true;
-}
 
 // ---- commands to be copied ----
 

@@ -1,7 +1,7 @@
 // Ghosts with their evidence and the command that frees them, then what else `vram why` would report.
 
-import { arrange, button, byId, bytes, commandLine, counted, duration, element, moment, setText, when } from "./elements.js";
-import { draws, state } from "./address.js";
+import { button, byId, bytes, counted, draws, element, state } from "./kit.js";
+import { arrange, commandLine, duration, moment, setText, when } from "./elements.js";
 import { serviceNow } from "./service.js";
 import { words } from "./words.js";
 
@@ -37,7 +37,7 @@ export function drawFindings(given) {
   const parts = [ghosts.length && `${counted(ghosts.length, "ghost")}, ${bytes(nbytes)}`, others && counted(others, ghosts.length ? "other finding" : "finding")];
   if (reading.left_out) parts.push(`${reading.left_out} more: vram why -v`);
   setText(byId("findings-sum"), parts.filter(Boolean).join(" · "));
-  // Whoever cannot see the page is told of a new one, once.
+  // A screen reader says once that there is a new one.
   if (ghostCount !== null && ghosts.length > ghostCount) setText(byId("told"), `${counted(ghosts.length, "ghost")}, ${bytes(nbytes)}`);
   ghostCount = ghosts.length;
   setText(byId("findings-title"), ghosts.length ? "Ghosts and findings" : "Findings");

@@ -1,7 +1,7 @@
-// A bar for each GPU: what is free, what is used by kind, what is left over and what nobody accounts for.
+// A bar for each GPU: what is free, what is used by kind, what is left over and what no process accounts for.
 
-import { arrange, byId, bytes, counted, element, exact, hideTip, setText, showTip } from "./elements.js";
-import { change, draws, state } from "./address.js";
+import { byId, bytes, change, counted, draws, element, hideTip, showTip, state } from "./kit.js";
+import { arrange, exact, setText } from "./elements.js";
 import { inOrder, kindOf, paint, sums, swatch } from "./words.js";
 
 const cards = new Map(); // by label

@@ -1,6 +1,7 @@
 // The page of one machine: asks the service for the newest reading, and hands it to each section.
 
-import { button, byId, duration, element, setText, when } from "./elements.js";
+import { button, byId, element, startSkipLink } from "./kit.js";
+import { duration, setText, when } from "./elements.js";
 import { startAddress } from "./address.js";
 import { Poll, ask, serviceNow, setClock } from "./service.js";
 import { learn, words } from "./words.js";
@@ -88,7 +89,7 @@ function show(reading) {
 
 // ---- is what is shown true now? ----
 
-// {tone, line, banner}: a line that is always there, and a banner where somebody should know.
+// {tone, line, banner}: a line that is always there, and a banner where the reader should know.
 function health() {
   const { now } = seen;
   const age = now === null || now.good_age_s === null ? null : now.good_age_s + sinceAnswer();
@@ -141,11 +142,7 @@ let tryNow = () => live.now();
 
 async function start() {
   startAddress();
-  // A link into the page and the state share the address: this one only moves the focus.
-  byId("skip").addEventListener("click", (event) => {
-    event.preventDefault();
-    byId("main").focus();
-  });
+  startSkipLink();
   for (let wait_s = 1; ; wait_s = Math.min(30, 2 * wait_s)) {
     try {
       learn((await ask("/page/words.json")).body);

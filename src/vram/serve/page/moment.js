@@ -1,7 +1,7 @@
 // Who held a GPU at a moment of the past.
 
-import { byId, bytes, cut, element, exact, moment, setText, when, whenInFull } from "./elements.js";
-import { address, change, draws, state } from "./address.js";
+import { address, byId, bytes, change, draws, element, state } from "./kit.js";
+import { cut, exact, moment, setText, when, whenInFull } from "./elements.js";
 import { ask, serviceNow } from "./service.js";
 import { swatch } from "./words.js";
 

@@ -1,9 +1,10 @@
 // Policies that are configured, those that only say what they would do, and their last decisions.
 
-import { byId, bytes, counted, cut, duration, element, moment, setText, when } from "./elements.js";
+import { byId, bytes, counted, element } from "./kit.js";
+import { cut, duration, moment, setText, when } from "./elements.js";
 import { ask } from "./service.js";
 
-const MOST_DECISIONS = 50;
+const MAX_DECISIONS = 50;
 let shown = null; // the name of what is shown
 
 const MODES = { act: ["acts", "good"], "dry-run": ["dry run", "plain"] };
@@ -23,7 +24,7 @@ function draw({ body }) {
     policy.name, String(policy.do ?? "").replaceAll("-", " "), badge(MODES[policy.mode] ?? [policy.mode ?? "?", "plain"]),
     Number.isFinite(policy.after_s) ? duration(policy.after_s) : "-", Number.isFinite(policy.most_per_hour) ? `${policy.most_per_hour} an hour` : "-"]));
   byId("decisions-part").hidden = !decisions.length;
-  const newest = [...decisions].sort((a, b) => (b.number ?? 0) - (a.number ?? 0)).slice(0, MOST_DECISIONS);
+  const newest = [...decisions].sort((a, b) => (b.number ?? 0) - (a.number ?? 0)).slice(0, MAX_DECISIONS);
   table("decisions", ["When", "Policy", "Decision", "About", "Why"], newest.map(decisionCells));
 }
 

@@ -1,7 +1,7 @@
 // The table of processes: sorted, filtered, workers folded into the process that they belong to.
 
-import { age, arrange, button, byId, bytes, commandLine, counted, cut, element, exact, grouped, setText } from "./elements.js";
-import { address, change, draws, state } from "./address.js";
+import { address, button, byId, bytes, change, counted, draws, element, grouped, state } from "./kit.js";
+import { age, arrange, commandLine, cut, exact, setText } from "./elements.js";
 import { statesByName, words } from "./words.js";
 
 const PAGE = 100, MORE = 200; // so many rows at first, and more when asked: 2,000 would take long to lay out
@@ -11,7 +11,7 @@ let rows = [], workers = new Map(), agesBehind = () => 0, most = PAGE;
 
 const stateOrder = (row) => words.states.findIndex((each) => each.state === row.state);
 const isTrouble = (row) => Boolean(statesByName.get(row.state)?.trouble);
-const firstGpu = (row) => (row.gpus.length ? Number(row.gpus[0].replace(":", ".")) : Infinity);
+const firstGpu = (row) => (row.places.length ? Number(row.places[0].replace(":", ".")) : Infinity);
 
 // heading, how two rows compare, where it is shown; the service sends them in the order "trouble".
 const COLUMNS = [
@@ -35,9 +35,9 @@ function programOf(command) {
 
 // "0-3,7"
 function gpuNames(row) {
-  if (!row.gpus.every((place) => /^\d+$/.test(place))) return row.gpus.join(",") || "-";
+  if (!row.places.every((place) => /^\d+$/.test(place))) return row.places.join(",") || "-";
   const runs = [];
-  for (const number of row.gpus.map(Number)) {
+  for (const number of row.places.map(Number)) {
     const last = runs[runs.length - 1];
     if (last && number === last[1] + 1) last[1] = number;
     else runs.push([number, number]);
@@ -45,8 +45,8 @@ function gpuNames(row) {
   return runs.map(([from, to]) => (from === to ? from : `${from}-${to}`)).join(",") || "-";
 }
 
-const keyOf = (row) => (row.pid !== null && row.started_at !== null ? `${row.pid}.${row.started_at}` : `${row.pid ?? ""}/${row.state}/${row.gpus.join()}`);
-const onGpu = (row) => state.gpu === "" || row.gpus.some((place) => place.split(":")[0] === state.gpu);
+const keyOf = (row) => (row.pid !== null && row.started_at !== null ? `${row.pid}.${row.started_at}` : `${row.pid ?? ""}/${row.state}/${row.places.join()}`);
+const onGpu = (row) => state.gpu === "" || row.places.some((place) => place.split(":")[0] === state.gpu);
 
 function chosen() {
   const typed = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
@@ -171,7 +171,7 @@ function detailsOf(made, row) {
 function facts(row) {
   const list = element("dl", { class: "facts" });
   const add = (name, ...value) => list.append(element("dt", null, name), element("dd", null, ...value));
-  for (const [place, nbytes] of Object.entries(row.nbytes_by_gpu)) add(`GPU ${place}`, `${bytes(nbytes)}, ${exact(nbytes)}`);
+  for (const [place, nbytes] of Object.entries(row.nbytes_by_place)) add(`GPU ${place}`, `${bytes(nbytes)}, ${exact(nbytes)}`);
   add("State", `${statesByName.get(row.state)?.label ?? row.state}: ${statesByName.get(row.state)?.meaning ?? ""}${row.certain ? "" : " (likely, not proven)"}`);
   if (row.user) add("User", row.user);
   if (row.group) add("Group", row.group);

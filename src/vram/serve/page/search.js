@@ -1,7 +1,8 @@
 // Search in history: by text, GPU and time; each result leads to its moment.
 
-import { byId, counted, element, setText } from "./elements.js";
-import { RANGES, change, draws, state } from "./address.js";
+import { byId, change, counted, draws, element, state } from "./kit.js";
+import { setText } from "./elements.js";
+import { RANGES } from "./address.js";
 import { ask, serviceNow } from "./service.js";
 import { fillTable, heldRow } from "./moment.js";
 

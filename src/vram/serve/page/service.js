@@ -1,7 +1,7 @@
-// Asks the service: again and again while somebody looks, less and less often while it does not answer.
+// Asks the service: again and again while the page is looked at, less and less often while it does not answer.
 
 const ANSWER_MS = 15_000;
-const FIRST_RETRY_S = 1, LONGEST_RETRY_S = 30;
+const FIRST_RETRY_S = 1, MAX_RETRY_S = 30;
 
 export class ServiceError extends Error {
   constructor(message, hint, status) {
@@ -74,7 +74,7 @@ export class Poll {
       wait_s = this.every();
     } catch (error) {
       if (!(error instanceof ServiceError)) console.error(error);
-      wait_s = Math.min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** this.failures++);
+      wait_s = Math.min(MAX_RETRY_S, FIRST_RETRY_S * 2 ** this.failures++);
       this.onFailure(error, performance.now() + 1000 * wait_s);
     } finally {
       this.isAsking = false;

@@ -1,6 +1,6 @@
 // The program's own words, fetched once: kinds of memory in the order of the bars, states of processes, harms.
 
-import { element } from "./elements.js";
+import { element } from "./kit.js";
 
 export const words = { version: "", kinds: [], states: [], harms: {} };
 const kindsByName = new Map();
@@ -27,7 +27,7 @@ export const swatch = (name) => element("span", { class: `swatch ${paint(name)}`
 
 export const inOrder = (kinds) => Object.entries(kinds || {}).filter(([, nbytes]) => nbytes > 0).sort(([a], [b]) => kindOf(a).order - kindOf(b).order);
 
-// Bytes of dead owners that somebody still holds; bytes that nobody accounts for; bytes that are free.
+// Bytes of dead owners that are still held; bytes that no process accounts for; bytes that are free.
 export function sums(kinds) {
   const found = { used: 0, free: 0, left: 0, unexplained: 0 };
   for (const [name, nbytes] of Object.entries(kinds || {})) {

@@ -19,20 +19,19 @@ from urllib.parse import urlsplit
 import msgspec
 
 from vram import untrusted
-from vram.policy.config import NotifyConfig
+from vram.policy.policy import NotifyConfig
 from vram.report.escape import ascii_only, inert
 from vram.serve.socket.worker import Notification
 
 TIMEOUT_S = 10.0
 MAIL_S = 30.0
 _TERMINALS = "/dev/pts"
-_MAX_TERMINALS = 64
 _MAX_TOKEN = 4096
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\$?", re.ASCII)
 
 
 def notify(message: Notification, how: NotifyConfig) -> tuple[list[str], list[str]]:
-    """Tell everybody that *how* names; what was done, and what could not be."""
+    """Tell all whom *how* names; what was done, and what could not be."""
     done: list[str] = []
     failed: list[str] = []
     for uid in message.uids if how.terminals else ():
@@ -53,13 +52,11 @@ def notify(message: Notification, how: NotifyConfig) -> tuple[list[str], list[st
 def write_to_terminals(uid: int, message: Notification, folder: str = _TERMINALS) -> int:
     """Write to the terminals of *uid* that take messages (`mesg y`); how many there were."""
     text = "".join(f"\r\n{ascii_only(line)[:500]}" for line in (message.title, *message.lines))
-    return sum(_write(path, uid, f"\a{text}\r\n".encode()) for path in _terminals(folder))
-
-
-def _terminals(folder: str) -> Iterator[str]:
-    with suppress(OSError):
-        numbers = sorted(filter(str.isdigit, os.listdir(folder)), key=int)
-        yield from (os.path.join(folder, number) for number in numbers[:4096])
+    try:
+        numbers = sorted(filter(str.isdigit, os.listdir(folder)), key=int)[:4096]
+    except OSError:
+        return 0
+    return sum(_write(f"{folder}/{number}", uid, f"\a{text}\r\n".encode()) for number in numbers)
 
 
 def _write(path: str, uid: int, text: bytes) -> bool:
@@ -135,7 +132,11 @@ def _post(message: Notification, how: NotifyConfig) -> str:
     try:
         if how.webhook_token_file:
             headers["Authorization"] = f"Bearer {_token(how.webhook_token_file)}"
-        connection = _connection(parts.scheme, parts.hostname or "", parts.port)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+        if parts.scheme == "https":
+            connection = http.client.HTTPSConnection(
+                parts.hostname or "", parts.port, timeout=TIMEOUT_S, context=ssl.create_default_context()
+            )
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("POST", path, body, headers)
         status = connection.getresponse().status
@@ -148,15 +149,8 @@ def _post(message: Notification, how: NotifyConfig) -> str:
     return "" if 200 <= status < 300 else f": the server answered {status}"
 
 
-def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
-    if scheme == "https":
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
-    return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-
-
 def _token(path: str) -> str:
-    """The secret in *path*: a file of ours that nobody else can read."""
+    """The secret in *path*: a file of ours that no other user can read."""
     data = untrusted.read_file(path, nbytes=_MAX_TOKEN, owner=os.geteuid(), follow=True)
     if os.stat(path).st_mode & 0o077:
         raise untrusted.Rejected("not-ours", "others can read it; its mode should be 0600")

@@ -22,12 +22,12 @@ from vram.errors import AuditUnavailable, NotPermitted, VramError
 from vram.ledger.processes import processes
 from vram.model.ledger import Ledger
 from vram.policy.config import read_policies
-from vram.policy.decision import AllowedProcess, Decision, DecisionStatus, Identity, PolicyMemory
 from vram.policy.engine import HOUR_S, PolicyEngine, PolicyReading
+from vram.policy.kinds import KINDS
+from vram.policy.policy import AllowedProcess, Decision, DecisionStatus, Identity, PolicyMemory
 from vram.reclaim import audit, state
-from vram.serve.part import PartHealth, ServicePart
-from vram.serve.policies import policy_memory
-from vram.serve.policies.notices import notice
+from vram.serve.part import PartHealth, ServicePart, counter, gauge
+from vram.serve.policies.reports import notice
 from vram.serve.socket.become import RunAs
 from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of
 from vram.serve.socket.waiting import WaitingList
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 MAX_DECISIONS = 200
 _LOCK = "policy-action.lock"
+_MEMORY = "policies.json"
+_MAX_NBYTES, _SCHEMA = 8 << 20, 1  # of that
 _MAX_MESSAGE_LENGTH = 500
 _END_S, _MOVE_S, _TELL_S = 60.0, 900.0, 120.0
 _MAX_ALLOWED = 64
@@ -86,19 +88,19 @@ class PolicyPart(ServicePart):
     async def start(self) -> None:
         state.use_folder(self._service.places.state)
         self._lock = state.open_file(_LOCK, os.O_RDWR | os.O_CREAT)
-        self.engine = PolicyEngine(read_policies(self._service.config.policy), self._loaded())
+        self.engine = PolicyEngine(read_policies(self._service.config.policy), self._load_memory())
         for policy in self.engine.policies:
             self._service.log.info(f"policy {policy.name!r} ({policy.do}): {policy.mode}")
 
-    def _loaded(self) -> PolicyMemory:
+    def _load_memory(self) -> PolicyMemory:
         try:
-            return policy_memory.load()
+            return load_memory()
         except untrusted.Rejected as error:
             # What was done in the last hour is not known: so long nothing is.
             self._not_before = self._service.clock.now().boot + HOUR_S
             self._trouble = f"what policies did before is not readable ({error}); they wait for an hour"
             self._service.log.error(self._trouble)
-            policy_memory.set_aside()
+            set_memory_aside()
             return PolicyMemory()
 
     async def reload(self, config: ServeConfig) -> None:
@@ -117,16 +119,10 @@ class PolicyPart(ServicePart):
         return PartHealth("degraded", self._trouble) if self._trouble else PartHealth()
 
     def metrics(self) -> Iterable[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        counted = CounterMetricFamily(
-            "vram_policy_decisions", "decisions of policies", labels=["do", "verdict"]
-        )
-        for (do, verdict), count in sorted(self.counts.items()):
-            counted.add_metric([do, verdict], count)
-        yield counted
+        counts = sorted(self.counts.items())
+        yield counter("vram_policy_decisions", "decisions of policies", counts, "do", "verdict")
         parked = len(self.engine.memory.parked)
-        yield GaugeMetricFamily("vram_policy_parked", "processes that policies have parked", value=parked)
+        yield gauge("vram_policy_parked", "processes that policies have parked", parked)
 
     async def on_reading(self, reading: Reading) -> None:
         if reading.ledger is None or not (self.engine.policies or self.engine.memory.parked):
@@ -141,7 +137,7 @@ class PolicyPart(ServicePart):
             good=reading.error is None,
             longest_pause_s=3 * self._service.config.interval_s + 2 * self._service.most_reading_s,
             waiters=self.waiting.waiters,
-            allowed=self._allowed(ledger),
+            allowed=self._find_allowed(ledger),
         )
 
     # ---- who may be parked ----
@@ -158,12 +154,12 @@ class PolicyPart(ServicePart):
         boot_id = self._service.clock.now().boot_id
         added = () if revoke else (AllowedProcess(*identity, peer.uid, boot_id),)
         memory.allowed = [*others, *added]
-        policy_memory.save(memory)
+        save_memory(memory)
         return identity
 
-    def _allowed(self, ledger: Ledger) -> frozenset[Identity]:
+    def _find_allowed(self, ledger: Ledger) -> frozenset[Identity]:
         """Those whose owner said so: at the start, in the environment, or over the socket."""
-        if not any(policy.do == "park-idle" for policy in self.engine.policies):
+        if not any(KINDS[policy.do].waits_for_room for policy in self.engine.policies):
             return frozenset()
         idle = [
             (each.pid, each.holder.started_at)
@@ -171,11 +167,11 @@ class PolicyPart(ServicePart):
             if each.idle and each.holder.started_at is not None
         ]
         boot = self._service.clock.now().boot
-        self._opted_in = {each: self._asked_for_consent(each, boot) for each in idle}
+        self._opted_in = {each: self._read_consent(each, boot) for each in idle}
         said = {each.identity for each in self.engine.memory.allowed}
         return frozenset(each for each in idle if self._opted_in[each][0] or each in said)
 
-    def _asked_for_consent(self, identity: Identity, boot: float) -> tuple[bool, float]:
+    def _read_consent(self, identity: Identity, boot: float) -> tuple[bool, float]:
         """What its environment says, and when that was read."""
         known = self._opted_in.get(identity)
         if known is not None and boot - known[1] < _ASK_AGAIN_S:
@@ -194,7 +190,7 @@ class PolicyPart(ServicePart):
         if decision.verdict == "act" and now.boot < self._not_before:
             decision = replace(decision, verdict="refused", message=self._trouble)
         try:
-            token = self._logged(decision)
+            token = self._log(decision)
             if token is not None:
                 self._begin(decision)
         except AuditUnavailable as error:
@@ -221,13 +217,13 @@ class PolicyPart(ServicePart):
         if decision.do == "park":
             self._expect_parked(decision)
         try:
-            policy_memory.save(self.engine.memory)
+            save_memory(self.engine.memory)
         except AuditUnavailable:
             if decision.do == "park":
                 self.engine.unparked(decision.targets[0].identity)
             raise
 
-    def _logged(self, decision: Decision) -> str | None:
+    def _log(self, decision: Decision) -> str | None:
         """Write it down; the token of an action that is about to be done."""
         record = {"action": "policy", "decision": msgspec.to_builtins(decision)}
         if decision.verdict == "act":
@@ -255,7 +251,7 @@ class PolicyPart(ServicePart):
                 async with self._planning:  # a dry run: there may be many, and none is urgent
                     answer = await self._end(decision)
             else:
-                answer = await self._worked(decision, host_name)
+                answer = await self._do(decision, host_name)
         except VramError as error:
             answer = failed(error)
         except Exception as error:  # a bug must not leave the policies waiting for ever
@@ -266,7 +262,7 @@ class PolicyPart(ServicePart):
             raise
         self._finish(decision, token, _status(answer), answer)
 
-    async def _worked(self, decision: Decision, host_name: str) -> WorkerAnswer:
+    async def _do(self, decision: Decision, host_name: str) -> WorkerAnswer:
         if decision.do == "end":
             return await self._end(decision)
         if decision.do == "park":
@@ -286,7 +282,7 @@ class PolicyPart(ServicePart):
             dry_run=decision.verdict != "act",
         )
         limit_s = _END_S + (decision.grace_s + 10.0) * len(decision.targets)
-        return await self._asked(order, own_rights(), limit_s, self._lock)
+        return await self._run_worker(order, own_rights(), limit_s, self._lock)
 
     def _require_nobody_acts(self) -> None:
         """A worker of a service that died may still be at it: it has the lock for as long as it lives."""
@@ -301,11 +297,11 @@ class PolicyPart(ServicePart):
         if owner is None or not self._is_allowed(target.identity):
             self.engine.unparked(target.identity)
             raise NotPermitted(f"pid {target.pid} has ended, changed its user, or does not allow it any more")
-        answer = await self._asked(self._move("park", decision, owner), owner, _MOVE_S, parks=decision)
+        answer = await self._run_worker(self._move("park", decision, owner), owner, _MOVE_S, parks=decision)
         if _status(answer) == "refused":
             self.engine.unparked(target.identity)
         elif _status(answer) != "done":
-            await self._asked(self._move("recover", decision, owner), owner, _MOVE_S)
+            await self._run_worker(self._move("recover", decision, owner), owner, _MOVE_S)
         return answer
 
     def _expect_parked(self, decision: Decision, by_pid: int = 0) -> None:
@@ -320,7 +316,7 @@ class PolicyPart(ServicePart):
         if owner is None:
             self.engine.unparked(target.identity)
             return WorkerAnswer(is_last=True, status="not-needed", message="it has ended")
-        answer = await self._asked(self._move("unpark", decision, owner), owner, _MOVE_S)
+        answer = await self._run_worker(self._move("unpark", decision, owner), owner, _MOVE_S)
         if _status(answer) in ("done", "not-needed") or owner_of(*target.identity) is None:
             self.engine.unparked(target.identity)
         return answer
@@ -342,9 +338,9 @@ class PolicyPart(ServicePart):
         owners = [owner_of(*target.identity) for target in decision.targets]
         uids = tuple(dict.fromkeys(owner.uid for owner in owners if owner is not None))
         order = WorkerRequest(job="notify", message=notice(decision, host_name, uids), notify=policy.notify)
-        return await self._asked(order, own_rights(), _TELL_S)
+        return await self._run_worker(order, own_rights(), _TELL_S)
 
-    async def _asked(
+    async def _run_worker(
         self,
         order: WorkerRequest,
         run_as: RunAs,
@@ -373,7 +369,7 @@ class PolicyPart(ServicePart):
             self.engine.finished(decision, status, now)
             with suppress(AuditUnavailable):
                 audit.log_outcome(token, {"status": status, "message": message, "freed": answer.freed_bytes})
-                policy_memory.save(self.engine.memory)
+                save_memory(self.engine.memory)
             self._service.read_soon()
         elif status == "refused":
             done = replace(done, verdict="refused")
@@ -385,3 +381,53 @@ def _status(answer: WorkerAnswer) -> DecisionStatus:
     if answer.error is None:
         return answer.status or "failed"
     return "refused" if answer.error.name in _REFUSALS else "failed"
+
+
+# ---- what policies must not forget: a file in the service's state folder, replaced whole or not at all ----
+
+
+def load_memory() -> PolicyMemory:
+    """What was saved; nothing where there is no file. Raises Rejected where it cannot be used."""
+    folder = state.open_folder()
+    try:
+        os.stat(_MEMORY, dir_fd=folder, follow_symlinks=False)
+        data = untrusted.read_file(_MEMORY, nbytes=_MAX_NBYTES, dir_fd=folder, owner=os.geteuid())
+    except FileNotFoundError:
+        return PolicyMemory()
+    finally:
+        os.close(folder)
+    memory = untrusted.decode(data, PolicyMemory)
+    if memory.schema != _SCHEMA:
+        raise untrusted.Rejected("wrong-shape", f"it has version {memory.schema}")
+    return memory
+
+
+def save_memory(memory: PolicyMemory) -> None:
+    """Put it on the disk. Raises AuditUnavailable, and then nothing may be done."""
+    fresh = f"{_MEMORY}.new"
+    folder = state.open_folder()
+    try:
+        file = state.open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(file, "wb") as stream:
+            stream.write(msgspec.json.encode(memory))
+            stream.flush()
+            os.fsync(file)
+        os.replace(fresh, _MEMORY, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        raise AuditUnavailable(
+            f"cannot save what policies did: {error.strerror}", hint="without that, caps would be forgotten"
+        ) from error
+    finally:
+        with suppress(OSError):
+            os.unlink(fresh, dir_fd=folder)
+        os.close(folder)
+
+
+def set_memory_aside() -> None:
+    """Keep a file that cannot be used under another name."""
+    folder = state.open_folder()
+    try:
+        with suppress(OSError):
+            os.replace(_MEMORY, f"set-aside-{_MEMORY}", src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)

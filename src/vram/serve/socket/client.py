@@ -73,14 +73,14 @@ class ServeClient:
     def ask(self, do: str, *, timeout_s: float | None = ANSWER_S, **fields: Any) -> Iterator[SocketAnswer]:
         """Every line of the answer, as it comes; *timeout_s* is the longest wait for one, None: for ever."""
         self.close()
-        self._socket = self._connected()
+        self._socket = self._connect()
         request = msgspec.json.encode({"schema": SCHEMA, "do": do, **fields}) + b"\n"
         with suppress(OSError):  # it was turned away: the reason may be there to read
             self._socket.sendall(request)
         self._socket.settimeout(timeout_s)
         with self._socket.makefile("rb") as lines:
             while True:
-                answer = _decoded(_line(lines))
+                answer = untrusted.decode(_line(lines), SocketAnswer)
                 if answer.error is not None:
                     raise ServiceRefusal(answer.error)
                 yield answer
@@ -91,7 +91,7 @@ class ServeClient:
         assert self._socket is not None
         return self._socket.fileno()
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         refused = ""
         for path in self._paths:
             made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -115,7 +115,7 @@ class ServeClient:
 
 
 def _require_trusted(connection: socket.socket, path: str) -> None:
-    """A service of somebody else could tell anything, and would learn what we ask for."""
+    """A service of another user could tell anything, and would learn what we ask for."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3I", raw)[1]
     if not folders.is_trusted_owner(uid):
@@ -135,7 +135,3 @@ def _line(lines: Any) -> bytes:
     if not line.endswith(b"\n"):
         raise BadInput("the service hung up before its answer was complete", hint="see its log")
     return line
-
-
-def _decoded(line: bytes) -> SocketAnswer:
-    return untrusted.decode(line, SocketAnswer)

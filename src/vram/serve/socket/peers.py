@@ -1,8 +1,8 @@
-"""Who is at the other end of the socket, as the kernel says; and which processes are whose.
+"""Who is at the other end of the socket, as the kernel says; whose share that is; which processes are whose.
 
 Nothing that a client writes about itself is used. A peer in another PID or user namespace may read, and not
 act: its pids and uids mean others there than here. All of that is judged when the connection is accepted: who
-connects and exits leaves a pid that may be anybody's by the time of a request.
+connects and exits leaves a pid that another process may have by the time of a request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import ProcessFolder
-from vram.serve.accounts import OTHERS, account_of
 from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
@@ -26,6 +25,35 @@ _MAX_GROUPS = 65536
 _OVERFLOW_UID = 65534
 _MAX_ENVIRONMENT = 2 << 20
 _MAX_CGROUPS = 64 << 10
+
+OTHERS = -1
+"""The account of all whom the kernel does not name as a user of this machine: each user has one of its own.
+
+A user with subordinate uids is 65,536 users: in containers, and outside by set-uid programs."""
+_SUBORDINATE = "/etc/subuid"
+_MAX_BYTES = 1 << 20
+
+
+def account_of(uid: int) -> int:
+    """The account of *uid* in our user namespace: itself, or OTHERS where it is subordinate to a user."""
+    return OTHERS if uid and any(first <= uid < first + count for first, count in _subordinate()) else uid
+
+
+def is_privileged(account: int) -> bool:
+    """Whether no other account may use up what this one needs: root's, and that of the service."""
+    return account in (0, os.geteuid())
+
+
+def _subordinate() -> list[tuple[int, int]]:
+    try:
+        with open(_SUBORDINATE, encoding="utf-8", errors="replace") as file:
+            lines = file.read(_MAX_BYTES).splitlines()
+    except OSError:
+        return []
+    fields = [line.strip().split(":")[1:] for line in lines]
+    return [
+        (int(each[0]), int(each[1])) for each in fields if len(each) == 2 and all(map(str.isdecimal, each))
+    ]
 
 
 class Peer(Struct, frozen=True):
@@ -52,19 +80,19 @@ def peer_of(connection: socket.socket) -> Peer:
     """The credentials with which the other end connected."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3I", raw)
-    is_here, cgroups = _judged(connection, pid)
+    is_here, cgroups = _judge(connection, pid)
     account = account_of(uid) if is_here else OTHERS
     return Peer(uid, gid, pid, _groups(connection), cgroups, is_here, account)
 
 
-def _judged(connection: socket.socket, pid: int) -> tuple[bool, str]:
+def _judge(connection: socket.socket, pid: int) -> tuple[bool, str]:
     """Whether the process that connected is in our namespaces, and its control groups."""
     try:
         pidfd = _pidfd(connection, pid)
         try:
             with ProcessFolder("/proc", pid) as folder:
                 is_here, cgroups = _shares_our_namespaces(pid), _membership(folder)
-            # If it has not ended by now, its pid meant nobody else meanwhile.
+            # If it has not ended by now, its pid meant no other process meanwhile.
             return (is_here, cgroups) if not select.select((pidfd,), (), (), 0)[0] else (False, "")
         finally:
             os.close(pidfd)
@@ -125,8 +153,12 @@ def _shares_our_namespaces(pid: int) -> bool:
 
 
 def identify_own(pid: int, peer: Peer) -> tuple[int, int]:
-    """*pid* with its start time. Raises where it is not a process of *peer*'s and of nobody else."""
-    with _folder(pid) as folder:
+    """*pid* with its start time. Raises where it is not a process of *peer* alone."""
+    try:
+        process = ProcessFolder("/proc", pid)
+    except OSError as error:
+        raise NoSuchProcess(f"there is no process {pid}", hint="`vram who` lists processes") from error
+    with process as folder:
         stat = folder.stat()
         owner = _owner(folder)
     if stat is None or stat.has_ended:
@@ -134,13 +166,6 @@ def identify_own(pid: int, peer: Peer) -> tuple[int, int]:
     if owner is None or owner.uid != peer.uid:
         raise NotPermitted(f"pid {pid} is not yours", hint="only its owner can allow that")
     return pid, stat.started_at
-
-
-def _folder(pid: int) -> ProcessFolder:
-    try:
-        return ProcessFolder("/proc", pid)
-    except OSError as error:
-        raise NoSuchProcess(f"there is no process {pid}", hint="`vram who` lists processes") from error
 
 
 def owner_of(pid: int, started_at: int) -> RunAs | None:
@@ -156,7 +181,7 @@ def owner_of(pid: int, started_at: int) -> RunAs | None:
 def _owner(folder: ProcessFolder) -> RunAs | None:
     status = folder.status()
     uids, gids = set(_numbers(status.get(b"Uid"))), _numbers(status.get(b"Gid"))
-    # A program that runs set-uid is partly somebody else's: nobody alone may decide about it.
+    # A program that runs set-uid has two owners: neither alone may decide about it.
     if len(uids) != 1 or len(set(gids)) != 1:
         return None
     return RunAs(uids.pop(), gids[0], tuple(_numbers(status.get(b"Groups"))), _membership(folder))

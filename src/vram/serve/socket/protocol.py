@@ -30,7 +30,7 @@ class PlanWords(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def require_sound(words: PlanWords) -> None:
-    """Raise where a request names more than anybody means."""
+    """Raise where a request names more than a user can mean."""
     if len(words.pids) > _MAX_NAMED or len(words.gpus) > _MAX_NAMED or len(words.findings) > _MAX_NAMED:
         raise UsageError(f"more than {_MAX_NAMED} names", hint="ask for fewer at once")
     if any(not 0 < pid < 1 << 22 for pid in words.pids):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,8 +24,7 @@ from vram import untrusted
 from vram.errors import AuditUnavailable, ExitCode, NotPermitted, UsageError, VramError
 from vram.reclaim import audit
 from vram.report.escape import json_inert
-from vram.serve.accounts import is_privileged
-from vram.serve.socket.peers import Peer, peer_of, require_may_act
+from vram.serve.socket.peers import Peer, is_privileged, peer_of, require_may_act
 from vram.serve.socket.protocol import (
     MAX_REQUEST,
     SCHEMA,
@@ -36,7 +35,6 @@ from vram.serve.socket.protocol import (
     WorkerError,
     require_sound,
 )
-from vram.serve.socket.refusals import RefusalLog
 from vram.serve.socket.worker import WorkerAnswer, WorkerRequest
 from vram.serve.socket.worker_process import own_rights, start_worker
 
@@ -44,8 +42,9 @@ REQUEST_S = 10.0
 SEND_S = 10.0
 MAX_CONNECTIONS, MAX_OF_ONE_USER = 256, 16
 REQUESTS_PER_MINUTE = 120
-# Each is a line or two in the audit log, which nobody must be able to fill.
+# Each is a line or two in the audit log, which no user must be able to fill.
 RUNS_PER_MINUTE = 20
+SUMMARY_S = 60.0
 MAX_WORKERS = 8
 PLAN_S, RUN_S = 60.0, 900.0
 _MAX_ITEMS = 4096
@@ -123,7 +122,7 @@ class Connection:
         await self.answer(SocketAnswer(is_last=True, data=Raw(msgspec.json.encode(data))))
 
     async def closed(self) -> None:
-        """Come back when the client has gone, or says what nobody asked for."""
+        """Come back when the client has gone, or sends what is not expected."""
         with suppress(OSError):
             await self._reader.read(1)
 
@@ -203,7 +202,7 @@ class SocketServer:
             return
         client = Connection(peer, reader, writer)
         try:
-            await self._answered(client)
+            await self._handle(client)
             await client.close()
         except OSError:
             pass  # it has gone
@@ -213,7 +212,7 @@ class SocketServer:
             client.abort()
             self._budget.leave(peer.account, asyncio.get_running_loop().time())
 
-    async def _answered(self, client: Connection) -> None:
+    async def _handle(self, client: Connection) -> None:
         try:
             request = await client.request(self._request_s)
             self.requests[request.do] += 1
@@ -301,19 +300,17 @@ class ActionRunner:
         self._require_possible(client.peer, request)
         self._busy.add(client.peer.account)
         try:
-            last = await self._worked(client, request, limit_s)
+            last = await self._relay(client, request, limit_s)
             if last is None:
                 return {"status": "failed", "message": "the client went away"}
             # Its worker has ended, and nothing is awaited between the last byte and the end of this request:
-            # whoever has read the answer can ask the next thing at once.
+            # a client that has read the answer can ask the next thing at once.
             await client.answer(_as_socket_answer(last))
             return _outcome(last)
         finally:
             self._busy.discard(client.peer.account)
 
-    async def _worked(
-        self, client: Connection, request: SocketRequest, limit_s: float
-    ) -> WorkerAnswer | None:
+    async def _relay(self, client: Connection, request: SocketRequest, limit_s: float) -> WorkerAnswer | None:
         """Relay what the worker says but for its last answer, which is returned when it has ended."""
         order = WorkerRequest(
             job="plan" if request.do == "plan" else "run",
@@ -357,3 +354,33 @@ def _as_socket_answer(answer: WorkerAnswer) -> SocketAnswer:
     if not isinstance(answer.outcome, UnsetType):
         return SocketAnswer(event="outcome", data=answer.outcome, is_last=answer.is_last)
     return SocketAnswer(is_last=answer.is_last, data=answer.report, error=answer.error)
+
+
+class RefusalLog:
+    """Refused requests in the audit log: the first of each account at once, the others as a number.
+
+    At most a line for each account and a summary in SUMMARY_S: refusals cannot fill the log.
+    """
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._counts: Counter[int] = Counter()
+
+    def add(self, account: int, record: Mapping[str, Any]) -> None:
+        """Log *record*, unless this account was refused since the last summary: then only count it."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SUMMARY_S, self.flush)
+        if not self._counts[account]:
+            audit.log_refusal(record)
+        self._counts[account] += 1
+
+    def flush(self) -> None:
+        """Log how many were only counted."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        more = sum(count - 1 for count in self._counts.values())
+        self._counts.clear()
+        if more:
+            message = f"{more} more requests were refused within {SUMMARY_S:g} s"
+            audit.log_refusal({"action": "socket", "count": more, "message": message})

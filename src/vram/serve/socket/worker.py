@@ -19,12 +19,14 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from vram import untrusted
 from vram.errors import CannotPark, ExitCode, UsageError, VramError, WorldChanged
 from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, StepKind
-from vram.policy.config import NotifyConfig
+from vram.policy.policy import NotifyConfig
 from vram.serve.socket.become import become
 from vram.serve.socket.protocol import PlanWords, WorkerError, require_sound
 
 MAX_REQUEST = 256 << 10
 MAX_ANSWER = 16 << 20
+
+_RANK: tuple[OutcomeStatus, ...] = ("done", "not-needed", "refused", "failed", "unkillable")
 
 WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
 
@@ -39,7 +41,7 @@ class Notification(Struct, frozen=True, kw_only=True):
 
 
 class WorkerRequest(Struct, frozen=True, kw_only=True):
-    """One action. ``targets`` are pids with their start times: nobody else is meant."""
+    """One action. ``targets`` are pids with their start times: no later process is meant."""
 
     job: WorkerJob
     state: str | None = None
@@ -48,7 +50,7 @@ class WorkerRequest(Struct, frozen=True, kw_only=True):
     digest: str | None = None
     targets: tuple[tuple[int, int], ...] = ()
     by_pid: int = 0
-    """Of an unpark: the worker that parked it; an entry of anybody else's is its owner's own affair."""
+    """Of an unpark: the worker that parked it; an entry that another process wrote is left to its owner."""
     grace_s: float = 10.0
     dry_run: bool = False
     message: Notification | None = None
@@ -56,10 +58,7 @@ class WorkerRequest(Struct, frozen=True, kw_only=True):
 
 
 class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. The last one has ``is_last``.
-
-    ``report`` is what `vram free --json` prints. ``shares`` are bytes by GPU of a process that was parked.
-    """
+    """One line; the last one has ``is_last``. ``report`` is what `vram free --json` prints."""
 
     is_last: bool = False
     outcome: Raw | UnsetType = UNSET
@@ -68,7 +67,6 @@ class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     digest: str | None = None
     freed_bytes: int | None = None
-    shares: dict[int, int] = {}
     error: WorkerError | None = None
 
 
@@ -89,17 +87,14 @@ def main() -> NoReturn:
     except VramError as error:
         code = error.exit_code
         name = type(error).__name__
-        _say(_failed(WorkerError(name=name, message=str(error), hint=error.hint, exit_code=code)))
+        told = WorkerError(name=name, message=str(error), hint=error.hint, exit_code=code)
+        _say(WorkerAnswer(is_last=True, error=told))
     sys.exit(code)
 
 
 def _leave(number: int, _: object) -> NoReturn:
     """As Ctrl-C: every clean-up is passed on the way out."""
     raise SystemExit(128 + number)
-
-
-def _failed(error: WorkerError) -> WorkerAnswer:
-    return WorkerAnswer(is_last=True, error=error)
 
 
 def _say(answer: WorkerAnswer) -> None:
@@ -140,7 +135,7 @@ def _run(request: WorkerRequest) -> None:
             f"the plan is now {draft.plan.digest[:12]}: the machine has changed since it was shown",
             hint="ask for the plan again, and check it",
         )
-    receipt = _executed(draft, request) if draft.plan.steps else None
+    receipt = _execute(draft, request) if draft.plan.steps else None
     left: tuple[Skipped, ...] = ()
     if receipt is not None and draft.plan.goal_bytes is None and not request.words.pids:
         left = remaining(draft.plan, request.words.findings, deadline_s=request.deadline_s)
@@ -160,7 +155,7 @@ def _say_report(draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...]
     )
 
 
-def _executed(draft: Draft, request: WorkerRequest) -> Receipt:
+def _execute(draft: Draft, request: WorkerRequest) -> Receipt:
     from vram.reclaim import execute
 
     patience: dict[StepKind, float] = {"kill": request.grace_s}
@@ -171,16 +166,17 @@ def _executed(draft: Draft, request: WorkerRequest) -> Receipt:
 
 
 def _end(request: WorkerRequest) -> None:
-    """End the holders of one leftover, all of them or nobody."""
+    """End the holders of one leftover, all of them or none."""
     from vram.host.local import LocalHost
-    from vram.reclaim.ending import plan_ending
+    from vram.reclaim.planner import plan_ending
 
     draft = plan_ending(LocalHost(), request.targets, request.deadline_s)
-    _finish(draft, None if request.dry_run else _executed(draft, request))
+    _finish(draft, None if request.dry_run else _execute(draft, request))
 
 
-def _finish(draft: Draft, receipt: Receipt | None, shares: dict[int, int] | None = None) -> None:
-    worst = _worst(receipt.outcomes) if receipt else None
+def _finish(draft: Draft, receipt: Receipt | None) -> None:
+    outcomes = receipt.outcomes if receipt else ()
+    worst = max(outcomes, key=lambda each: _RANK.index(each.status), default=None)
     _say(
         WorkerAnswer(
             is_last=True,
@@ -188,16 +184,8 @@ def _finish(draft: Draft, receipt: Receipt | None, shares: dict[int, int] | None
             message=(worst.message or "") if worst else "only planned",
             digest=draft.plan.digest,
             freed_bytes=receipt.returned_bytes if receipt else None,
-            shares=shares or {},
         )
     )
-
-
-_RANK: tuple[OutcomeStatus, ...] = ("done", "not-needed", "refused", "failed", "unkillable")
-
-
-def _worst(outcomes: tuple[Outcome, ...]) -> Outcome | None:
-    return max(outcomes, key=lambda each: _RANK.index(each.status), default=None)
 
 
 def _park(request: WorkerRequest) -> None:
@@ -212,10 +200,9 @@ def _park(request: WorkerRequest) -> None:
     draft = plan(only="park", pids=(pid,), host=host, deadline_s=request.deadline_s)
     _require_same(draft, pid, started_at)
     report = read_driver(host, request.deadline_s)
-    shares = {share.gpu: share.nbytes for share in report.shares(pid)}
-    if any(pid not in idle_pids(host, report, gpu, [pid]) for gpu in shares):
+    if any(pid not in idle_pids(host, report, share.gpu, [pid]) for share in report.shares(pid)):
         raise CannotPark(f"pid {pid} works again")
-    _finish(draft, None if request.dry_run else _executed(draft, request), shares)
+    _finish(draft, None if request.dry_run else _execute(draft, request))
 
 
 def _require_same(draft: Draft, pid: int, started_at: int) -> None:

@@ -2,7 +2,7 @@
 
 A worker of another user starts as root and becomes that user (``become.py``), who may then stop or kill it,
 and cannot trace it. It inherits nothing but its request and a pipe, and nothing of its process group outlives
-it; what it answers is bounded, and proves nothing to anybody else.
+it; what it answers is bounded, and proves nothing to another user.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from vram import untrusted
+from vram.children import ChildProgram, LineInbox, start_program
 from vram.errors import ExitCode, NotPermitted, TimedOut, VramError
 from vram.serve.socket.become import RunAs
 from vram.serve.socket.protocol import WorkerError
@@ -55,23 +55,19 @@ class WorkerProcess:
         Raises OSError where no process can be started.
         """
         foreign = run_as.uid != os.geteuid()
-        assert not (foreign and lock is not None), "somebody else could keep it for good"
+        assert not (foreign and lock is not None), "another user could keep it for good"
         self._loop = asyncio.get_running_loop()
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._heard: list[bytes] = []
+        self._lines = LineInbox(MAX_ANSWER)
         self._total = 0
         self._grace_s = grace_s
         words = [*(command or _worker_command())]
         if foreign:
             words.append(msgspec.json.encode(run_as).decode())
-        self._process = _spawned(words, request, lock)
-        assert self._process.stdout is not None
-        self._pipe = self._process.stdout.fileno()
-        os.set_blocking(self._pipe, False)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._process = _start(words, request, lock)
         self._is_reading = True
-        self._loop.add_reader(self._pipe, self._read)
-        self._loop.add_reader(self._pidfd, self._exited)
+        self._loop.add_reader(self._process.pipe, self._read)
+        self._loop.add_reader(self._process.pidfd, self._on_exit)
         self.has_ended = asyncio.Event()
         self._timer = self._loop.call_later(deadline_s, self.end)
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -85,14 +81,14 @@ class WorkerProcess:
         """Have it end: by SIGTERM, which lets it clean up, and after a while by SIGKILL."""
         self.was_late = self.was_late or late
         if not self.has_ended.is_set() and self._kill_timer is None:
-            self._signal(signal.SIGTERM)
-            self._signal(signal.SIGCONT)
-            self._kill_timer = self._loop.call_later(self._grace_s, self._signal, signal.SIGKILL)
+            self._process.send(signal.SIGTERM)
+            self._process.send(signal.SIGCONT)
+            self._kill_timer = self._loop.call_later(self._grace_s, self._process.send, signal.SIGKILL)
 
     async def answers(self) -> AsyncIterator[WorkerAnswer]:
         """Its lines as they come, ending with the last one; one is made where it has left none."""
         while (line := await self._inbox.get()) is not None:
-            answer = _decoded(line)
+            answer = _decode(line)
             yield answer
             if answer.is_last:
                 return
@@ -101,8 +97,7 @@ class WorkerProcess:
 
     async def last(self) -> WorkerAnswer:
         """Only its last line."""
-        heard = [answer async for answer in self.answers()]
-        return heard[-1]
+        return [answer async for answer in self.answers()][-1]
 
     async def close(self) -> None:
         """Wait until it has ended, and forget it. Does not end it."""
@@ -110,7 +105,7 @@ class WorkerProcess:
 
     def _read(self) -> None:
         try:
-            part = os.read(self._pipe, 1 << 16)
+            part = os.read(self._process.pipe, 1 << 16)
         except BlockingIOError:
             return
         except OSError:
@@ -119,55 +114,37 @@ class WorkerProcess:
         if not part or self._total > MAX_ANSWER:
             self._stop_reading()
             return
-        # Put together once, when its end is there: a line of megabytes must not be searched again and again.
-        *ends, rest = part.split(b"\n")
-        for end in ends:
-            self._inbox.put_nowait(b"".join((*self._heard, end)))
-            self._heard.clear()
-        self._heard.append(rest)
+        for line in self._lines.add(part):
+            self._inbox.put_nowait(line)
 
     def _stop_reading(self) -> None:
         if self._is_reading:
             self._is_reading = False
-            self._loop.remove_reader(self._pipe)
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+            self._loop.remove_reader(self._process.pipe)
+            self._process.hang_up()
             self._inbox.put_nowait(None)
 
-    def _exited(self) -> None:
+    def _on_exit(self) -> None:
         # What it wrote last is read first; a child of its own may have the pipe open, and is not waited for.
         while self._is_reading:
             before = self._total
             self._read()
             if self._total == before:
                 self._stop_reading()
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        # Not yet reaped, so the number is its own, and the group holds what it started and nobody else.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._loop.remove_reader(self._process.pidfd)
+        # Not yet reaped, so the number is its own, and the group holds what it started and no other process.
+        self._process.end_group(0.0)
         self._timer.cancel()
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self.has_ended.set()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if not self.has_ended.is_set():
-            with suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self._pidfd, number)
-
     def _end_without_answer(self) -> WorkerAnswer:
         if self.was_late:
-            error: VramError = TimedOut("it took too long and was ended", hint="try again later")
-            return failed(error)
-        code = self._process.returncode
+            return failed(TimedOut("it took too long and was ended", hint="try again later"))
+        code = self._process.exit_code or 0
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        message = f"the worker {how} and left no answer"
-        return WorkerAnswer(
-            is_last=True,
-            error=WorkerError(name="WorkerLost", message=message, exit_code=ExitCode.PARTIAL),
-        )
+        return _lost(f"the worker {how} and left no answer")
 
 
 def start_worker(
@@ -185,22 +162,21 @@ def start_worker(
 
 def failed(error: VramError) -> WorkerAnswer:
     """*error* as a worker would have answered it."""
-    return WorkerAnswer(
-        is_last=True,
-        error=WorkerError(
-            name=type(error).__name__, message=str(error), hint=error.hint, exit_code=error.exit_code
-        ),
-    )
+    name, message = type(error).__name__, str(error)
+    answer = WorkerError(name=name, message=message, hint=error.hint, exit_code=error.exit_code)
+    return WorkerAnswer(is_last=True, error=answer)
 
 
-def _decoded(line: bytes) -> WorkerAnswer:
+def _decode(line: bytes) -> WorkerAnswer:
     try:
         return untrusted.decode(line, WorkerAnswer, most_items=_MAX_ITEMS)
     except untrusted.Rejected as error:
-        message = f"the worker's answer is not usable: {error.code}"
-        return WorkerAnswer(
-            is_last=True, error=WorkerError(name="WorkerLost", message=message, exit_code=ExitCode.PARTIAL)
-        )
+        return _lost(f"the worker's answer is not usable: {error.code}")
+
+
+def _lost(message: str) -> WorkerAnswer:
+    error = WorkerError(name="WorkerLost", message=message, exit_code=ExitCode.PARTIAL)
+    return WorkerAnswer(is_last=True, error=error)
 
 
 def _worker_command() -> list[str]:
@@ -211,20 +187,18 @@ def _worker_command() -> list[str]:
     return [sys.executable, "-I", "-c", code]
 
 
-def _spawned(command: Sequence[str], request: WorkerRequest, lock: int | None) -> subprocess.Popen[bytes]:
-    # A file in memory takes the whole request at once: nobody has to be waited for.
+def _start(command: Sequence[str], request: WorkerRequest, lock: int | None) -> ChildProgram:
+    # A file in memory takes the whole request at once: its reader need not be waited for.
     text = os.memfd_create("vram-request", os.MFD_CLOEXEC)
     try:
         os.write(text, msgspec.json.encode(request))
         os.lseek(text, 0, os.SEEK_SET)
-        return subprocess.Popen(
+        return start_program(
             command,
             stdin=text,
-            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=clean_environment(),
             cwd="/",
-            start_new_session=True,
             umask=0o077,
             pass_fds=() if lock is None else (lock,),
         )

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import Any
 
-from vram.serve.accounts import account_of
+from vram.serve.socket.peers import account_of
 
 MAX_CONNECTIONS, MAX_OF_ONE_CLIENT = 64, 16
 MAX_PAUSE_S = 0.5
@@ -109,7 +109,7 @@ class Turns:
     """Whose request is answered next: one of each client at a time, by turns.
 
     Answers are made in the event loop, which does nothing else meanwhile. So a pause follows that is as long
-    as the answer took: half of the time is everybody else's.
+    as the answer took: half of the time is left for all else.
     """
 
     def __init__(self) -> None:

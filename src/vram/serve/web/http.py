@@ -118,7 +118,7 @@ class HttpServer:
         self._turns = Turns()
         self.hosts = frozenset(each.lower() for each in hosts)
         self.open_paths: frozenset[str] = frozenset()
-        """Answered for any host: they name nobody."""
+        """Answered for any host: they name no user and no process."""
         self.quick_paths: frozenset[str] = frozenset()
         """Answered without waiting for a turn: what watches the service is not held up by who uses it."""
         self.answered: Counter[int] = Counter()
@@ -180,7 +180,7 @@ class HttpServer:
             return
         connection = OpenConnection(client, writer)
         self._open.add(connection)
-        # What is sent is sent when drain() returns: no answer piles up for somebody who does not read.
+        # What is sent is sent when drain() returns: no answer piles up for a client that does not read.
         writer.transport.set_write_buffer_limits(0)
         try:
             while await self._exchange(reader, connection):
@@ -203,17 +203,18 @@ class HttpServer:
             try:
                 request = parse_head(first + await _head(reader), self.hosts, self.open_paths)
             except BadRequest as error:
-                response = refusal(error.status, str(error), error.hint, _extra(error.status))
+                headers = (("Allow", "GET, HEAD"),) if error.status == 405 else ()
+                response = refusal(error.status, str(error), error.hint, headers)
                 await self._send(connection, response, keeps_open=False)
                 connection.writer.write_eof()
                 await _drop(reader)
                 return False
             connection.is_waiting = False
-            response = await self._answered(connection, request)
+            response = await self._take_turn(connection, request)
             await self._send(connection, response, request.method == "GET", keeps_open=request.keeps_open)
         return request.keeps_open
 
-    async def _answered(self, connection: OpenConnection, request: HttpRequest) -> HttpResponse:
+    async def _take_turn(self, connection: OpenConnection, request: HttpRequest) -> HttpResponse:
         if request.path in self.quick_paths:
             return await self._answer(request)
         async with self._turns.turn(connection.client):
@@ -268,10 +269,6 @@ def _head_of(response: HttpResponse, keeps_open: bool) -> bytes:
         f"Connection: {'keep-alive' if keeps_open else 'close'}",
     ]
     return ("\r\n".join(lines) + "\r\n" + _SECURITY + "\r\n").encode("latin-1")
-
-
-def _extra(status: int) -> tuple[tuple[str, str], ...]:
-    return (("Allow", "GET, HEAD"),) if status == 405 else ()
 
 
 def _reason(error: OSError) -> str:

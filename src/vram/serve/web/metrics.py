@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import vram
 from vram.errors import UsageError
-from vram.ledger.processes import in_use
-from vram.model.kinds import KINDS
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.ledger.holds import find_holds
+from vram.model.ledger import KINDS, Entry, Ledger
 from vram.report.escape import inert
-from vram.serve.part import Health
-from vram.serve.state import Reading
+from vram.serve.part import counter, gauge
+from vram.serve.state import ANSWERING, Reading
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from vram.serve.service import Service
 
 MAX_LABEL_LENGTH = 200
-_STATES: tuple[Health, ...] = ("ok", "degraded", "failed")
 
 
 def require_library() -> None:
@@ -76,68 +74,40 @@ def label(text: str | None) -> str:
 
 
 def _of_service(service: Service) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+    from prometheus_client.core import InfoMetricFamily
 
     state, now = service.state, service.clock.now()
     yield InfoMetricFamily("vram_build", "version of this program", value={"version": vram.__version__})
-    yield _gauge("vram_start_time_seconds", "when the service started", now.wall_of(state.started))
-    yield _gauge("vram_interval_seconds", "the interval of readings", service.config.interval_s)
+    yield gauge("vram_start_time_seconds", "when the service started", now.wall_of(state.started))
+    yield gauge("vram_interval_seconds", "the interval of readings", service.config.interval_s)
     if state.last is not None:
-        read_at = now.wall_of(state.last.moment)
-        yield _gauge(
-            "vram_last_reading_timestamp_seconds", "when the host was last read, well or not", read_at
-        )
-        yield _gauge("vram_reading_duration_seconds", "how long the last reading took", state.last.took_s)
+        read_at, what = now.wall_of(state.last.moment), "when the host was last read, well or not"
+        yield gauge("vram_last_reading_timestamp_seconds", what, read_at)
+        yield gauge("vram_reading_duration_seconds", "how long the last reading took", state.last.took_s)
     if state.good is not None:
-        yield _gauge(
-            "vram_last_good_reading_timestamp_seconds",
-            "when the host was last read without an error",
-            now.wall_of(state.good.moment),
-        )
-    readings = CounterMetricFamily("vram_readings", "readings of the host, by result", labels=["result"])
-    for result in ("ok", "failed"):
-        readings.add_metric([result], state.readings[result])
-    yield readings
+        read_at, what = now.wall_of(state.good.moment), "when the host was last read without an error"
+        yield gauge("vram_last_good_reading_timestamp_seconds", what, read_at)
+    readings = [(result, state.readings[result]) for result in ("ok", "failed")]
+    yield counter("vram_readings", "readings of the host, by result", readings, "result")
     restarts = "times that the reading process was started again"
-    yield CounterMetricFamily("vram_reader_restarts", restarts, value=state.reader_restarts)
-    changes = CounterMetricFamily(
-        "vram_changes", "changes of GPU memory, as `vram watch` reports", labels=["event"]
-    )
-    for event, count in sorted(state.changes_by_event.items()):
-        changes.add_metric([event], count)
-    yield changes
-    yield _gauge(
-        "vram_config_last_reload_successful",
-        "1 where the configuration file was right",
-        service.reloaded_well,
-    )
-    yield _gauge(
-        "vram_config_last_reload_success_timestamp_seconds",
-        "when the configuration in use was read",
-        now.wall_of(service.reloaded_at),
-    )
-    _, parts = service.health()
-    healthy = GaugeMetricFamily("vram_part_healthy", "1 where a part of the service is well", labels=["part"])
-    for name, health in parts:
-        healthy.add_metric([name], float(health.status == "ok"))
-    yield healthy
-    errors = CounterMetricFamily("vram_part_errors", "errors in a part of the service", labels=["part"])
-    for part in service.parts:
-        errors.add_metric([part.name], part.errors)
-    yield errors
-
-
-def _gauge(name: str, what: str, value: float) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return GaugeMetricFamily(name, what, value=float(value))
+    yield counter("vram_reader_restarts", restarts, state.reader_restarts)
+    changes = sorted(state.changes_by_event.items())
+    yield counter("vram_changes", "changes of GPU memory, as `vram watch` reports", changes, "event")
+    what = "1 where the configuration file was right"
+    yield gauge("vram_config_last_reload_successful", what, service.reloaded_well)
+    what, read_at = "when the configuration in use was read", now.wall_of(service.reloaded_at)
+    yield gauge("vram_config_last_reload_success_timestamp_seconds", what, read_at)
+    healthy = [(name, health.status == "ok") for name, health in service.health()[1]]
+    yield gauge("vram_part_healthy", "1 where a part of the service is well", healthy, "part")
+    errors = [(part.name, part.errors) for part in service.parts]
+    yield counter("vram_part_errors", "errors in a part of the service", errors, "part")
 
 
 # ---- the GPUs ----
 
 
 def _of_ledger(service: Service, reading: Reading, ledger: Ledger) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+    from prometheus_client.core import InfoMetricFamily
 
     if ledger.driver is not None:
         driver = InfoMetricFamily("vram_driver", "versions of the NVIDIA driver")
@@ -148,88 +118,65 @@ def _of_ledger(service: Service, reading: Reading, ledger: Ledger) -> Iterator[M
         driver.add_metric([], {name: label(value) for name, value in versions.items()})
         yield driver
     info = InfoMetricFamily("vram_gpu", "the GPUs of this host", labels=["gpu"])
-    up = GaugeMetricFamily("vram_gpu_up", "1 where the GPU answers", labels=["gpu"])
-    total = GaugeMetricFamily("vram_gpu_memory_total_bytes", "memory of the GPU", labels=["gpu"])
-    kinds = GaugeMetricFamily(
-        "vram_gpu_memory_bytes", "memory by kind; the kinds of a GPU sum to its total", labels=["gpu", "kind"]
-    )
-    processes = GaugeMetricFamily(
-        "vram_gpu_processes", "processes that hold memory of the GPU", labels=["gpu"]
-    )
     for gpu in ledger.gpus:
-        name = str(gpu.index)
-        info.add_metric([name], {"uuid": label(gpu.uuid), "name": label(gpu.name), "vendor": gpu.vendor})
-        up.add_metric([name], float(gpu.status in ("ok", "denied", "unsupported")))
-        if gpu.total_bytes is None:
-            continue
-        total.add_metric([name], gpu.total_bytes)
-        for kind, nbytes in _by_kind(gpu.entries).items():
-            kinds.add_metric([name, kind], nbytes)
-        processes.add_metric([name], len(_holders(gpu)))
-    yield from (info, up, total, kinds, processes)
+        about = {"uuid": label(gpu.uuid), "name": label(gpu.name), "vendor": gpu.vendor}
+        info.add_metric([str(gpu.index)], about)
+    yield info
+    up = [(str(gpu.index), gpu.status in ANSWERING) for gpu in ledger.gpus]
+    yield gauge("vram_gpu_up", "1 where the GPU answers", up, "gpu")
+    known = [(str(gpu.index), at, gpu) for at, gpu in enumerate(ledger.gpus) if gpu.total_bytes is not None]
+    totals = [(name, gpu.total_bytes or 0) for name, _, gpu in known]
+    yield gauge("vram_gpu_memory_total_bytes", "memory of the GPU", totals, "gpu")
+    kinds = [((name, kind), n) for name, _, gpu in known for kind, n in _by_kind(gpu.entries)]
+    what = "memory by kind; the kinds of a GPU sum to its total"
+    yield gauge("vram_gpu_memory_bytes", what, kinds, "gpu", "kind")
+    # Those that hold memory of their own, by the place of their GPU.
+    holds = (hold for hold in find_holds(ledger, empty=True) if hold.what == "process")
+    counts = Counter(at for hold in holds for at in {part.at for part in hold.parts})
+    processes = [(name, counts[at]) for name, at, _ in known]
+    yield gauge("vram_gpu_processes", "processes that hold memory of the GPU", processes, "gpu")
     yield from _of_instances(ledger)
     yield from _of_ghosts(service, ledger)
-    findings = GaugeMetricFamily(
-        "vram_findings", "causes that were found, by rule", labels=["code", "severity"]
-    )
-    for (code, severity), count in Counter((each.code, each.severity) for each in reading.findings).items():
-        findings.add_metric([code, severity], count)
-    yield findings
-    yield _gauge(
-        "vram_parked_processes", "processes whose GPU memory lies in host memory", len(ledger.parked)
-    )
+    findings = Counter((each.code, each.severity) for each in reading.findings).items()
+    yield gauge("vram_findings", "causes that were found, by rule", findings, "code", "severity")
+    what = "processes whose GPU memory lies in host memory"
+    yield gauge("vram_parked_processes", what, len(ledger.parked))
 
 
-def _by_kind(entries: Iterable[Entry]) -> dict[str, int]:
+def _by_kind(entries: Iterable[Entry]) -> Iterable[tuple[str, int]]:
     """Bytes of every kind, zero where there are none: a series that comes and goes cannot be compared."""
     sums: dict[str, int] = dict.fromkeys(KINDS, 0)
     for entry in entries:
         sums[entry.kind] += entry.nbytes or 0
-    return sums
-
-
-def _holders(gpu: GpuLedger) -> set[int]:
-    return {entry.holder.pid for entry in gpu.accounted if in_use(entry) and entry.holder is not None}
+    return sums.items()
 
 
 def _of_instances(ledger: Ledger) -> Iterator[Metric]:
     """MIG: each instance has a balance of its own."""
-    from prometheus_client.core import GaugeMetricFamily
-
     divided = [gpu for gpu in ledger.gpus if gpu.instances]
-    if not divided:
-        return
-    kinds = GaugeMetricFamily(
-        "vram_mig_memory_bytes", "memory of a MIG instance by kind", labels=["gpu", "mig", "kind"]
-    )
+    samples: list[tuple[tuple[str, ...], float]] = []
     for gpu in divided:
         for instance in gpu.instances:
             first = instance.devices[0].index if instance.devices else f"gi{instance.gpu_instance}"
             mine = (each for each in gpu.entries if each.gpu_instance == instance.gpu_instance)
-            for kind, nbytes in _by_kind(mine).items():
-                kinds.add_metric([str(gpu.index), f"{gpu.index}:{first}", kind], nbytes)
-    yield kinds
+            name = (str(gpu.index), f"{gpu.index}:{first}")
+            samples += [((*name, kind), nbytes) for kind, nbytes in _by_kind(mine)]
+    if divided:
+        what = "memory of a MIG instance by kind"
+        yield gauge("vram_mig_memory_bytes", what, samples, "gpu", "mig", "kind")
 
 
 def _of_ghosts(service: Service, ledger: Ledger) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily
-
-    now = service.clock.now()
-    count = GaugeMetricFamily(
-        "vram_gpu_ghosts", "leftovers: memory of dead owners, by rule", labels=["gpu", "code"]
-    )
-    nbytes = GaugeMetricFamily(
-        "vram_gpu_leftover_bytes", "memory of dead owners that is held", labels=["gpu"]
-    )
-    oldest = GaugeMetricFamily(
-        "vram_gpu_oldest_ghost_timestamp_seconds", "since when the oldest leftover is known", labels=["gpu"]
-    )
-    for gpu in ledger.gpus:
-        ghosts = [each for each in service.state.ghosts if each.gpu == gpu.index]
-        name = str(gpu.index)
-        nbytes.add_metric([name], sum(each.nbytes for each in ghosts))
-        for code, number in sorted(Counter(each.code for each in ghosts).items()):
-            count.add_metric([name, code], number)
-        if ghosts:
-            oldest.add_metric([name], min(now.wall_of(each.since) for each in ghosts))
-    yield from (count, nbytes, oldest)
+    now, state = service.clock.now(), service.state
+    ghosts = {str(gpu.index): [each for each in state.ghosts if each.gpu == gpu.index] for gpu in ledger.gpus}
+    counts = [
+        ((name, code), count)
+        for name, mine in ghosts.items()
+        for code, count in sorted(Counter(each.code for each in mine).items())
+    ]
+    yield gauge("vram_gpu_ghosts", "ghosts: memory of dead owners, by rule", counts, "gpu", "code")
+    sizes = [(name, sum(each.nbytes for each in mine)) for name, mine in ghosts.items()]
+    yield gauge("vram_gpu_leftover_bytes", "memory of dead owners that is held", sizes, "gpu")
+    oldest = [(name, min(now.wall_of(each.since) for each in mine)) for name, mine in ghosts.items() if mine]
+    what = "since when the oldest ghost is known"
+    yield gauge("vram_gpu_oldest_ghost_timestamp_seconds", what, oldest, "gpu")

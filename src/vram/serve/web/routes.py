@@ -1,8 +1,9 @@
-"""What is answered where over HTTP. A new path is a line in ROUTES."""
+"""HTTP as a part of the service: what is answered where. A new path is a line in ROUTES."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -10,21 +11,27 @@ from msgspec.structs import replace
 
 import vram
 from vram.diagnosis.leftover import GHOST_CODES, way_back
-from vram.errors import UsageError, VramError
+from vram.errors import CannotListen, UsageError, VramError
+from vram.ledger.holds import find_holds
 from vram.model.finding import Finding
+from vram.model.hold import Hold
 from vram.model.ledger import Ledger
+from vram.model.moment import rfc3339
 from vram.report import json, process_rows
-from vram.serve.clock import rfc3339
 from vram.serve.history_part import HISTORY_ROUTES
-from vram.serve.part import Health
-from vram.serve.state import Ghost, NumberedChange, Reading
+from vram.serve.part import Health, PartHealth, ServicePart, counter, gauge
+from vram.serve.state import NumberedChange, Reading
 from vram.serve.viewer import Viewer, aged, viewer
-from vram.serve.web.http import HttpRequest, HttpResponse, json_response
+from vram.serve.web.http import HttpRequest, HttpResponse, HttpServer, json_response, refusal
 from vram.serve.web.metrics import exposition
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from vram.serve.config import ServeConfig
     from vram.serve.service import Service
 
+NAMELESS_PATHS = frozenset(("/metrics", "/healthz", "/readyz"))
 Handler = Callable[["Service", HttpRequest], "HttpResponse | Awaitable[HttpResponse]"]
 
 
@@ -150,7 +157,7 @@ class VisibleReading(Struct, frozen=True):
 
 
 def tcp_viewer(service: Service) -> Viewer:
-    """Whoever asks over TCP: nobody that is known."""
+    """The reader over TCP, of whom nothing is known."""
     return viewer(None, service.config.show, service.reader_options.proc_root)
 
 
@@ -211,24 +218,28 @@ def _changes(service: Service, request: HttpRequest) -> HttpResponse:
 
 def _ghosts(service: Service, request: HttpRequest) -> HttpResponse:
     view = visible(service)
-    ghosts = tuple(ghost_report(service, each) for each in view.findings if each.code in GHOST_CODES)
+    ghosts = tuple(ghost_reports(service, view.findings))
     command = way_back(view.reading.ledger) if ghosts and view.reading.ledger else None
     return json_response(CurrentGhostsReport(taken_at=view.ledger.taken_at, command=command, ghosts=ghosts))
 
 
-def _names_holder(finding: Finding, ghost: Ghost) -> bool:
-    """Whether *finding* is about the holders of *ghost*; where none is visible it names the dead owner."""
-    named = {holder.pid for entry in ghost.entries for holder in entry.holders}
-    return not named.union(entry.charged_pid for entry in ghost.entries).isdisjoint(finding.pids)
+def ghost_reports(service: Service, findings: Iterable[Finding]) -> Iterator[GhostReport]:
+    """Those of *findings* that are about ghosts, with since when each is known."""
+    reading = service.state.last
+    if reading is None or reading.ledger is None:
+        return
+    known: dict[tuple[object, ...], list[Hold]] = {}
+    for hold in find_holds(reading.ledger):
+        known.setdefault(hold.key, []).append(hold)
+    for finding in findings:
+        if finding.code in GHOST_CODES:
+            holds = [hold for each in finding.holds for hold in known.get(each.key, ()) if each.is_of(hold)]
+            yield _ghost_report(service, finding, holds)
 
 
-def ghost_report(service: Service, finding: Finding) -> GhostReport:
+def _ghost_report(service: Service, finding: Finding, holds: Sequence[Hold]) -> GhostReport:
     now = service.clock.now()
-    known = [
-        each.since
-        for each in service.state.ghosts
-        if each.code == finding.code and each.gpu in finding.gpus and _names_holder(finding, each)
-    ]
+    known = [since for hold in holds if (since := service.state.since(hold)) is not None]
     oldest = max((now.since(each) for each in known), default=None)
     return GhostReport(
         code=finding.code,
@@ -245,8 +256,8 @@ def ghost_report(service: Service, finding: Finding) -> GhostReport:
 
 
 def _policies(service: Service, request: HttpRequest) -> HttpResponse:
-    from vram.serve.policies.policies_report import policies_report
     from vram.serve.policies.policy_part import PolicyPart
+    from vram.serve.policies.reports import policies_report
 
     part = service.part(PolicyPart.name)
     assert isinstance(part, PolicyPart)
@@ -304,3 +315,73 @@ def find(path: str) -> Handler | None:
         return handler
     folder = path.rpartition("/")[0] + "/"
     return ROUTES.get(folder) if folder != "/" else None
+
+
+class HttpPart(ServicePart):
+    """Answers requests from the last reading."""
+
+    name = "http"
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._server = HttpServer(self._answer)
+        self._server.quick_paths = NAMELESS_PATHS
+        self._set_hosts(service.config)
+        self._wanted = service.config.http.addresses
+        self._error = ""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(f"http://{address}" for address in self._server.addresses)
+
+    async def start(self) -> None:
+        await self._server.listen(self._wanted)
+        for url in self.urls:
+            self._service.log.info(f"listening on {url}/ (metrics: {url}/metrics)")
+
+    async def reload(self, config: ServeConfig) -> None:
+        self._set_hosts(config)
+        self._error = ""
+        if config.http.addresses == self._wanted:
+            return
+        try:
+            await self._server.listen(config.http.addresses)
+        except CannotListen as error:
+            self._error = str(error)
+            raise
+        self._wanted = config.http.addresses
+        for url in self.urls:
+            self._service.log.info(f"listening on {url}/")
+
+    def _set_hosts(self, config: ServeConfig) -> None:
+        self._server.hosts = frozenset(each.lower() for each in config.http.hosts)
+        # Prometheus elsewhere knows this host by names that we do not; what it asks for names no user.
+        self._server.open_paths = NAMELESS_PATHS if config.http.allow_remote else frozenset()
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    def health(self) -> PartHealth:
+        return PartHealth("degraded", self._error) if self._error else PartHealth()
+
+    def metrics(self) -> Iterable[Metric]:
+        answered = [(str(status), count) for status, count in sorted(self._server.answered.items())]
+        yield counter("vram_http_requests", "requests answered, by status", answered, "status")
+        yield counter("vram_http_refused_connections", "closed to make room", self._server.evicted)
+        yield gauge("vram_http_connections", "open connections", self._server.connections)
+
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
+        try:
+            handler = find(request.path)
+            if handler is None:
+                hint = "/metrics, /healthz and /api/v1/why are there; docs/guides/serve.md lists all"
+                return refusal(404, f"there is nothing at {request.path}", hint)
+            answer = handler(self._service, request)
+            return await answer if isawaitable(answer) else answer
+        except UsageError as error:
+            return refusal(400, str(error), error.hint)
+        except VramError as error:
+            return refusal(503, str(error), error.hint)
+        except Exception as error:
+            self._service.log.error(f"http: {request.path}: {type(error).__name__}: {error}")
+            return refusal(500, "this is a bug in vram", "its log has a line about it; please report it")

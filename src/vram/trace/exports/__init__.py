@@ -1,14 +1,23 @@
-"""Traces for other tools: Perfetto, speedscope, PyTorch's memory viewer, Parquet."""
+"""Traces for other tools: Perfetto, speedscope, PyTorch's memory viewer, Parquet; and what these share."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.errors import UsageError
+from vram.model.trace import BLOCKS, KIND_NUMBERS, ON_GPU, CallStack, Frame
 
 if TYPE_CHECKING:
     from vram.trace.reader import Trace
+
+CONTEXT, PHYSICAL = KIND_NUMBERS["context"], KIND_NUMBERS["physical"]
+ON_GPU_KINDS = frozenset(KIND_NUMBERS[kind] for kind in ON_GPU)
+BLOCK_KINDS = frozenset(KIND_NUMBERS[kind] for kind in BLOCKS)
+OUTLIVE_CONTEXT = frozenset(
+    KIND_NUMBERS[kind] for kind in ("stream-ordered", "physical", "context", "pool", "physical host")
+)
+"""Kinds of memory that stay when the context is destroyed in which they were allocated (native/FORMAT.md)."""
 
 
 def export(trace: Trace, form: str, path: str, *, force: bool = False) -> None:
@@ -16,7 +25,9 @@ def export(trace: Trace, form: str, path: str, *, force: bool = False) -> None:
     from vram.files import new_file
 
     if form == "parquet":
-        _parquet(trace, path, force=force)
+        from vram.trace.exports import parquet
+
+        parquet.write(trace, path, force=force)
         return
     with new_file(path, force=force) as stream:
         if form == "perfetto":
@@ -26,7 +37,7 @@ def export(trace: Trace, form: str, path: str, *, force: bool = False) -> None:
         elif form == "speedscope":
             from vram.trace.exports import speedscope
             from vram.trace.frameworks import with_frameworks
-            from vram.trace.naming import with_names
+            from vram.trace.symbols import with_names
 
             view = with_names(with_frameworks(trace.view(), trace), trace.builds())
             speedscope.write(view, stream)
@@ -38,17 +49,11 @@ def export(trace: Trace, form: str, path: str, *, force: bool = False) -> None:
             raise UsageError(f"no such export: {form}", hint="perfetto, speedscope, torch, parquet")
 
 
-def _parquet(trace: Trace, path: str, *, force: bool) -> None:
-    """Two tables: the events, and beside them the stacks that they refer to."""
-    from vram.files import new_file
-    from vram.trace.exports import parquet
+def text(foreign: str) -> str:
+    """*foreign* without halves of surrogate pairs, which JSON and pickle cannot carry as UTF-8."""
+    return foreign.encode("utf-8", "backslashreplace").decode("utf-8")
 
-    parquet.require_library()
-    if path == "/dev/stdout":
-        raise UsageError("Parquet is two files, and not for standard output", hint="name a file with -o")
-    root, ending = os.path.splitext(path)
-    with (
-        new_file(path, force=force) as events,
-        new_file(f"{root}.stacks{ending or '.parquet'}", force=force) as stacks,
-    ):
-        parquet.write(trace, events, stacks)
+
+def named(stack: CallStack, naming: Callable[[Frame], Frame] | None) -> CallStack:
+    """*stack* with the names of its native functions."""
+    return stack if naming is None else CallStack(tuple(map(naming, stack.frames)))

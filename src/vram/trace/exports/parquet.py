@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.errors import UsageError
+from vram.files import new_file
 from vram.model.trace import KINDS_BY_NUMBER, CallStack, TraceView
-from vram.trace.exports.places import named, text
-from vram.trace.naming import naming
+from vram.trace.exports import named, text
 from vram.trace.reader import EVENT_TYPES
+from vram.trace.symbols import naming
 
 if TYPE_CHECKING:
     from vram.trace.reader import Trace
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 _FRAMES_AT_ONCE = 50_000
 
 
-def require_library() -> None:
-    """Raise UsageError where pyarrow is not installed."""
+def write(trace: Trace, path: str, *, force: bool) -> None:
+    """Write the events to *path*, and beside it the stacks that they refer to; UsageError without pyarrow."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -27,21 +29,24 @@ def require_library() -> None:
             "writing Parquet needs pyarrow, which is not installed",
             hint="pip install 'vram[parquet]', or choose another --export",
         ) from error
+    if path == "/dev/stdout":
+        raise UsageError("Parquet is two files, and not for standard output", hint="name a file with -o")
+    root, ending = os.path.splitext(path)
+    with (
+        new_file(path, force=force) as events,
+        new_file(f"{root}.stacks{ending or '.parquet'}", force=force) as stacks,
+    ):
+        _write_stacks(_write_events(trace, events), stacks)
 
 
-def write(trace: Trace, events: BinaryIO, stacks: BinaryIO) -> None:
-    """Write both tables, batch by batch."""
-    kept: dict[int, CallStack] = {}
-    _write_events(trace, events, kept)
-    _write_stacks(kept, stacks)
-
-
-def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) -> None:
+def _write_events(trace: Trace, stream: BinaryIO) -> dict[int, CallStack]:
+    """Write a row for each event, batch by batch; returns the stacks that they refer to, by number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     view = trace.view()
     names = naming(view, trace.builds())
+    kept: dict[int, CallStack] = {}
     schema = pa.schema(
         [
             ("time_ns", pa.int64()),
@@ -64,27 +69,23 @@ def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) ->
     pids = {process.index: process.pid for process in view.processes}
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
         for batch in trace.events():
-            columns = [
-                pa.array(batch.time_ns, pa.int64()),
-                pa.array(batch.process, pa.int32()),
-                pa.array([pids.get(index) for index in batch.process], pa.int32()),
-                pa.array(batch.thread, pa.int32()),
-                _coded(pa, batch.type, operations, unknown=0),
-                _coded(pa, batch.kind, kinds, unknown=len(KINDS_BY_NUMBER)),
-                pa.array([None if gpu < 0 else gpu for gpu in batch.gpu], pa.int16()),
-                pa.array(batch.stream, pa.uint64()),
-                pa.array(batch.address, pa.uint64()),
-                pa.array(batch.nbytes, pa.uint64()),
-                pa.array(batch.allocation, pa.uint64()),
-                pa.array(batch.stack, pa.uint32()),
-            ]
+            columns = {
+                "pid": pa.array([pids.get(index) for index in batch.process], pa.int32()),
+                "op": _encode_words(pa, batch.type, operations, unknown=0),
+                "kind": _encode_words(pa, batch.kind, kinds, unknown=len(KINDS_BY_NUMBER)),
+                "gpu": pa.array([None if gpu < 0 else gpu for gpu in batch.gpu], pa.int16()),
+            }
+            for field in schema:
+                if field.name not in columns:
+                    columns[field.name] = pa.array(getattr(batch, field.name), field.type)
             writer.write_batch(pa.record_batch(columns, schema=schema))
             kept.update(
                 {number: named(batch.stacks[number], names) for number in set(batch.stack) - kept.keys()}
             )
+    return kept
 
 
-def _coded(pa: Any, numbers: Any, words: Any, *, unknown: int) -> Any:
+def _encode_words(pa: Any, numbers: Any, words: Any, *, unknown: int) -> Any:
     """Numbers as the words that they mean."""
     codes = [number if number < len(words) else unknown for number in numbers]
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), words)

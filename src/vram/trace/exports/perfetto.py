@@ -7,26 +7,17 @@ that may overlap (``b`` and ``e``, paired by category and id), metadata (``M``).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from vram.model.trace import KINDS_BY_NUMBER, Frame, TraceView
-from vram.trace.exports.places import (
-    BLOCK_KINDS,
-    CONTEXT,
-    ON_GPU_KINDS,
-    OUTLIVE_CONTEXT,
-    innermost,
-    lines,
-    named,
-    text,
-)
-from vram.trace.naming import naming
+from vram.model.trace import KINDS_BY_NUMBER, CallStack, Frame, TraceView
+from vram.trace.exports import BLOCK_KINDS, CONTEXT, ON_GPU_KINDS, OUTLIVE_CONTEXT, named, text
 from vram.trace.reader import ALLOC, FAILED, FREE
+from vram.trace.symbols import naming
 
 if TYPE_CHECKING:
     from vram.trace.analysis import StackTable
-    from vram.trace.reader import EventBatch, Trace
+    from vram.trace.reader import EventBatch, Trace, TraceEvent
 
 # From this size on an allocation is a slice of its own; smaller ones would bury them.
 SLICE_NBYTES = 1 << 20
@@ -41,40 +32,32 @@ _PIECE = 1 << 20
 def write(trace: Trace, stream: BinaryIO) -> None:
     """Write *trace* to *stream*, without keeping it in memory."""
     view = trace.view()
-    stream.write(
-        b'{"displayTimeUnit":"ns","otherData":' + _encoded({"exporter": "vram"}) + b',"traceEvents":[\n'
-    )
-    writer = _Writer(view, naming(view, trace.builds()))
+    stream.write(b'{"displayTimeUnit":"ns","otherData":{"exporter":"vram"},"traceEvents":[\n')
     first = True
-    for piece in _pieces(writer.head(), *(writer.batch(batch) for batch in trace.events()), writer.tail()):
+    for piece in _pieces(_Writer(view, naming(view, trace.builds())).events(trace)):
         stream.write(piece if first else b",\n" + piece)
         first = False
     stream.write(b"\n]}\n")
 
 
-def _pieces(*parts: Iterator[str]) -> Iterator[bytes]:
+def _pieces(events: Iterable[str]) -> Iterator[bytes]:
     """Gather events into pieces that are worth a write."""
     kept: list[str] = []
     size = 0
-    for part in parts:
-        for event in part:
-            kept.append(event)
-            size += len(event)
-            if size > _PIECE:
-                yield ",\n".join(kept).encode()
-                kept, size = [], 0
+    for event in events:
+        kept.append(event)
+        size += len(event)
+        if size > _PIECE:
+            yield ",\n".join(kept).encode()
+            kept, size = [], 0
     if kept:
         yield ",\n".join(kept).encode()
 
 
 class _Allocated(NamedTuple):
-    """What has to be known of a live allocation when it ends."""
+    """A live allocation, and the beginning of the slice that it draws; empty where it draws none."""
 
-    process: int
-    context: int
-    gpu: int
-    kind: int
-    nbytes: int
+    event: TraceEvent
     slice: str
 
 
@@ -94,48 +77,25 @@ class _Writer:
         self._step = peak // _STEPS if self._is_thinned else 0
         self._drawn: dict[tuple[int, int, str], int] = {}
 
-    def head(self) -> Iterator[str]:
+    def events(self, trace: Trace) -> Iterator[str]:
         for process in self._view.processes:
             name = text(" ".join(process.command) or process.executable or "traced process")[:200]
             yield _event(ph="M", name="process_name", pid=process.pid, tid=0, args={"name": name})
+        for batch in trace.events():
+            yield from self._batch(batch)
+        yield from self._tail()
 
-    def batch(self, batch: EventBatch) -> Iterator[str]:
-        rows = zip(
-            batch.type,
-            batch.kind,
-            batch.time_ns,
-            batch.process,
-            batch.thread,
-            batch.gpu,
-            batch.nbytes,
-            batch.address,
-            batch.allocation,
-            batch.context,
-            batch.stream,
-            batch.stack,
-            strict=True,
-        )
-        for (
-            type_,
-            kind,
-            time_ns,
-            process,
-            thread,
-            gpu,
-            nbytes,
-            address,
-            number,
-            context,
-            stream,
-            stack,
-        ) in rows:
-            at = f"{time_ns // 1000}.{time_ns % 1000:03d}"
-            where = f'"pid":{self._pids.get(process, process)},"tid":{thread},"ts":{at}'
-            if type_ == ALLOC:
-                name, frames = self._stack(stack, batch.stacks)
+    def _batch(self, batch: EventBatch) -> Iterator[str]:
+        for event in batch.rows():
+            kind, nbytes, gpu, number = event.kind, event.nbytes, event.gpu, event.allocation
+            at = f"{event.time_ns // 1000}.{event.time_ns % 1000:03d}"
+            pid = self._pids.get(event.process, event.process)
+            where = f'"pid":{pid},"tid":{event.thread},"ts":{at}'
+            if event.type == ALLOC:
+                name, frames = self._stack(event.stack, batch.stacks)
                 about = (
-                    f'{{"bytes":{nbytes},"address":"{address:#x}","stream":"{stream:#x}","gpu":{gpu},'
-                    f'"kind":"{KINDS_BY_NUMBER.get(kind, "unknown")}","stack":{frames}}}'
+                    f'{{"bytes":{nbytes},"address":"{event.address:#x}","stream":"{event.stream:#x}",'
+                    f'"gpu":{gpu},"kind":"{KINDS_BY_NUMBER.get(kind, "unknown")}","stack":{frames}}}'
                 )
                 if nbytes >= SLICE_NBYTES or not self._is_thinned:
                     yield f'{{"ph":"i","s":"t","cat":"alloc","name":{name},{where},"args":{about}}}'
@@ -144,32 +104,30 @@ class _Writer:
                     head = f'"cat":"live","id":"{number:#x}","name":{name}'
                     yield f'{{"ph":"b",{head},{where},"args":{about}}}'
                 if number:
-                    self._live[number] = _Allocated(process, context, gpu, kind, nbytes, head)
+                    self._live[number] = _Allocated(event, head)
                     if kind not in OUTLIVE_CONTEXT:
-                        self._in_context.setdefault((process, context), {})[number] = None
-                yield from self._counted(process, gpu, kind, nbytes, at)
-            elif type_ == FREE:
+                        self._in_context.setdefault((event.process, event.context), {})[number] = None
+                yield from self._count(event, nbytes, at)
+            elif event.type == FREE:
                 if (ended := self._live.pop(number, None)) is not None:
-                    self._in_context.get((ended.process, ended.context), {}).pop(number, None)
-                    yield from self._ended(ended, where, at)
+                    self._in_context.get((ended.event.process, ended.event.context), {}).pop(number, None)
+                    yield from self._end(ended, where, at)
                 if kind == CONTEXT:
-                    yield from self._context_ended(process, address, where, at)
-            elif type_ == FAILED:
-                about = f'{{"bytes":{nbytes},"gpu":{gpu},"stack":{self._stack(stack, batch.stacks)[1]}}}'
+                    # What was allocated in a context ends with it, without events of its own.
+                    for inside in self._in_context.pop((event.process, event.address), ()):
+                        yield from self._end(self._live.pop(inside), where, at)
+            elif event.type == FAILED:
+                frames = self._stack(event.stack, batch.stacks)[1]
+                about = f'{{"bytes":{nbytes},"gpu":{gpu},"stack":{frames}}}'
                 name = '"cat":"failed","name":"allocation failed"'
                 yield f'{{"ph":"i","s":"p",{name},{where},"args":{about}}}'
 
-    def _ended(self, ended: _Allocated, where: str, at: str) -> Iterator[str]:
+    def _end(self, ended: _Allocated, where: str, at: str) -> Iterator[str]:
         if ended.slice:
             yield f'{{"ph":"e",{ended.slice},{where}}}'
-        yield from self._counted(ended.process, ended.gpu, ended.kind, -ended.nbytes, at)
+        yield from self._count(ended.event, -ended.event.nbytes, at)
 
-    def _context_ended(self, process: int, handle: int, where: str, at: str) -> Iterator[str]:
-        """What was allocated in a context ends with it, without events of its own."""
-        for number in self._in_context.pop((process, handle), ()):
-            yield from self._ended(self._live.pop(number), where, at)
-
-    def tail(self) -> Iterator[str]:
+    def _tail(self) -> Iterator[str]:
         if self._is_thinned:
             for key, live in self._sums.items():
                 yield self._counter(key, live, f"{self._view.duration_ns / 1000:.3f}")
@@ -181,25 +139,20 @@ class _Writer:
         for number, gap in enumerate(self._view.gaps):
             pid = self._pids.get(gap.process, 0)
             end = self._view.duration_ns if gap.end_ns is None else gap.end_ns
-            about = {
-                "cat": "gap",
-                "id": f"gap-{number}",
-                "name": f"not recorded: {gap.reason}",
-                "pid": pid,
-                "tid": pid,
-            }
+            name = f"not recorded: {gap.reason}"
+            about = {"cat": "gap", "id": f"gap-{number}", "name": name, "pid": pid, "tid": pid}
             yield _event(ph="b", ts=gap.start_ns / 1000, **about)
             yield _event(ph="e", ts=end / 1000, **about)
 
-    def _counted(self, process: int, gpu: int, kind: int, change: int, at: str) -> Iterator[str]:
+    def _count(self, event: TraceEvent, change: int, at: str) -> Iterator[str]:
         """The live bytes of the process on the GPU, drawn as a counter; a framework's blocks apart."""
-        if kind in ON_GPU_KINDS:
+        if event.kind in ON_GPU_KINDS:
             what = "live"
-        elif kind in BLOCK_KINDS:
-            what = f"in {KINDS_BY_NUMBER[kind]}s"
+        elif event.kind in BLOCK_KINDS:
+            what = f"in {KINDS_BY_NUMBER[event.kind]}s"
         else:
             return
-        key = (process, gpu, what)
+        key = (event.process, event.gpu, what)
         live = self._sums[key] = self._sums.get(key, 0) + change
         if abs(live - self._drawn.get(key, -1)) >= self._step:
             yield self._counter(key, live, at)
@@ -216,8 +169,8 @@ class _Writer:
         found = self._stacks.get(number)
         if found is None:
             stack = named(stacks[number], self._naming)
-            shown = lines(stack, self._frames, self._frames * _FRAME_LENGTH)
-            found = json.dumps(innermost(stack)[:_MAX_NAME_LENGTH]), json.dumps("\n".join(shown))
+            shown = _frame_lines(stack, self._frames, self._frames * _FRAME_LENGTH)
+            found = json.dumps(_name(stack)[:_MAX_NAME_LENGTH]), json.dumps("\n".join(shown))
             self._stacks[number] = found
         return found
 
@@ -226,5 +179,30 @@ def _event(**fields: object) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-def _encoded(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+def _name(stack: CallStack) -> str:
+    """What an allocation is called: the function that made it, and where."""
+    if not stack.frames:
+        return "no stack"
+    frame = stack.frames[0]
+    return f"{text(frame.function)} {_position(frame).rpartition('/')[2]}"
+
+
+def _frame_lines(stack: CallStack, most: int, length: int) -> list[str]:
+    """The frames, innermost first: at most so many, and about this *length* together."""
+    shown: list[str] = []
+    for frame in stack.frames[:most]:
+        line = f"{text(frame.function)} {_position(frame)}"
+        if shown and length < len(line):
+            break
+        shown.append(line)
+        length -= len(line)
+    left = len(stack.frames) - len(shown)
+    return [*shown, f"({left} frames more)"] if left else shown
+
+
+def _position(frame: Frame) -> str:
+    return (
+        f"{text(frame.file)}+{frame.line:#x}"
+        if frame.language == "native"
+        else f"{text(frame.file)}:{frame.line}"
+    )

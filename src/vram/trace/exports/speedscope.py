@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from vram.model.trace import ON_GPU, Frame, Site, TraceView, stack_of
-from vram.trace.exports.places import text
+from vram.trace.exports import text
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 # The largest number that JavaScript counts without gaps.
@@ -20,13 +20,14 @@ _MAX_LINE_NUMBER = 2**53 - 1
 def write(view: TraceView, stream: BinaryIO) -> None:
     """Write the flame graphs of *view* as one JSON object."""
     frames = _Frames()
-    never_freed = [leak.site for leak in view.leaks]
+    groups: dict[str, Iterable[Site]] = {
+        "live at the peak": view.peak,
+        "never freed": [leak.site for leak in view.leaks],
+        "allocated in all": view.allocations,
+    }
     profiles = [
-        _profile("live at the peak", (site for site in view.peak if site.kind in ON_GPU), view, frames),
-        _profile("never freed", (site for site in never_freed if site.kind in ON_GPU), view, frames),
-        _profile(
-            "allocated in all", (site for site in view.allocations if site.kind in ON_GPU), view, frames
-        ),
+        _profile(name, [site for site in sites if site.kind in ON_GPU], view, frames)
+        for name, sites in groups.items()
     ]
     for use in view.frameworks:
         if not use.sites:
@@ -56,11 +57,11 @@ class _Frames:
         found = self._numbers.get(frame)
         if found is None:
             found = self._numbers[frame] = len(self.listed)
-            self.listed.append(_described(frame))
+            self.listed.append(_describe(frame))
         return found
 
 
-def _described(frame: Frame | None) -> dict[str, Any]:
+def _describe(frame: Frame | None) -> dict[str, Any]:
     if frame is None:
         return {"name": "no stack was recorded"}
     described: dict[str, Any] = {"name": text(frame.function) or "?", "file": text(frame.file)}

@@ -1,8 +1,7 @@
 """A trace with what frameworks say: a segment seen at the driver is split into the tensors in it.
 
-The recorder sees what a framework takes from the driver; the framework says what it used it for. Both are
-put beside each other, and what is left of the driver's bytes (cuBLAS, NCCL, code, other libraries) is a
-line of its own. Blobs come from the traced program: one that cannot be read is a sentence in ``damage``.
+What is left of the driver's bytes (cuBLAS, NCCL, code, other libraries) is a line of its own. Blobs come from
+the traced program: one that cannot be read is a sentence in ``damage``.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from vram.model.trace import (
     TraceView,
 )
 from vram.trace.frameworks import jax_profile, torch_history
-from vram.trace.frameworks.segments import BlobSource, TorchSegments
-from vram.trace.frameworks.torch_use import MISSING, NAME, TorchClock, TorchUse
+from vram.trace.frameworks.torch_use import MISSING, NAME, TorchSegments, TorchUse, block_use
+from vram.trace.reader import Trace
 
 JAX = "jax"
 HOOK_FILE = "<vram tracer>"
@@ -41,7 +40,7 @@ class _Pools(Struct):
     pools: list[tuple[int, int, int]] = []
 
 
-def with_frameworks(view: TraceView, trace: BlobSource) -> TraceView:
+def with_frameworks(view: TraceView, trace: Trace) -> TraceView:
     """*view* with ``frameworks``, the leaks of frameworks' blocks, and segments that are no leaks."""
     merge = _Merge(view, trace)
     for process, name, data in trace.blobs():
@@ -52,7 +51,7 @@ def with_frameworks(view: TraceView, trace: BlobSource) -> TraceView:
 class _Merge:
     """Gathers what the frameworks in one trace say, and adds it to its view."""
 
-    def __init__(self, view: TraceView, trace: BlobSource) -> None:
+    def __init__(self, view: TraceView, trace: Trace) -> None:
         self._view, self._trace = view, trace
         self._stacks = [_without_ours(each) for each in view.stacks]
         self._numbers: dict[CallStack, int] = {}
@@ -67,20 +66,17 @@ class _Merge:
         """Take one blob; names that this version does not know are skipped."""
         try:
             if name == "torch":
-                self._take_torch(process, torch_history.decode(data))
+                snapshot = torch_history.decode(data)
+                if snapshot.at == "begin":
+                    self._torch_began.add(process)
+                elif snapshot.at != "attach":
+                    self._torch[process] = snapshot  # the last one that is whole counts
             elif name == "jax":
                 self._jax[process] = jax_profile.decode(data)
             elif name == "jax-pools":
                 self._jax_pools[process] = untrusted.decode(data, _Pools, most_items=100_000).pools
         except untrusted.Rejected as error:
             self._damage.append(f"what {name} said of its memory in process {process} is unreadable: {error}")
-
-    def _take_torch(self, process: int, snapshot: torch_history.Snapshot) -> None:
-        """The last one that is whole counts; a hundred others would only take memory."""
-        if snapshot.at == "begin":
-            self._torch_began.add(process)
-        elif snapshot.at != "attach":
-            self._torch[process] = snapshot
 
     def view(self) -> TraceView:
         view, latest = self._view, self._torch
@@ -90,11 +86,13 @@ class _Merge:
         for process in view.processes:
             if segments is not None and process.index in latest:
                 for use in self._torch_of(process, latest[process.index], segments):
-                    uses += _torch_lines(use, view)
+                    uses += [use.at_peak(each.peak_ns) for each in view.gpus if each.gpu == use.gpu]
+                    uses.append(use.at_end())
                     rows += use.never_freed()
-            uses += self._torch_missing(process.index)
+            elif process.index in self._torch_began:
+                uses.append(block_use(process.index, NAME, None, "end", 0, 0, note=MISSING))
             uses += self._jax_lines(process.index)
-        leaks = view.leaks if segments is None else segments.judged_leaks(view)
+        leaks = view.leaks if segments is None else segments.judge_leaks(view)
         outside = _outside(view, [*view.frameworks, *uses])
         rows.sort(key=lambda row: (row.verdict == "in use at exit", -row.site.nbytes))
         return replace(
@@ -122,7 +120,7 @@ class _Merge:
         self, process: TracedProcess, snapshot: torch_history.Snapshot, segments: TorchSegments
     ) -> Iterator[TorchUse]:
         zero_ns = process.started_wall_ns - process.first_ns
-        late_ns = segments.lateness_ns(process.index, TorchClock(zero_ns))
+        late_ns = segments.lateness_ns(process.index, zero_ns)
         devices = {each[0] for each in snapshot.segments}
         devices |= {device for device, each in enumerate(snapshot.traces) if each.action}
         for device in sorted(devices):
@@ -131,21 +129,8 @@ class _Merge:
                 device,
                 gpu=segments.gpu(process.index, device),
                 process=process.index,
-                clock=TorchClock(zero_ns + late_ns),
+                zero_ns=zero_ns + late_ns,
                 intern=self._intern,
-            )
-
-    def _torch_missing(self, process: int) -> Iterator[BlockUse]:
-        if process in self._torch_began and process not in self._torch:
-            yield BlockUse(
-                process=process,
-                framework=NAME,
-                gpu=None,
-                at="end",
-                reserved_nbytes=0,
-                used_nbytes=0,
-                sites=(),
-                note=MISSING,
             )
 
     # ---- JAX ----
@@ -169,15 +154,7 @@ class _Merge:
             )
             listed = sum(each.nbytes for each in mine)
             taken, used = pools.get(gpu, (listed, listed)) if gpu is not None else (listed, listed)
-            yield BlockUse(
-                process=process,
-                framework=JAX,
-                gpu=gpu,
-                at="end",
-                reserved_nbytes=max(taken, 0),
-                used_nbytes=max(used, 0),
-                sites=sites,
-            )
+            yield block_use(process, JAX, gpu, "end", max(taken, 0), max(used, 0), sites)
 
 
 def _without_ours(stack: CallStack) -> CallStack:
@@ -185,13 +162,6 @@ def _without_ours(stack: CallStack) -> CallStack:
     if stack.frames and stack.frames[0].file == HOOK_FILE:
         return CallStack(stack.frames[1:])
     return stack
-
-
-def _torch_lines(use: TorchUse, view: TraceView) -> Iterator[BlockUse]:
-    for each in view.gpus:
-        if each.gpu == use.gpu:
-            yield use.at_peak(each.peak_ns)
-    yield use.at_end()
 
 
 # ---- the rest ----
@@ -209,12 +179,4 @@ def _outside(view: TraceView, uses: Iterable[BlockUse]) -> Iterator[BlockUse]:
         sites = [each for each in rows if each.kind in ON_GPU and (each.process, each.gpu) == (process, gpu)]
         rest = sum(each.nbytes for each in sites) - reserved
         if rest > 0:
-            yield BlockUse(
-                process=process,
-                framework=OUTSIDE_FRAMEWORKS,
-                gpu=gpu,
-                at=at,
-                reserved_nbytes=rest,
-                used_nbytes=rest,
-                sites=(),
-            )
+            yield block_use(process, OUTSIDE_FRAMEWORKS, gpu, at, rest, rest)

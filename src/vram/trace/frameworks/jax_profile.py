@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
@@ -57,50 +58,41 @@ def decode(data: bytes) -> list[Buffers]:
 
 
 class _Profile:
-    """The messages of a profile by kind, not yet read further."""
+    """The messages of a profile by kind; samples are not yet read further."""
 
     def __init__(self, data: bytes) -> None:
         self._left = MAX_FIELDS
-        self.samples: list[bytes] = []
-        self.texts: list[str] = []
-        locations: dict[int, tuple[tuple[int, int], ...]] = {}
+        _, parts = self.message(data)
+        self.samples = parts[_SAMPLE]
+        self.texts = [each.decode("utf-8", "replace") for each in parts[_STRING]]
         functions: dict[int, tuple[int, int]] = {}
-        for number, value in self.fields(data):
-            if not isinstance(value, bytes):
-                continue
-            if number == _SAMPLE:
-                self.samples.append(value)
-            elif number == _STRING:
-                self.texts.append(value.decode("utf-8", "replace"))
-            elif number == _LOCATION:
-                location = self._location(value)
-                locations[location[0]] = location[1]
-            elif number == _FUNCTION:
-                integers = self.integers(value)
-                names = integers.get(_FUNCTION_NAME, 0), integers.get(_FUNCTION_FILE, 0)
-                functions[integers.get(_FUNCTION_ID, 0)] = names
-        self.frames = {
-            each: tuple(self._frame(functions[function], line) for function, line in lines)
-            for each, lines in locations.items()
-        }
-
-    def _location(self, data: bytes) -> tuple[int, tuple[tuple[int, int], ...]]:
-        identity, lines = 0, []
-        for number, value in self.fields(data):
-            if number == _LOCATION_ID and isinstance(value, int):
-                identity = value
-            elif number == _LOCATION_LINE and isinstance(value, bytes):
-                integers = self.integers(value)
-                lines.append((integers.get(_LINE_FUNCTION, 0), integers.get(_LINE_LINE, 0)))
-        return identity, tuple(lines)
+        for each in parts[_FUNCTION]:
+            numbers, _ = self.message(each)
+            names = numbers.get(_FUNCTION_NAME, 0), numbers.get(_FUNCTION_FILE, 0)
+            functions[numbers.get(_FUNCTION_ID, 0)] = names
+        self.frames: dict[int, tuple[Frame, ...]] = {}
+        for each in parts[_LOCATION]:
+            numbers, inside = self.message(each)
+            lines = [self.message(line)[0] for line in inside[_LOCATION_LINE]]
+            self.frames[numbers.get(_LOCATION_ID, 0)] = tuple(
+                self._frame(functions[line.get(_LINE_FUNCTION, 0)], line.get(_LINE_LINE, 0)) for line in lines
+            )
 
     def _frame(self, names: tuple[int, int], line: int) -> Frame:
         function, file = names
         name, path = self.texts[function][:MAX_NAME_LENGTH], self.texts[file][:MAX_NAME_LENGTH]
         return Frame("python", name, path, line if line < 1 << 31 else 0)
 
-    def integers(self, data: bytes) -> dict[int, int]:
-        return {number: value for number, value in self.fields(data) if isinstance(value, int)}
+    def message(self, data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
+        """By the number of a field: its last integer, and all that it has of bytes."""
+        numbers: dict[int, int] = {}
+        parts: dict[int, list[bytes]] = defaultdict(list)
+        for number, value in self.fields(data):
+            if isinstance(value, int):
+                numbers[number] = value
+            else:
+                parts[number].append(value)
+        return numbers, parts
 
     def fields(self, data: bytes) -> Iterator[tuple[int, int | bytes]]:
         """(number, value) of each field of a message."""
@@ -149,7 +141,7 @@ def _samples(profile: _Profile) -> Iterator[Buffers]:
         labels: dict[str, str] = {}
         for number, value in profile.fields(data):
             if number == _SAMPLE_LABEL and isinstance(value, bytes):
-                label = profile.integers(value)
+                label, _ = profile.message(value)
                 labels[profile.texts[label.get(_LABEL_KEY, 0)]] = profile.texts[label.get(_LABEL_TEXT, 0)]
             elif number in (_SAMPLE_LOCATION, _SAMPLE_VALUE):
                 (locations if number == _SAMPLE_LOCATION else values).extend(

@@ -67,15 +67,6 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     stacks: list[list[int]] = []
 
 
-class Segment(NamedTuple):
-    """Memory that PyTorch took from the driver, and the bytes of its blocks."""
-
-    gpu: int
-    address: int
-    nbytes: int
-    expandable: bool
-
-
 class Block(NamedTuple):
     """A tensor's memory: from when to when, as far as the history knows."""
 
@@ -118,7 +109,8 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
     if not all(_below(frames, len(snapshot.frames)) for frames in snapshot.stacks):
         yield "a stack names a frame that is not there"
     for gpu, address, nbytes, _, blocks in snapshot.segments:
-        if not 0 <= gpu < _MAX_GPUS or not _in_memory(address, nbytes) or len(blocks) % 4:
+        is_in_memory = min(address, nbytes) >= 0 and address + nbytes < _HIGHEST
+        if not 0 <= gpu < _MAX_GPUS or not is_in_memory or len(blocks) % 4:
             yield "a segment is impossible"
         if not _below(blocks[3::4], len(snapshot.stacks)) or not _below(blocks[2::4], 3):
             yield "a block is impossible"
@@ -142,10 +134,6 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
 
 def _below(numbers: list[int] | tuple[int, ...], end: int) -> bool:
     return not numbers or (min(numbers) >= 0 and max(numbers) < end)
-
-
-def _in_memory(address: int, nbytes: int) -> bool:
-    return address >= 0 and nbytes >= 0 and address + nbytes < _HIGHEST
 
 
 def stack_of(snapshot: Snapshot, number: int) -> CallStack:
@@ -177,8 +165,7 @@ class GpuHistory:
         self.snapshot, self.gpu = snapshot, gpu
         empty = Columns([], [], [], [], [])
         self.events = snapshot.traces[gpu] if gpu < len(snapshot.traces) else empty
-        self.segments = [Segment(*each[:4]) for each in snapshot.segments if each[0] == gpu]
-        self.reserved_end = sum(each.nbytes for each in self.segments)
+        self.reserved_end = sum(each[2] for each in snapshot.segments if each[0] == gpu)
         self.live: dict[int, tuple[int, int]] = dict(self._live_at_end())
         """What tensors hold when the snapshot was taken: address to (bytes, stack)."""
         self.blocks = list(self._blocks())

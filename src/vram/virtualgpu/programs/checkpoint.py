@@ -23,12 +23,6 @@ class CheckpointLockArguments(ctypes.Structure):
     _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_uint * 15))
 
 
-def checkpoint_state(pid: int) -> int:
-    state = ctypes.c_int(-1)
-    driver.call("cuCheckpointProcessGetState", pid, ctypes.byref(state))
-    return state.value
-
-
 def checkpoint_code(verb: str, pid: int) -> int:
     """Return the answer to Lock, Checkpoint, Restore or Unlock of *pid*; a lock waits ten seconds at most."""
     arguments = ctypes.byref(CheckpointLockArguments(timeout_ms=10_000)) if verb == "Lock" else None
@@ -86,10 +80,12 @@ def ask(who: str) -> protocol.Turns:
 
 
 def state_or_error(pid: int) -> int | str:
+    state = ctypes.c_int(-1)
     try:
-        return checkpoint_state(pid)
+        driver.call("cuCheckpointProcessGetState", pid, ctypes.byref(state))
     except driver.CudaError as error:
         return str(error)
+    return state.value
 
 
 def checkpoint_by_another() -> None:

@@ -11,22 +11,17 @@ PROCESSES = 4
 def one_by_one() -> None:
     """Initialise the driver, make a context, make a second one, and release both."""
     driver.init()
-    protocol.ready("init")
-    protocol.wait()
+    protocol.stage("init")
     primary = driver.context()
     free, total = driver.free_and_total()
-    protocol.ready("context", free=free, total=total, free_of_null=driver.free_code(0))
-    protocol.wait()
+    protocol.stage("context", free=free, total=total, free_of_null=driver.free_code(0))
     handle = driver.new_context()
-    protocol.ready("second")
-    protocol.wait()
+    protocol.stage("second")
     driver.destroy_context(handle)
     driver.use(primary)
-    protocol.ready("one again")
-    protocol.wait()
+    protocol.stage("one again")
     driver.call("cuDevicePrimaryCtxRelease_v2", 0)
-    protocol.ready("none")
-    protocol.wait()
+    protocol.stage("none")
 
 
 def reset() -> None:
@@ -34,11 +29,9 @@ def reset() -> None:
     nbytes = protocol.size_argument(4 * protocol.GIB)
     driver.context()
     driver.alloc(nbytes)
-    protocol.ready("allocated", nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("allocated", nbytes=nbytes)
     driver.reset()
-    protocol.ready("reset")
-    protocol.wait()
+    protocol.stage("reset")
 
 
 def small() -> None:
@@ -46,12 +39,10 @@ def small() -> None:
     nbytes = protocol.size_argument(2 * protocol.MIB)
     workers = [protocol.ForkedWorker(_hold, nbytes) for _ in range(PROCESSES)]
     pids = {f"worker{number}": worker.pid for number, worker in enumerate(workers)}
-    protocol.ready("idle", pids=pids, nbytes=PROCESSES * nbytes)
-    protocol.wait()
+    protocol.stage("idle", pids=pids, nbytes=PROCESSES * nbytes)
     for worker in workers:
         worker.kill()
-    protocol.ready("ended", pids=pids)
-    protocol.wait()
+    protocol.stage("ended", pids=pids)
 
 
 def _hold(nbytes: int) -> protocol.Turns:

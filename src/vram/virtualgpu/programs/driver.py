@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
+from collections.abc import Iterator
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import Any
+from glob import glob
+from typing import Any, TypeVar
 
 RELEASE_THRESHOLD, RESERVED_CURRENT, USED_CURRENT = 4, 5, 7
 ATTACH_GLOBAL = 1
@@ -26,6 +29,8 @@ CHUNK = 64 * 1024**2
 """Copies from the device go through the host in pieces of this size."""
 
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
+
+Place = TypeVar("Place", c_int, c_size_t, c_uint64, c_void_p)
 
 
 class CudaError(Exception):
@@ -53,19 +58,22 @@ def call(name: str, *arguments: Any) -> None:
         raise CudaError(name, answer)
 
 
+def result(kind: type[Place], name: str, *arguments: Any) -> Place:
+    """Call the driver with a place for its result as the first argument; return what it wrote there."""
+    place = kind()
+    call(name, byref(place), *arguments)
+    return place
+
+
 def init() -> int:
     """Initialise the driver without a context; return the first device."""
     call("cuInit", 0)
-    device = c_int()
-    call("cuDeviceGet", byref(device), 0)
-    return device.value
+    return result(c_int, "cuDeviceGet", 0).value
 
 
 def context() -> int:
     """Make the first device's primary context current in this thread; return its handle."""
-    device = init()
-    handle = c_void_p()
-    call("cuDevicePrimaryCtxRetain", byref(handle), device)
+    handle = result(c_void_p, "cuDevicePrimaryCtxRetain", init())
     call("cuCtxSetCurrent", handle)
     return handle.value or 0
 
@@ -86,9 +94,7 @@ def reset_code() -> int:
 
 def new_context() -> int:
     """Make a second context, current in this thread; the oldest form of the call takes no extras."""
-    handle = c_void_p()
-    call("cuCtxCreate_v2", byref(handle), c_uint(0), 0)
-    return handle.value or 0
+    return result(c_void_p, "cuCtxCreate_v2", c_uint(0), 0).value or 0
 
 
 def destroy_context(handle: int) -> None:
@@ -104,13 +110,11 @@ class DeviceResource(ctypes.Structure):
 def green_context() -> int:
     """Make a green context, current in this thread; return what destroys it."""
     whole, part, groups = DeviceResource(), DeviceResource(), c_uint(1)
-    description, green, handle = c_void_p(), c_void_p(), c_void_p()
     call("cuDeviceGetDevResource", 0, byref(whole), MULTIPROCESSORS)
     call("cuDevSmResourceSplitByCount", byref(part), byref(groups), byref(whole), None, c_uint(0), c_uint(16))
-    call("cuDevResourceGenerateDesc", byref(description), byref(part), c_uint(1))
-    call("cuGreenCtxCreate", byref(green), description, 0, c_uint(DEFAULT_STREAM))
-    call("cuCtxFromGreenCtx", byref(handle), green)
-    call("cuCtxSetCurrent", handle)
+    description = result(c_void_p, "cuDevResourceGenerateDesc", byref(part), c_uint(1))
+    green = result(c_void_p, "cuGreenCtxCreate", description, 0, c_uint(DEFAULT_STREAM))
+    call("cuCtxSetCurrent", result(c_void_p, "cuCtxFromGreenCtx", green))
     return green.value or 0
 
 
@@ -119,9 +123,7 @@ def destroy_green_context(green: int) -> None:
 
 
 def new_stream() -> c_void_p:
-    stream = c_void_p()
-    call("cuStreamCreate", byref(stream), c_uint(NON_BLOCKING))
-    return stream
+    return result(c_void_p, "cuStreamCreate", c_uint(NON_BLOCKING))
 
 
 def close_device_files() -> int:
@@ -148,9 +150,7 @@ def free_and_total() -> tuple[int, int]:
 
 
 def alloc(nbytes: int) -> int:
-    pointer = c_uint64()
-    call("cuMemAlloc_v2", byref(pointer), c_size_t(nbytes))
-    return pointer.value
+    return result(c_uint64, "cuMemAlloc_v2", c_size_t(nbytes)).value
 
 
 def alloc_code(nbytes: int) -> int:
@@ -158,9 +158,7 @@ def alloc_code(nbytes: int) -> int:
 
 
 def alloc_managed(nbytes: int) -> int:
-    pointer = c_uint64()
-    call("cuMemAllocManaged", byref(pointer), c_size_t(nbytes), c_uint(ATTACH_GLOBAL))
-    return pointer.value
+    return result(c_uint64, "cuMemAllocManaged", c_size_t(nbytes), c_uint(ATTACH_GLOBAL)).value
 
 
 def alloc_managed_code(nbytes: int) -> int:
@@ -220,9 +218,7 @@ class AllocationOwner:
 
 
 def pool() -> c_void_p:
-    handle = c_void_p()
-    call("cuDeviceGetDefaultMemPool", byref(handle), 0)
-    return handle
+    return result(c_void_p, "cuDeviceGetDefaultMemPool", 0)
 
 
 def keep_everything(handle: c_void_p) -> None:
@@ -257,14 +253,11 @@ class PoolProperties(ctypes.Structure):
 
 def new_pool() -> c_void_p:
     """Make a pool on the first device."""
-    handle = c_void_p()
-    call("cuMemPoolCreate", byref(handle), byref(PoolProperties(type=1, location=MemLocation(1, 0))))
-    return handle
+    return result(c_void_p, "cuMemPoolCreate", byref(PoolProperties(type=1, location=MemLocation(1, 0))))
 
 
 def alloc_async(nbytes: int) -> int:
-    pointer = c_uint64()
-    call("cuMemAllocAsync", byref(pointer), c_size_t(nbytes), None)
+    pointer = result(c_uint64, "cuMemAllocAsync", c_size_t(nbytes), None)
     call("cuStreamSynchronize", None)
     return pointer.value
 
@@ -288,10 +281,8 @@ def ipc_handle(pointer: int) -> str:
 
 
 def ipc_open(text: str) -> int:
-    pointer = c_uint64()
     handle = IpcHandle.from_buffer_copy(bytes.fromhex(text))
-    call("cuIpcOpenMemHandle_v2", byref(pointer), handle, c_uint(LAZY_PEER_ACCESS))
-    return pointer.value
+    return result(c_uint64, "cuIpcOpenMemHandle_v2", handle, c_uint(LAZY_PEER_ACCESS)).value
 
 
 def ipc_close(pointer: int) -> None:
@@ -318,15 +309,12 @@ def pinned_on_device() -> MemAllocationProperties:
 
 
 def granularity() -> int:
-    answer = c_size_t()
-    call("cuMemGetAllocationGranularity", byref(answer), byref(pinned_on_device()), 0)
-    return answer.value
+    return result(c_size_t, "cuMemGetAllocationGranularity", byref(pinned_on_device()), 0).value
 
 
 def create(nbytes: int) -> int:
-    handle = c_uint64()
-    call("cuMemCreate", byref(handle), c_size_t(nbytes), byref(pinned_on_device()), c_uint64(0))
-    return handle.value
+    request = byref(pinned_on_device())
+    return result(c_uint64, "cuMemCreate", c_size_t(nbytes), request, c_uint64(0)).value
 
 
 def create_code(nbytes: int) -> int:
@@ -340,9 +328,8 @@ def release(handle: int) -> None:
 
 def export(handle: int) -> int:
     """Return a descriptor that keeps the allocation alive wherever it is passed."""
-    descriptor = c_int(-1)
-    call("cuMemExportToShareableHandle", byref(descriptor), c_uint64(handle), POSIX_DESCRIPTOR, c_uint64(0))
-    return descriptor.value
+    arguments = (c_uint64(handle), POSIX_DESCRIPTOR, c_uint64(0))
+    return result(c_int, "cuMemExportToShareableHandle", *arguments).value
 
 
 def import_code(descriptor: int) -> tuple[int, int]:
@@ -353,9 +340,8 @@ def import_code(descriptor: int) -> tuple[int, int]:
 
 
 def reserve(nbytes: int) -> int:
-    address = c_uint64()
-    call("cuMemAddressReserve", byref(address), c_size_t(nbytes), c_size_t(0), c_uint64(0), c_uint64(0))
-    return address.value
+    arguments = (c_size_t(nbytes), c_size_t(0), c_uint64(0), c_uint64(0))
+    return result(c_uint64, "cuMemAddressReserve", *arguments).value
 
 
 def unreserve(address: int, nbytes: int) -> None:
@@ -378,13 +364,44 @@ def access_code(address: int, nbytes: int) -> int:
 
 def dmabuf(pointer: int, nbytes: int) -> int:
     """Return a dma-buf descriptor over a range; both ends must lie on host page borders."""
-    descriptor = c_int(-1)
-    call(
-        "cuMemGetHandleForAddressRange",
-        byref(descriptor),
-        c_uint64(pointer),
-        c_size_t(nbytes),
-        DMABUF_DESCRIPTOR,
-        c_uint64(0),
-    )
-    return descriptor.value
+    arguments = (c_uint64(pointer), c_size_t(nbytes), DMABUF_DESCRIPTOR, c_uint64(0))
+    return result(c_int, "cuMemGetHandleForAddressRange", *arguments).value
+
+
+# ---- the runtime library; under a virtual GPU only its own: a vendor's runtime needs a vendor's driver ----
+
+RUNTIMES = ("libcudart.so.13", "libcudart.so.12")
+IN_PACKAGES = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "torch/lib")
+"""NVIDIA's packages for CUDA 13 and 12, and PyTorch's own copy."""
+IN_TOOLKITS = ("lib64", "targets/*/lib")
+
+
+@functools.cache
+def runtime_library() -> ctypes.CDLL | None:
+    """The first runtime library that can be loaded; None where there is none."""
+    for candidate in _runtime_paths():
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    return None
+
+
+def _runtime_paths() -> Iterator[str]:
+    virtual = os.environ.get("VRAM_VIRTUAL_GPU")
+    if virtual:
+        yield from (os.path.join(virtual, "lib", name) for name in RUNTIMES)
+        return
+    yield from RUNTIMES
+    toolkits = (os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda")
+    folders = [os.path.join(root, each) for root in sys.path if root for each in IN_PACKAGES]
+    folders += [os.path.join(root, each) for root in toolkits if root for each in IN_TOOLKITS]
+    for folder in folders:
+        for name in RUNTIMES:
+            yield from sorted(glob(os.path.join(folder, f"{name}*")))
+
+
+def runtime_code(name: str, *arguments: object) -> int | None:
+    """Call the runtime and return its answer, whatever it is; None without a runtime."""
+    found = runtime_library()
+    return None if found is None else int(getattr(found, name)(*arguments))

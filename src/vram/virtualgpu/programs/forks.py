@@ -10,38 +10,29 @@ import protocol
 
 def orphan() -> None:
     """The child sleeps on, whatever becomes of its parent."""
-    nbytes = protocol.size_argument(4 * protocol.GIB)
-    driver.context()
-    driver.alloc(nbytes)
-    child = os.fork()
-    if child == 0:
-        protocol.sleep_until_closed()
-        os._exit(0)
-    protocol.ready("forked", pids={"parent": os.getpid(), "child": child}, nbytes=nbytes)
-    try:
-        protocol.wait()
-    finally:
-        protocol.kill_child(child)
+    _fork_sleepers("child")
 
 
 def pool() -> None:
     """Four workers sleep on, whatever becomes of their parent: as long as one lives, its memory stays."""
+    _fork_sleepers(*(f"worker{at}" for at in range(4)))
+
+
+def _fork_sleepers(*roles: str) -> None:
     nbytes = protocol.size_argument(4 * protocol.GIB)
     driver.context()
     driver.alloc(nbytes)
-    workers = []
-    for _ in range(4):
-        workers.append(os.fork())
-        if workers[-1] == 0:
+    pids = {"parent": os.getpid()}
+    for role in roles:
+        pids[role] = os.fork()
+        if pids[role] == 0:
             protocol.sleep_until_closed()
             os._exit(0)
-    pids = {"parent": os.getpid(), **{f"worker{at}": pid for at, pid in enumerate(workers)}}
-    protocol.ready("forked", pids=pids, nbytes=nbytes)
     try:
-        protocol.wait()
+        protocol.stage("forked", pids=pids, nbytes=nbytes)
     finally:
-        for pid in workers:
-            protocol.kill_child(pid)
+        for role in roles:
+            protocol.kill_child(pids[role])
 
 
 def child_closes() -> None:
@@ -56,13 +47,11 @@ def child_closes() -> None:
         os.close(tell)
         _sleep_without_files(close_now, closed)
     pids = {"parent": os.getpid(), "child": child}
-    protocol.ready("forked", pids=pids, nbytes=nbytes)
     try:
-        protocol.wait()
+        protocol.stage("forked", pids=pids, nbytes=nbytes)
         os.write(tell, b".")
         os.read(hear, 1)
-        protocol.ready("closed", pids=pids, nbytes=nbytes)
-        protocol.wait()
+        protocol.stage("closed", pids=pids, nbytes=nbytes)
     finally:
         protocol.kill_child(child)
 

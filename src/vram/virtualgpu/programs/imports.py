@@ -15,17 +15,13 @@ def ipc() -> None:
     exporter = protocol.ForkedWorker(_export_ipc, nbytes)
     importer = protocol.ForkedWorker(_import_ipc)
     pids = {"exporter": exporter.pid, "importer": importer.pid}
-    protocol.ready("allocated", pids=pids, nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("allocated", pids=pids, nbytes=nbytes)
     importer.turn(exporter.first)
-    protocol.ready("imported", pids=pids, nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("imported", pids=pids, nbytes=nbytes)
     exporter.kill()
-    protocol.ready("exporter killed", pids=pids, nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("exporter killed", pids=pids, nbytes=nbytes)
     importer.turn()
-    protocol.ready("closed", pids=pids)
-    protocol.wait()
+    protocol.stage("closed", pids=pids)
 
 
 def _export_ipc(nbytes: int) -> protocol.Turns:
@@ -51,18 +47,13 @@ def vmm() -> None:
     importer = protocol.ForkedWorker(_import_vmm, nbytes, far)
     near.close()
     pids = {"exporter": exporter.pid, "importer": importer.pid}
-    protocol.ready("exported", pids=pids, nbytes=nbytes)
-    protocol.wait()
-    protocol.ready("imported", pids=pids, nbytes=nbytes, **importer.turn())
-    protocol.wait()
-    protocol.ready("mapped", pids=pids, nbytes=nbytes, **importer.turn())
-    protocol.wait()
+    protocol.stage("exported", pids=pids, nbytes=nbytes)
+    protocol.stage("imported", pids=pids, nbytes=nbytes, **importer.turn())
+    protocol.stage("mapped", pids=pids, nbytes=nbytes, **importer.turn())
     exporter.kill()
-    protocol.ready("exporter killed", pids=pids, nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("exporter killed", pids=pids, nbytes=nbytes)
     importer.turn()
-    protocol.ready("released", pids=pids)
-    protocol.wait()
+    protocol.stage("released", pids=pids)
 
 
 def _export_vmm(nbytes: int, to: socket.socket) -> protocol.Turns:

@@ -1,15 +1,15 @@
 """Kernels for the lab's worker, as PTX: some that work, and some that fail on purpose.
 
-A fault ends the work of the process that caused it, and under MPS of the other clients too: whoever launches
-one sees to it that there are none. On the virtual GPU no kernel runs: there a line of VRAM_VIRTUAL_FAULTS, in
-the worker's own environment, breaks the context at the first synchronisation instead.
+A fault ends the work of the process that caused it, and under MPS of the other clients too: its caller sees
+to it that there are none. On the virtual GPU no kernel runs: there a line of VRAM_VIRTUAL_FAULTS, in the
+worker's own environment, breaks the context at the first synchronisation instead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from ctypes import byref, c_uint, c_uint64, c_void_p
+from ctypes import c_uint, c_uint64, c_void_p
 from typing import Any
 
 import driver
@@ -79,11 +79,9 @@ kernels: dict[str, c_void_p] = {}
 
 
 def load_kernels() -> None:
-    module = c_void_p()
-    driver.call("cuModuleLoadData", byref(module), (HEADER + EMPTY_AND_DEEP + TOUCH).encode())
+    module = driver.result(c_void_p, "cuModuleLoadData", (HEADER + EMPTY_AND_DEEP + TOUCH).encode())
     for name in ("empty", "deep", "touch"):
-        kernels[name] = c_void_p()
-        driver.call("cuModuleGetFunction", byref(kernels[name]), module, name.encode())
+        kernels[name] = driver.result(c_void_p, "cuModuleGetFunction", module, name.encode())
 
 
 def launch_empty(times: int) -> None:
@@ -117,7 +115,7 @@ def _launch(kernel: c_void_p, *parameters: Any, blocks: int = 1, threads: int = 
 
 # ---- kernels that fail ----
 
-# To address 16, which belongs to nobody: CUDA_ERROR_ILLEGAL_ADDRESS (700).
+# To address 16, which no allocation has: CUDA_ERROR_ILLEGAL_ADDRESS (700).
 ILLEGAL_ADDRESS = """
 .visible .entry fault()
 {
@@ -175,14 +173,13 @@ FAULTS = {"illegal address": ILLEGAL_ADDRESS, "assert": ASSERT, "launch failed":
 
 def launch_fault(kind: str) -> bool:
     """Launch the kernel that fails by *kind*, and do not wait for it; False where kernels do not run."""
-    module, kernel = c_void_p(), c_void_p()
-    answer = driver.code("cuModuleLoadData", byref(module), (HEADER + FAULTS[kind]).encode())
-    if answer == NOT_SUPPORTED:
-        return False
-    if answer:
-        raise driver.CudaError("cuModuleLoadData", answer)
-    driver.call("cuModuleGetFunction", byref(kernel), module, b"fault")
-    _launch(kernel)
+    try:
+        module = driver.result(c_void_p, "cuModuleLoadData", (HEADER + FAULTS[kind]).encode())
+    except driver.CudaError as error:
+        if error.code == NOT_SUPPORTED:
+            return False
+        raise
+    _launch(driver.result(c_void_p, "cuModuleGetFunction", module, b"fault"))
     return True
 
 

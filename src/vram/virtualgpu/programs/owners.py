@@ -13,7 +13,7 @@ THREADS = 4
 
 
 def raw_pointers() -> None:
-    """Four threads allocate through raw pointers and end; nobody is left who could free them."""
+    """Four threads allocate through raw pointers and end; nothing is left that could free them."""
     nbytes = protocol.size_argument(protocol.GIB)
     context = driver.context()
     threads = [threading.Thread(target=_leak, args=(context, nbytes)) for _ in range(THREADS)]
@@ -21,11 +21,9 @@ def raw_pointers() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    protocol.ready("threads ended", nbytes=THREADS * nbytes, threads_left=threading.active_count() - 1)
-    protocol.wait()
+    protocol.stage("threads ended", nbytes=THREADS * nbytes, threads_left=threading.active_count() - 1)
     driver.reset()
-    protocol.ready("reset")
-    protocol.wait()
+    protocol.stage("reset")
 
 
 def _leak(context: int, nbytes: int) -> None:
@@ -43,13 +41,11 @@ def owner_objects() -> None:
     for thread in threads:
         thread.start()
     barrier.wait()
-    protocol.ready("threads hold", nbytes=THREADS * nbytes)
-    protocol.wait()
+    protocol.stage("threads hold", nbytes=THREADS * nbytes)
     barrier.wait()
     for thread in threads:
         thread.join()
-    protocol.ready("threads ended")
-    protocol.wait()
+    protocol.stage("threads ended")
 
 
 def _own(context: int, nbytes: int, all_allocated: threading.Barrier) -> None:
@@ -61,16 +57,14 @@ def _own(context: int, nbytes: int, all_allocated: threading.Barrier) -> None:
 
 
 def kept_exception() -> None:
-    """An exception that somebody keeps holds its frames, and these hold device memory."""
+    """An exception that is kept holds its frames, and these hold device memory."""
     nbytes = protocol.size_argument(4 * protocol.GIB)
     driver.context()
     fail_and_keep(nbytes)
-    protocol.ready("kept", nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("kept", nbytes=nbytes)
     sys.last_value = None
     gc.collect()
-    protocol.ready("dropped")
-    protocol.wait()
+    protocol.stage("dropped")
 
 
 def fail_and_keep(nbytes: int) -> None:

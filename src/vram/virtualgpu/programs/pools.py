@@ -18,15 +18,12 @@ def trim() -> None:
     pool = driver.pool()
     driver.keep_everything(pool)
     pointers = _allocate(nbytes)
-    protocol.ready("allocated", nbytes=nbytes, **_figures(pool))
-    protocol.wait()
+    protocol.stage("allocated", nbytes=nbytes, **_figures(pool))
     for pointer in pointers:
         driver.free_async(pointer)
-    protocol.ready("freed", nbytes=nbytes, **_figures(pool))
-    protocol.wait()
+    protocol.stage("freed", nbytes=nbytes, **_figures(pool))
     driver.trim(pool)
-    protocol.ready("trimmed", **_figures(pool))
-    protocol.wait()
+    protocol.stage("trimmed", **_figures(pool))
 
 
 def reuse() -> None:
@@ -40,8 +37,7 @@ def reuse() -> None:
     for pointer in pointers:
         driver.free_async(pointer)
     old_bytes = sum(driver.read(pointer, CHUNK).count(driver.OLD_BYTE) for pointer in _allocate(nbytes))
-    protocol.ready("reused", nbytes=nbytes, old_bytes=old_bytes)
-    protocol.wait()
+    protocol.stage("reused", nbytes=nbytes, old_bytes=old_bytes)
 
 
 def _allocate(nbytes: int) -> list[int]:

@@ -37,6 +37,12 @@ def wait() -> str:
     return line.strip()
 
 
+def stage(name: str, **facts: Any) -> None:
+    """Report that stage *name* is reached, and wait for the line that says to go on."""
+    ready(name, **facts)
+    wait()
+
+
 def size_argument(default: int) -> int:
     """Return the first argument as bytes (4096, 64MiB, 4GiB), else *default*."""
     word = sys.argv[1] if len(sys.argv) > 1 else str(default)
@@ -49,17 +55,17 @@ def size_argument(default: int) -> int:
 def main(*situations: Callable[[], None]) -> None:
     """Run a situation; where there are several, the first argument names one. A failure is a line too."""
     try:
-        (situations[0] if len(situations) == 1 else _named(situations))()
+        (situations[0] if len(situations) == 1 else _choose(situations))()
     except Exception as error:
         print(json.dumps({"ready": False, "error": f"{type(error).__name__}: {error}"}), flush=True)
         raise SystemExit(1) from error
     finally:
-        # Whoever waits for this process may measure at once: no worker may still be exiting.
+        # The process that waits for this one may measure at once: no worker may still be exiting.
         for worker in tuple(ForkedWorker.living):
             worker.kill()
 
 
-def _named(situations: tuple[Callable[[], None], ...]) -> Callable[[], None]:
+def _choose(situations: tuple[Callable[[], None], ...]) -> Callable[[], None]:
     known = {situation.__name__: situation for situation in situations}
     name = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if name not in known:

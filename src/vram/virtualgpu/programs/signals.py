@@ -14,26 +14,21 @@ def stopped() -> None:
     worker, pids, nbytes = _worker()
     os.kill(worker.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
-    protocol.ready("stopped", pids=pids, nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("stopped", pids=pids, nbytes=nbytes)
     os.kill(worker.pid, signal.SIGCONT)
     os.waitid(os.P_PID, worker.pid, os.WCONTINUED)
-    protocol.ready("continued", pids=pids, nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("continued", pids=pids, nbytes=nbytes)
 
 
 def zombie() -> None:
     """The worker is killed, and reaped one stage later."""
     worker, pids, nbytes = _worker()
-    protocol.ready("allocated", pids=pids, nbytes=nbytes)
-    protocol.wait()
+    protocol.stage("allocated", pids=pids, nbytes=nbytes)
     os.kill(worker.pid, signal.SIGKILL)
     os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-    protocol.ready("zombie", pids=pids)
-    protocol.wait()
+    protocol.stage("zombie", pids=pids)
     worker.reap()
-    protocol.ready("reaped", pids=pids)
-    protocol.wait()
+    protocol.stage("reaped", pids=pids)
 
 
 def _worker() -> tuple[protocol.ForkedWorker, dict[str, int], int]:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import driver
-import runtime
 from checkpoint import checkpoint_code
 from kernels import break_context, launch_deep, launch_empty, launch_fault, load_kernels, touch_s
 from owners import fail_and_keep
@@ -55,13 +54,13 @@ def reset_code() -> tuple[str, int]:
     if primary:
         driver.use(primary)
         primary = 0
-    answer = runtime.code("cudaDeviceReset")
+    answer = driver.runtime_code("cudaDeviceReset")
     return ("cuDevicePrimaryCtxReset", driver.reset_code()) if answer is None else ("cudaDeviceReset", answer)
 
 
 def cuda_reset_code() -> int | None:
     """The runtime's reset with whatever context is current; None without a runtime library."""
-    return runtime.code("cudaDeviceReset")
+    return driver.runtime_code("cudaDeviceReset")
 
 
 def context_code() -> int:
@@ -92,7 +91,7 @@ def destroy_streams() -> None:
 
 def free_null_code() -> tuple[str, int]:
     """Free the null pointer; return the call that was made, and its answer."""
-    answer = runtime.code("cudaFree", None)
+    answer = driver.runtime_code("cudaFree", None)
     if answer is not None:
         return "cudaFree", answer
     try:
@@ -105,7 +104,7 @@ def free_null_code() -> tuple[str, int]:
 def cuda_alloc(nbytes: int) -> int:
     """cudaMalloc; without a runtime library a context and cuMemAlloc."""
     pointer = c_void_p()
-    answer = runtime.code("cudaMalloc", byref(pointer), c_size_t(nbytes))
+    answer = driver.runtime_code("cudaMalloc", byref(pointer), c_size_t(nbytes))
     if answer:
         raise driver.CudaError("cudaMalloc", answer)
     if answer is None:
@@ -116,7 +115,7 @@ def cuda_alloc(nbytes: int) -> int:
 
 def cuda_free_code(pointer: int) -> tuple[str, int]:
     """Free; return the call that was made, cudaFree where there is a runtime, and its answer."""
-    answer = runtime.code("cudaFree", c_void_p(pointer))
+    answer = driver.runtime_code("cudaFree", c_void_p(pointer))
     return ("cuMemFree", driver.free_code(pointer)) if answer is None else ("cudaFree", answer)
 
 
@@ -210,10 +209,9 @@ def pool_trim() -> None:
 
 def alloc_in_new_pool(nbytes: int) -> int:
     """Make a pool, and allocate in it. It keeps what is freed into it."""
-    pointer = c_uint64()
     pools["new"] = driver.new_pool()
     driver.keep_everything(pools["new"])
-    driver.call("cuMemAllocFromPoolAsync", byref(pointer), c_size_t(nbytes), pools["new"], None)
+    pointer = driver.result(c_uint64, "cuMemAllocFromPoolAsync", c_size_t(nbytes), pools["new"], None)
     synchronize()
     return pointer.value
 
@@ -228,9 +226,7 @@ def free_async(pointer: int) -> None:
 
 def pin(nbytes: int) -> int:
     """Pin host memory. It counts as if it were the device's: the claim that it is may hold."""
-    pointer = c_void_p()
-    driver.call("cuMemHostAlloc", byref(pointer), c_size_t(nbytes), c_uint(0))
-    return pointer.value or 0
+    return driver.result(c_void_p, "cuMemHostAlloc", c_size_t(nbytes), c_uint(0)).value or 0
 
 
 def host_mapped(pointer: int) -> bool:
@@ -317,12 +313,12 @@ def drop_exception() -> None:
 
 def run_graph(nbytes: int) -> None:
     """Capture a graph that allocates and frees, and launch it once."""
-    stream, graph, runnable, pointer = driver.new_stream(), c_void_p(), c_void_p(), c_uint64()
+    stream, graph = driver.new_stream(), c_void_p()
     driver.call("cuStreamBeginCapture_v2", stream, c_int(RELAXED_CAPTURE))
-    driver.call("cuMemAllocAsync", byref(pointer), c_size_t(nbytes), stream)
+    pointer = driver.result(c_uint64, "cuMemAllocAsync", c_size_t(nbytes), stream)
     driver.call("cuMemFreeAsync", pointer, stream)
     driver.call("cuStreamEndCapture", stream, byref(graph))
-    driver.call("cuGraphInstantiateWithFlags", byref(runnable), graph, c_uint64(0))
+    runnable = driver.result(c_void_p, "cuGraphInstantiateWithFlags", graph, c_uint64(0))
     driver.call("cuGraphLaunch", runnable, stream)
     driver.call("cuStreamSynchronize", stream)
     graphs.update(graph=graph, runnable=runnable)

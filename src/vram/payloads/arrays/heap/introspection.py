@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import CodeType, FrameType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType
+from types import FrameType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType
 from typing import Any
 
 # ---- objects ----
@@ -122,7 +122,7 @@ def inert(text: str) -> str:
 OURS = ("vram.", "_vram_", "vram_visit")
 FRAMES_KEEP_A_COPY = sys.version_info < (3, 13)
 OPTIMIZED = 0x1  # a function's code: its variables live in slots, not in a dict
-NOBODY_ELSE = 3  # the frame, our variable, and getrefcount's argument
+OUR_REFERENCES = 3  # the frame, our variable, and getrefcount's argument
 
 
 class Variables:
@@ -148,9 +148,10 @@ class Variables:
 
 def _empty(frame: FrameType) -> None:
     variables: Any = frame.f_locals
-    # locals() returns this same dict to programs: one that somebody else holds is not emptied.
-    if sys.getrefcount(variables) <= NOBODY_ELSE:
-        for name in _slots(frame.f_code):
+    # locals() returns this same dict to programs: one that the program holds is not emptied.
+    if sys.getrefcount(variables) <= OUR_REFERENCES:
+        code = frame.f_code
+        for name in code.co_varnames + code.co_cellvars + code.co_freevars:
             variables.pop(name, None)
 
 
@@ -159,10 +160,6 @@ def _is_traced(frame: FrameType) -> bool:
     # an emptied dict would unset them.
     of_threads = getattr(threading, "gettrace", lambda: None)  # missing in Python 3.9
     return frame.f_trace is not None or sys.gettrace() is not None or of_threads() is not None
-
-
-def _slots(code: CodeType) -> tuple[str, ...]:
-    return code.co_varnames + code.co_cellvars + code.co_freevars
 
 
 def running_frames() -> list[tuple[int, FrameType]]:

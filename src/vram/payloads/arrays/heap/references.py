@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import (
     AsyncGeneratorType,
     CellType,
@@ -37,7 +37,7 @@ from .introspection import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from .roots import Root, Roots
 
@@ -117,13 +117,42 @@ def _registered(expression: str) -> str:
     return _REGISTERED.sub(lambda part: f"[{part[1]}]" if part[1].isdigit() else f".{part[1]}", expression)
 
 
+# ---- arrays in a list: ``xs[0]`` to ``xs[11]`` are ``xs[0…11]`` ----
+
+_POSITION = re.compile(r"\[(\d{1,18})\]")
+
+
+def split_positions(text: str) -> tuple[str, list[int]]:
+    """*text* with empty brackets, and the positions that were in them."""
+    return _POSITION.sub("[]", text), list(map(int, _POSITION.findall(text)))
+
+
+def spanned(stem: str, positions: Sequence[Sequence[int]]) -> str:
+    """*stem* with its positions: one if all are equal, first to last if none is missing between."""
+    words = stem.split("[]")
+    text = words[0]
+    for slot, word in enumerate(words[1:]):
+        there = {each[slot] for each in positions if slot < len(each)}
+        text += f"[{_span(there)}]{word}"
+    return text
+
+
+def _span(there: set[int]) -> str:
+    if not there:
+        return "…"
+    first, last = min(there), max(there)
+    if first == last:
+        return str(first)
+    return f"{first}…{last}" if len(there) == last - first + 1 else "…"
+
+
 # ---- roles ----
 
 
 class Role(Struct, frozen=True):
-    """What an object is to its parent, and what is needed to name its children."""
+    """What an object is to its parent: how its children are named, and what is needed for that."""
 
-    name: str
+    reader: Any
     detail: Any = None
 
 
@@ -134,13 +163,6 @@ if TYPE_CHECKING:
     # A child, the link to it, and the role that it has, if any.
     References = Iterator[tuple[object, Link, Role | None]]
     Reader = Callable[[Any, Any, set[int], Roots], References]
-
-ATTRIBUTES = Role("attributes")
-CELL = Role("cell")
-LOCALS = Role("locals")
-THREADS = Role("threads")
-TRACEBACK = Role("traceback")
-
 
 # ---- object references ----
 
@@ -233,7 +255,7 @@ SUSPENDED: dict[type, tuple[str, str]] = {
 
 
 def _function(parent: FunctionType, _: object, wanted: set[int], roots: Roots) -> References:
-    yield parent.__closure__, "", Role("closure", parent)
+    yield parent.__closure__, "", Role(_closure, parent)
     yield parent.__defaults__, ".__defaults__", None
     yield parent.__kwdefaults__, ".__kwdefaults__", None
     yield parent.__dict__, "", ATTRIBUTES
@@ -256,7 +278,7 @@ def _method(parent: MethodType, _: object, wanted: set[int], roots: Roots) -> Re
 
 
 def _traceback(parent: TracebackType, _: object, wanted: set[int], roots: Roots) -> References:
-    yield parent.tb_frame, "", Role("frame", parent.tb_lineno)
+    yield parent.tb_frame, "", Role(_frame, parent.tb_lineno)
     yield parent.tb_next, "", TRACEBACK
 
 
@@ -266,7 +288,7 @@ def _frame(parent: FrameType, line: int | None, wanted: set[int], roots: Roots) 
     yield from _named(roots.variables.of(parent), link, wanted)
     if FRAMES_KEEP_A_COPY:
         yield parent.f_locals, link, LOCALS
-    yield parent.f_back, "", Role("frame")
+    yield parent.f_back, "", Role(_frame)
 
 
 def _suspended(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
@@ -276,7 +298,7 @@ def _suspended(parent: Any, _: object, wanted: set[int], roots: Roots) -> Refere
         return
     yield from _suspended_frame(held, noun, wanted, roots)
     # Up to Python 3.10 its frame is a separate object between it and its variables.
-    yield held, "", Role("suspended", noun)
+    yield held, "", Role(_suspended_frame, noun)
 
 
 def _suspended_frame(held: FrameType, noun: str, wanted: set[int], roots: Roots) -> References:
@@ -346,9 +368,11 @@ def _links(parent: object, role: Role | None, wanted: set[int], roots: Roots) ->
     if root is not None:
         return _namespace(root, wanted, roots)
     if role is not None:
-        return _ROLES[role.name](parent, role.detail, wanted, roots)
-    reader: Reader = _BY_TYPE.get(type(parent), _instance)
-    return reader(parent, None, wanted, roots)
+        reader, detail = role.reader, role.detail
+    else:
+        reader, detail = _BY_TYPE.get(type(parent), _instance), None
+    references: References = reader(parent, detail, wanted, roots)
+    return references
 
 
 def _namespace(root: Root, wanted: set[int], roots: Roots) -> References:
@@ -372,16 +396,8 @@ def _root_path(root: Root, name: str, roots: Roots) -> PathText:
     return PathText(root.kind, repr(shown) if root.kind == "frame" else shown, root.before, root.after)
 
 
-_ROLES: dict[str, Reader] = {
-    "attributes": _attribute_dict,
-    "closure": _closure,
-    "cell": _cell,
-    "threads": _per_thread,
-    "traceback": _traceback,
-    "frame": _frame,
-    "locals": _variables,
-    "suspended": _suspended_frame,
-}
+ATTRIBUTES, CELL, LOCALS = Role(_attribute_dict), Role(_cell), Role(_variables)
+THREADS, TRACEBACK = Role(_per_thread), Role(_traceback)
 _BY_TYPE: dict[type, Reader] = {
     dict: _mapping,
     list: _sequence,

@@ -19,9 +19,8 @@ from ...pace import Pause
 from ..record import Struct
 from .introspection import inert, members, type_name
 from .references import PathText, Role, append_link, children, is_plain
-from .referents import first_parents, first_parents_of, is_hidden_from_collector
+from .referents import first_parents, first_parents_of, is_hidden_from_collector, survivors
 from .roots import Roots
-from .survivors import survivors
 from .walk import FREE_THREADED, ByLineage, Walk
 
 if TYPE_CHECKING:
@@ -202,10 +201,7 @@ GONE = ObjectHolder("freed during the search", "gone")
 
 
 def shortest_paths(
-    targets: Sequence[object],
-    heap: list[object],
-    budget_s: float = BUDGET_S,
-    secondary: Sequence[type] = (),
+    targets: Sequence[object], heap: list[object], budget_s: float = BUDGET_S, secondary: Sequence[type] = ()
 ) -> ReferencePaths:
     """The shortest path to each of *targets*, by its ``id``.
 
@@ -411,7 +407,7 @@ class Discovery:
         return any(id(each) == key and is_same(each) for each in gc.get_referents(parent))
 
     def _take(self, found: list[object]) -> list[object]:
-        """Give *found* away; returns what they refer to and nobody else has led to yet."""
+        """Give *found* away; returns what they refer to and no other object has led to yet."""
         self._add(found)
         referents = self._followed(found)
         missing = set(self._walk.reached.missing(map(id, referents)))

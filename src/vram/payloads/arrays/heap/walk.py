@@ -22,15 +22,7 @@ from operator import eq, not_
 
 from ...pace import Pause, no_rest
 from .introspection import lineage
-from .referents import (
-    LARGE,
-    Lengths,
-    first_parents_of,
-    members_in_parts,
-    parts,
-    unreadable_objects,
-    untrack,
-)
+from .referents import LARGE, Lengths, first_parents_of, members_in_parts, parts, unreadable_objects, untrack
 
 PORTION = 256
 FEW = 8

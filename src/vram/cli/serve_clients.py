@@ -1,0 +1,148 @@
+"""``vram serve status|free|allow-park``: ask a running service, over its socket."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from vram.cli.arguments import Parser, add_socket_argument
+from vram.cli.reclaiming import Reclaimed, add_plan_arguments, add_reclaim_arguments, plan_words, reclaim
+from vram.cli.terminal import emit
+from vram.errors import ExitCode
+
+if TYPE_CHECKING:
+    from vram.model.plan import Draft, Outcome
+    from vram.serve.socket.client import ServeClient
+
+_ALLOW_PARK_EPILOG = """\
+Only the owner of a process can allow this. VRAM_ALLOW_PARK=idle in the environment of a
+process says the same at its start. It has an effect only where the administrator has a
+policy park-idle. While it is parked, `vram park` lists it and `vram unpark` resumes it."""
+_DECISIONS = 10
+
+
+class ServeWord(NamedTuple):
+    """A word that asks a running service instead of starting one."""
+
+    help: str
+    add_arguments: Callable[[Parser], None]
+    run: Callable[[Namespace], int]
+
+
+# ---- status ----
+
+
+def _add_status_arguments(parser: Parser) -> None:
+    parser.add_flag("--json", help="one JSON object instead of text")
+    add_socket_argument(parser)
+
+
+def _status(args: Namespace) -> int:
+    from vram.serve.socket.client import ServeClient
+
+    with ServeClient(args.socket) as client:
+        data = client.data("status", timeout_s=10.0)
+    if args.json:
+        from vram.report.escape import json_inert
+
+        emit(json_inert(data) + b"\n")
+        return ExitCode.OK
+    from vram.report.service import ServiceStatus, status
+    from vram.untrusted import decode
+
+    emit(status(decode(data, ServiceStatus), _DECISIONS))
+    return ExitCode.OK
+
+
+# ---- free: as `vram free`, but the service plans and acts, with the rights of the user who asks ----
+
+
+def _add_free_arguments(parser: Parser) -> None:
+    add_plan_arguments(parser)
+    add_reclaim_arguments(parser)
+    add_socket_argument(parser)
+
+
+def _free(args: Namespace) -> int:
+    from vram.serve.socket.client import ServeClient
+
+    with ServeClient(args.socket) as client:
+        return reclaim(args, _ServiceReclaimer(args, client))
+
+
+class _ServiceReclaimer:
+    """Has the service make a plan and carry it out."""
+
+    def __init__(self, args: Namespace, client: ServeClient) -> None:
+        self._args, self._client = args, client
+
+    def plan(self) -> Draft:
+        words, deadline_s = plan_words(self._args), self._args.deadline
+        return _read_report(self._client.data("plan", words=words, deadline_s=deadline_s)).draft
+
+    def run(self, draft: Draft, on_outcome: Callable[[Outcome], None]) -> Reclaimed:
+        from msgspec import UnsetType
+
+        from vram.model.plan import Outcome
+        from vram.untrusted import decode
+
+        data = b"{}"
+        for answer in self._client.ask(
+            "run",
+            words=plan_words(self._args),
+            digest=draft.plan.digest,
+            grace_s=self._args.grace,
+            deadline_s=self._args.deadline,
+        ):
+            if isinstance(answer.data, UnsetType):
+                continue
+            if answer.is_last:
+                data = bytes(answer.data)
+            elif answer.event == "outcome":
+                on_outcome(decode(bytes(answer.data), Outcome))
+        return _read_report(data)
+
+
+def _read_report(data: bytes) -> Reclaimed:
+    from vram.model.plan import Draft
+    from vram.report.json_reports import ReclaimReport
+    from vram.untrusted import decode
+
+    report = decode(data, ReclaimReport)
+    return Reclaimed(Draft(plan=report.plan, skipped=report.skipped), report.receipt, report.left)
+
+
+# ---- allow-park ----
+
+
+def _add_allow_park_arguments(parser: Parser) -> None:
+    parser.epilog = _ALLOW_PARK_EPILOG
+    parser.add_pid("pid", help="your process")
+    parser.add_flag("--revoke", help="do not allow it any more")
+    add_socket_argument(parser)
+
+
+def _allow_park(args: Namespace) -> int:
+    from vram.serve.socket.client import ServeClient
+
+    with ServeClient(args.socket) as client:
+        client.data("allow-park", pid=args.pid, revoke=args.revoke)
+    done = "is not parked by policies any more" if args.revoke else "may be parked while it is idle"
+    emit(f"pid {args.pid} {done}\n")
+    return ExitCode.OK
+
+
+WORDS = {
+    "status": ServeWord(
+        "how the service is, its policies, and what they decided", _add_status_arguments, _status
+    ),
+    "free": ServeWord(
+        "as `vram free`, planned and run by the service with your rights", _add_free_arguments, _free
+    ),
+    "allow-park": ServeWord(
+        "let your process be parked while it is idle and somebody waits for room",
+        _add_allow_park_arguments,
+        _allow_park,
+    ),
+}

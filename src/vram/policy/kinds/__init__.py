@@ -1,0 +1,26 @@
+"""The kinds of policies, and what each is about in one reading."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from vram.model.ledger import Ledger
+from vram.policy.kinds import alert_unexplained, end_leftovers, park_idle, warn_owner
+from vram.policy.policy import Identity, Policy
+from vram.policy.subjects import GhostNames, PolicyKind, Situation, Subject, is_meant
+
+__all__ = ["KINDS", "PolicyKind", "subjects"]
+
+KINDS = {each.KIND.name: each.KIND for each in (end_leftovers, park_idle, warn_owner, alert_unexplained)}
+
+
+def subjects(
+    policy: Policy, ledger: Ledger, allowed: Collection[Identity] = (), names: GhostNames | None = None
+) -> Iterator[Subject]:
+    """Everything in *ledger* that *policy* is about, where the GPUs concerned answer."""
+    names = names or GhostNames()
+    names.read(ledger)
+    answering = {gpu.index for gpu in ledger.gpus if gpu.status == "ok"}
+    for subject in KINDS[policy.do].find(Situation(ledger, names, allowed)):
+        if answering >= set(subject.gpus) and is_meant(policy.match, subject):
+            yield subject

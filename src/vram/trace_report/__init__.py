@@ -1,0 +1,1 @@
+"""A recorded trace for people and programs: views, JSON, and a page that works offline."""
