@@ -122,12 +122,13 @@ SETUP = """
         return [cuda.code(*arguments()) for arguments in ROWS]
 
     cuda.code("cuMemAllocAsync", out, 4096, 0)  # the pool's own chunk comes first, and stays
-    all_codes()  # what Python's allocator, or a sanitizer's, maps for so many calls is mapped then
-    before = state()
-    codes = all_codes()
-    after = state()
+    rounds = []
+    for _ in range(10):
+        before = state()
+        codes = all_codes()
+        rounds.append([before, state()])
     cuda.write(plain, b"still here")
-    cuda.tell([codes, before, after, cuda.read(plain, 10).decode()])
+    cuda.tell([codes, rounds, cuda.read(plain, 10).decode()])
 """
 
 
@@ -136,8 +137,8 @@ def answers() -> Iterator[dict[str, Any]]:
     """What one process was answered to all of the calls, and what it held before and after them."""
     with VirtualGpu.create() as gpu:
         rows = "".join(f"lambda: ({arguments},), " for _, arguments in CALLS.values())
-        codes, *states, text = result(gpu, SETUP.replace("ROWS", f"[{rows}]"))
-        yield {"codes": dict(zip(CALLS, codes, strict=True)), "states": states, "text": text}
+        codes, rounds, text = result(gpu, SETUP.replace("ROWS", f"[{rows}]"))
+        yield {"codes": dict(zip(CALLS, codes, strict=True)), "rounds": rounds, "text": text}
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -146,8 +147,10 @@ def test_a_size_without_a_number_is_refused(answers: dict[str, Any], call: str) 
 
 
 def test_what_was_refused_took_nothing(answers: dict[str, Any]) -> None:
-    before, after = answers["states"]
-    assert after == before
+    """A call that takes something takes it in every round; in some, Python's allocator, a sanitizer's or a
+    thread that has just started maps memory of its own.
+    """
+    assert any(before == after for before, after in answers["rounds"]), answers["rounds"]
     assert answers["text"] == "still here"
 
 
