@@ -42,6 +42,7 @@ from vram.payloads.arrays.heap.introspection import inert, lineage
 from vram.payloads.arrays.heap.roots import forget_outputs
 from vram.payloads.arrays.heap.search import BUDGET_S
 from vram.payloads.arrays.inventory import of_types
+from vram.payloads.tracked_objects import tracked_objects
 from vram.payloads.trim.driver import driver
 from vram.units import counted, size
 
@@ -266,7 +267,7 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     for each in frameworks:
         notes += trim.guarded(notes, each.name, each.release)
     after, lines_after = _read(devices), trim.measured(frameworks, notes)
-    heap: list[object] = collector.get_objects() if may_have_arrays() else []
+    heap: list[object] = tracked_objects() if may_have_arrays() else []
     types = set(map(type, heap))
     return FlushReport(
         before=before,

@@ -25,6 +25,7 @@ from vram.payloads.arrays.heap.search import shortest_paths
 from vram.payloads.arrays.inventory import FoundArray, find, of_types, with_gradients
 from vram.payloads.arrays.native_references import name_native_holders, possible_holders
 from vram.payloads.arrays.provider import ArrayProvider, Description
+from vram.payloads.tracked_objects import tracked_objects
 from vram.units import MIB, size
 
 # Frameworks that run kernels: code and library handles are loaded into the context at first
@@ -176,7 +177,7 @@ def _read_baseline() -> Baseline:
     loaded = [(provider, kinds) for provider in PROVIDERS if (kinds := provider.arrays())]
     if not loaded:
         return Baseline()
-    heap = gc.get_objects()
+    heap = tracked_objects()
     types = set(map(type, heap))
     arrays: list[object] = []
     for provider, kinds in loaded:
@@ -285,7 +286,7 @@ class LargestArrays(NamedTuple):
 
 def largest_arrays(count: int, is_wanted: Callable[[FoundArray], bool] = lambda _: True) -> LargestArrays:
     """The largest live arrays of all frameworks, each memory once, with the shortest path to each."""
-    heap = gc.get_objects()
+    heap = tracked_objects()
     everything = find(heap)
     found = [each for each in everything if not each.is_shared and is_wanted(each)]
     chosen = sorted(found, key=lambda each: -each.description.nbytes)[:MAX_GROUPED]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from vram.payloads.arrays.heap.search import (
 from vram.payloads.arrays.inventory import FoundArray, find
 from vram.payloads.arrays.native_references import name_native_holders
 from vram.payloads.arrays.provider import Description
+from vram.payloads.tracked_objects import tracked_objects
 from vram.units import counted, size
 
 
@@ -137,7 +137,7 @@ def live(device: int | None = None, *, holders: bool = True, budget_s: float = B
     if device is not None:
         check_device(device)
     check_budget(budget_s)
-    heap: list[object] = gc.get_objects()
+    heap: list[object] = tracked_objects()
     return live_in(heap, device, budget_s if holders else None)
 
 
@@ -217,7 +217,7 @@ def holders(obj: object, *, budget_s: float = BUDGET_S) -> Holders:
     keeps no reference to one.
     """
     check_budget(budget_s)
-    return Holders(*all_holders(obj, gc.get_objects(), budget_s))
+    return Holders(*all_holders(obj, tracked_objects(), budget_s))
 
 
 # ---- text that fits a terminal ----

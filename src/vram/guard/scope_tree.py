@@ -6,7 +6,6 @@ together when the last of them ends, against what was in use before the first be
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import weakref
@@ -81,9 +80,10 @@ class KeptArrays:
         living = {address for address, kept in arrays.items() if _still_has_memory(address, kept)}
         if len(living) < len(arrays):
             from vram.payloads.arrays.inventory import find
+            from vram.payloads.tracked_objects import tracked_objects
 
             # Another array may share the memory of one that is gone.
-            every = (each.description for each in find(gc.get_objects()))
+            every = (each.description for each in find(tracked_objects()))
             living |= {(each.device, each.pointer) for each in every}
         return sum(
             kept.nbytes

@@ -186,15 +186,19 @@ def _untracked_arrays(heap: Sequence[object], kinds: Sequence[type], pause: Paus
     for start in range(0, len(heap), PORTION):
         portion = heap[start : start + PORTION]
         referents = gc.get_referents(*(each for each in portion if id(each) not in unreadable))
-        # Nor does it track tuples and dicts that hold nothing it tracks.
-        inside = [each for each in referents if type(each) in (dict, tuple) and not gc.is_tracked(each)]
-        met.update(
-            (id(each), each)
-            for each in (*referents, *gc.get_referents(*inside))
-            if _wanted(type(each), kinds)
-        )
+        passed: set[int] = set()
+        while referents:
+            met.update((id(each), each) for each in referents if _wanted(type(each), kinds))
+            # Tuples are never in the heap, nor are dicts that hold nothing that the collector tracks.
+            inside = {id(each): each for each in referents if type(each) is tuple or _is_untracked_dict(each)}
+            referents = gc.get_referents(*(each for key, each in inside.items() if key not in passed))
+            passed.update(inside)
         pause()
     return met.values()
+
+
+def _is_untracked_dict(each: object) -> bool:
+    return type(each) is dict and not gc.is_tracked(each)
 
 
 # ---- arrays that are described as they are met, and not held ----

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from itertools import compress, repeat
 from operator import is_
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from ..tracked_objects import tracked_objects
 
 if TYPE_CHECKING:  # programs on Python 3.8 are trimmed too
     Line = dict[str, Any]
@@ -82,7 +83,7 @@ def alive(kinds: tuple[type, ...]) -> list[Any]:
     The list of all objects is one call, during which no other thread runs: tens of milliseconds for a
     million of them. It is read in parts, between which Python lets others run.
     """
-    heap: list[Any] = gc.get_objects() if kinds else []
+    heap: list[Any] = tracked_objects() if kinds else []
     is_one: dict[type, bool] = {}
     found: list[Any] = []
     while heap:

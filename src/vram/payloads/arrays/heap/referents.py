@@ -97,6 +97,20 @@ def _parts_of(container: Any) -> Iterator[list[object]]:
         yield [own] if own else []
 
 
+def tuples_in(objects: Sequence[object], pause: Pause = no_rest) -> list[object]:
+    """The tracked tuples that *objects* refer to, and those in them: tracked_objects() lists none."""
+    found: dict[int, object] = {}
+    lengths = Lengths()
+    while objects:
+        fresh: dict[int, object] = {}
+        for members in referents(objects, lengths):
+            fresh.update((id(each), each) for each in members if type(each) is tuple and gc.is_tracked(each))
+            pause()
+        objects = [each for key, each in fresh.items() if key not in found]
+        found.update(fresh)
+    return list(found.values())
+
+
 # ---- parents ----
 
 

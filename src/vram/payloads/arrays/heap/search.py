@@ -16,10 +16,11 @@ from types import GeneratorType
 from typing import TYPE_CHECKING
 
 from ...pace import Pause
+from ...tracked_objects import tracked_objects
 from ..record import Struct
 from .introspection import inert, members, type_name
 from .references import PathText, Role, append_link, children, is_plain
-from .referents import first_parents, first_parents_of, is_hidden_from_collector, survivors
+from .referents import first_parents, first_parents_of, is_hidden_from_collector, survivors, tuples_in
 from .roots import Roots
 from .walk import FREE_THREADED, ByLineage, Walk
 
@@ -205,7 +206,7 @@ def shortest_paths(
 ) -> ReferencePaths:
     """The shortest path to each of *targets*, by its ``id``.
 
-    *heap* is ``gc.get_objects()`` from before the search. The list is emptied: as long as it holds
+    *heap* is ``tracked_objects()`` from before the search. The list is emptied: as long as it holds
     everything, reference counts say nothing. A path through an instance of a class of *secondary* is used
     only if there is no other.
     """
@@ -275,12 +276,19 @@ class _Search:
         """The holders of objects that no namespace leads to."""
         if self.walk.was_cut:
             return dict.fromkeys(missing, UNKNOWN)
-        own = {id(self.roots.namespaces), id(self.walk.portions)}
-        there = set(self.walk.reached.missing(map(id, self._heap))) - own
-        apart = [each for each in self._heap if id(each) in there]
+        apart = self._unreached(self._heap)
+        tuples = self._unreached(tuples_in(apart))
+        apart += tuples
+        self._heap += tuples
+        del tuples  # in two lists, as all others are
         alive = survivors(apart, but=self._targets, lists=2)
         climb = _Climb(first_parents(apart), self.roots)
         return {key: climb.holder(key, is_held=key in alive) for key in missing}
+
+    def _unreached(self, objects: list[object]) -> list[object]:
+        own = {id(self.roots.namespaces), id(self.walk.portions)}
+        there = set(self.walk.reached.missing(map(id, objects))) - own
+        return [each for each in objects if id(each) in there]
 
 
 class _Climb:
@@ -432,7 +440,8 @@ class Discovery:
         )
         if self.lists_all:
             self._walk.complete_reached()
-        apart = self._unreached(gc.get_objects() if self.lists_all else _newest())
+        apart = self._unreached(tracked_objects() if self.lists_all else _newest())
+        apart += self._unreached(tuples_in(apart, self._pause))
         found = list(compress(apart, map(self._unheld.__getitem__, map(type, apart))))
         self._add(found)
         # A local variable of a running frame is no object's, but it has a name.
@@ -475,7 +484,7 @@ def _newest() -> list[object]:
     newest, older, _ = gc.get_count()
     listed: list[object] = []
     if newest <= MAX_LISTED:
-        listed += gc.get_objects(generation=0)
+        listed += tracked_objects(generation=0)
     if older * gc.get_threshold()[0] <= MAX_LISTED:
-        listed += gc.get_objects(generation=1)
+        listed += tracked_objects(generation=1)
     return listed

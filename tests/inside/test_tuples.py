@@ -1,0 +1,74 @@
+"""A tuple that a thread of the program fills is not listed: Python fails the thread where it is."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.inside.conftest import PROGRAMS
+from tests.patience import PATIENCE_S
+from tests.search_path import search_path
+from vram.payloads.arrays.heap.referents import tuples_in
+from vram.payloads.tracked_objects import tracked_objects
+
+
+def test_a_thread_fills_its_tuple_on_while_the_program_is_searched() -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / "filling.py")],
+        env={**os.environ, "PYTHONPATH": f"{search_path()}:{PROGRAMS}"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [True, [200], 1]
+
+
+@pytest.mark.parametrize("generation", [None, 0])
+def test_a_tuple_is_filled_while_the_list_exists(generation: int | None) -> None:
+    lists = []
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        lists.append(tracked_objects(generation))
+        yield 2
+
+    assert tuple(numbers()) == (1, 2)
+    assert lists[0]
+
+
+def test_python_fails_it_where_it_is_listed() -> None:
+    """Where this fails, Python has become more patient, and the list may have tuples again."""
+    lists = []
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        lists.append(gc.get_objects())
+        yield 2
+
+    with pytest.raises(SystemError):
+        tuple(numbers())
+
+
+def test_every_object_but_tuples_is_in_the_list_and_the_list_is_not() -> None:
+    mine, tuples = [[number] for number in range(1000)], [([number],) for number in range(1000)]
+    listed = tracked_objects()
+    keys = set(map(id, listed))
+    assert keys.issuperset(map(id, mine))
+    assert keys.isdisjoint(map(id, tuples))
+    assert id(listed) not in keys
+    assert len(listed) == len(keys)
+
+
+def test_complete_tuples_are_found_by_what_refers_to_them() -> None:
+    inner = ([1],)
+    outer = (inner, [2])
+    holder = [outer, tuple(range(2))]
+    gc.collect()  # which stops tracking tuples of numbers
+    assert sorted(map(id, tuples_in([holder, inner]))) == sorted(map(id, [outer, inner]))
