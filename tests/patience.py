@@ -24,10 +24,13 @@ Saw = Callable[[], object] | None
 """What to show where it did not happen."""
 
 
-def until(what: Callable[[], Answer], saw: Saw = None) -> Answer:
-    """Return the first true answer of *what*; fail with its last answer, and with what *saw* returns."""
+def until(what: Callable[[], Answer], saw: Saw = None, max_pause_s: float = _MAX_PAUSE_S) -> Answer:
+    """Return the first true answer of *what*; fail with its last answer, and with what *saw* returns.
+
+    *max_pause_s* is longer where each question starts a program, which slows down what is waited for.
+    """
     end = time.monotonic() + PATIENCE_S
-    for pause_s in _pauses():
+    for pause_s in _pauses(max_pause_s):
         is_last = time.monotonic() > end
         if answer := what():
             return answer
@@ -104,12 +107,12 @@ def must_end() -> Iterator[None]:
         signal.signal(signal.SIGALRM, usual)
 
 
-def _pauses() -> Iterator[float]:
+def _pauses(max_pause_s: float = _MAX_PAUSE_S) -> Iterator[float]:
     """Short at first: most of what is waited for comes soon."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
-        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        pause_s = min(2 * pause_s, max_pause_s)
 
 
 def _missed(what: str, saw: Saw) -> str:

@@ -431,7 +431,7 @@ class Cluster:
             tail = {name: self.log(name)[-3000:] for name in ("slurmctld", "slurmd")}
             return f"not that {what}, but {self.state()} {self.reason()} {tail}"
 
-        until(holds, saw)
+        until(holds, saw, max_pause_s=0.1)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
