@@ -8,7 +8,7 @@ No CUDA toolkit is needed: the headers come from PyPI, and the virtual GPU's own
 extension is linked against. The wheel works with any driver from CUDA 12 on, real or virtual. It has no
 cuRAND. A C++ compiler and the headers of that Python must be there.
 
-`make test` runs it with --install. Only the first run compiles (a minute or two): the wheel stays in
+`make test` runs it with --install. Only the first run compiles (half a minute): the wheel stays in
 .build/pycuda/, and so does the reason where it could not be built, which skipped tests name.
 """
 
@@ -83,7 +83,7 @@ def wheel(python: str, into: Path) -> Path:
     if found:
         return found[0]
     check_compiler()
-    print(f"vram: building PyCUDA for {tag}, which takes a minute or two", file=sys.stderr, flush=True)
+    print(f"vram: building PyCUDA for {tag}, which takes half a minute or more", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="vram-pycuda-") as folder:
         work = Path(folder)
         get_headers(work / "headers")
@@ -128,8 +128,8 @@ def link_driver(folder: Path) -> None:
     (folder / "libcuda.so").symlink_to(driver)
 
 
-# PyCUDA's set-up runs its settings file. This part lets setuptools compile as many files at once as there are
-# cores, which it does not by itself.
+# PyCUDA's set-up runs its settings file. This part compiles Boost.Python, 28 files with the same headers,
+# as one (5 s of CPU instead of 32), and as many files at once as there are cores.
 COMPILE_AT_ONCE = """
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +137,11 @@ from distutils.ccompiler import CCompiler
 
 def compile(self, sources, output_dir=None, macros=None, include_dirs=None, debug=0,
             extra_preargs=None, extra_postargs=None, depends=None):
+    boost = [each for each in sources if "/libs/python/src/" in each]
+    if boost:
+        with open("boost_python.cpp", "w") as file:
+            file.writelines('#include "%s"\\n' % os.path.abspath(each) for each in boost)
+        sources = [*(each for each in sources if each not in boost), "boost_python.cpp"]
     macros, objects, extra_postargs, pp_opts, build = self._setup_compile(
         output_dir, macros, include_dirs, sources, depends, extra_postargs)
     cc_args = self._get_cc_args(pp_opts, debug, extra_preargs)
