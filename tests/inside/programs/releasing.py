@@ -27,14 +27,18 @@ def work():
     """A step that runs just then, with a batch of its own; its next one begins with a new batch."""
     batch = stand_ins.TensorBase(2, 1024)
     seen_locally.append(weakref.ref(batch))
+    # As a NumPy array, which resizes itself only where nothing else refers to it.
+    samples = bytes(len(others) + 1000)
+    references = sys.getrefcount(samples)
     ready.set()
     go_on.wait()
+    are_unheld.append(sys.getrefcount(samples) == references)
     del batch
     gone.set()
     threading.Event().wait()
 
 
-seen_locally = []
+seen_locally, are_unheld = [], []
 threading.Thread(target=work, name="steps", daemon=True).start()
 ready.wait()
 
@@ -49,7 +53,7 @@ def pause():
         stand_ins.HIDDEN.drop(id(parameter))
         go_on.set()
         gone.wait()
-        seen["freed"] = [each() is None for each in (*watched, gradient, *seen_locally)]
+        seen["freed"] = [each() is None for each in (*watched, gradient, *seen_locally)] + are_unheld
         # Where the old ones lay, new ones lie now, with the same id.
         others.extend(stand_ins.TensorBase(512, 512) for _ in range(8))
     return False

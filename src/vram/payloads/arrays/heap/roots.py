@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -140,7 +141,7 @@ class Roots:
     """All namespaces, those that a user knows best first.
 
     Local variables of the classes *unheld* are not held here: they are added to *local*, and their paths to
-    ``direct``, by ``id``.
+    ``direct``, by ``id``. Nor are then those that lead to no other object.
     """
 
     def __init__(self, unheld: ByLineage | None = None, local: list[object] | None = None) -> None:
@@ -199,12 +200,18 @@ class Roots:
         return found
 
     def _take_out(self, root: Root, unheld: ByLineage, local: list[object]) -> None:
-        """Held here, these would be missing to the program, whose next step frees and reuses them."""
-        for name in [name for name, value in root.names.items() if unheld[type(value)]]:
-            value = root.names.pop(name)
-            if id(value) not in self.direct:
-                self.direct[id(value)] = PathText("frame", repr(inert(name)), root.before, root.after)
-                local.append(value)
+        """Held here, these would be missing to the program, whose next step frees and reuses them.
+
+        So would a NumPy array, which does not even resize itself where anything else refers to it.
+        """
+        for name, value in list(root.names.items()):
+            if unheld[type(value)]:
+                del root.names[name]
+                if id(value) not in self.direct:
+                    self.direct[id(value)] = PathText("frame", repr(inert(name)), root.before, root.after)
+                    local.append(value)
+            elif not gc.is_tracked(value) and type(value) not in (dict, tuple):
+                del root.names[name]
 
     def _thread_text(self, thread: int) -> str:
         if thread == threading.main_thread().ident:
