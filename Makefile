@@ -67,8 +67,8 @@ repeat: $(VENV)/ready-test native ## the suite QUIET and BUSY times, and a table
 	@$(RUN)/python tools/pycuda_wheel.py --install
 	@$(RUN)/python tools/repeat.py --workers $(WORKERS) $(if $(QUIET),--quiet $(QUIET)) $(if $(BUSY),--busy $(BUSY)) $(ARGS)
 
-# VRAM_PID_REUSES, VRAM_KILLS and VRAM_MACHINES make its longest rows as long as the promise is: 10000, 1000 and
-# 10000.
+# VRAM_PID_REUSES, VRAM_KILLS, VRAM_MACHINES and VRAM_LOOKS make its longest rows as long as the promise is: 10000,
+# 1000, 10000 and 1000.
 faults: $(VENV)/ready-test native ## every row of the fault table, and its page docs/reference/faults.md
 	@$(RUN)/python -m pytest -q -n $(WORKERS) -m fault --faults-page=docs/reference/faults.md $(ARGS)
 

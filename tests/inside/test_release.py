@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.inside.conftest import PROGRAMS
 from tests.patience import PATIENCE_S
 from tests.search_path import search_path
 
 
+@pytest.mark.fault(36)
 def test_arrays_that_are_released_meanwhile_are_free_at_once_and_nobody_is_blamed_for_them() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{search_path()}:{PROGRAMS}"}
     done = subprocess.run(

@@ -8,26 +8,43 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.faults.record import Tally
 from tests.inside.conftest import PROGRAMS
 from tests.patience import PATIENCE_S
 from tests.search_path import search_path
 from vram.payloads.arrays.heap.referents import tuples_in
 from vram.payloads.tracked_objects import tracked_objects
 
+LOOKS = int(os.environ.get("VRAM_LOOKS", "10"))
 
-def test_a_thread_fills_its_tuple_on_while_the_program_is_searched() -> None:
+pytestmark = pytest.mark.fault(36)
+
+
+def told_by(program: str, *words: str) -> Any:
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "filling.py")],
+        [sys.executable, str(PROGRAMS / program), *words],
         env={**os.environ, "PYTHONPATH": f"{search_path()}:{PROGRAMS}"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=PATIENCE_S + LOOKS,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [True, [200], 1]
+    return json.loads(done.stdout)
+
+
+def test_a_thread_fills_its_tuple_on_while_the_program_is_searched() -> None:
+    assert told_by("filling.py") == [True, [200], 1]
+
+
+def test_threads_fill_tuples_while_the_program_is_searched_again_and_again(tally: Tally) -> None:
+    failures, found = told_by("crowded.py", str(LOOKS))
+    tally.count(3 * LOOKS, wrong=len(failures))
+    assert failures == []
+    assert found == [[2, 2, 2]] * LOOKS
 
 
 @pytest.mark.parametrize("generation", [None, 0])
