@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from vram.units import MIB
 
 PAYLOADS = SOURCES / "vram" / "payloads"
 PAYLOAD = PAYLOADS / "trim"
+IMPORTS_AST = re.compile(r"^\s*(import|from) ast\b", re.MULTILINE)
 CARRIED = [
     PAYLOADS / "delivery.py",
     PAYLOADS / "pace.py",
@@ -257,6 +261,26 @@ def test_every_module_travels_after_what_it_imports() -> None:
     outside = {".libcuda", ".tracked_objects"}
     assert set(names[3:]) == {*outside, *(_dotted(path) for path in PAYLOAD.rglob("*.py"))}
     assert names.index(".trim.driver") < names.index(".trim.framework") < names.index(".trim.frameworks")
+
+
+def test_many_threads_read_the_sources_once() -> None:
+    """In Python 3.11 threads that parse at once may fail: `vram free --caches` has 32."""
+    payload._sources.cache_clear()
+    together = threading.Barrier(8)
+
+    def read() -> object:
+        together.wait()
+        return payload.sources("inside")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(read) for _ in range(8)]
+    assert len({id(each.result()) for each in found}) == 1
+
+
+def test_no_payload_uses_ast() -> None:
+    """It would fail threads of the program that use it, in Python 3.11."""
+    users = [path.name for path in PAYLOADS.rglob("*.py") if IMPORTS_AST.search(path.read_text())]
+    assert users == []
 
 
 def test_a_payload_may_use_another_ones_modules() -> None:

@@ -5,6 +5,7 @@ The text runs where no vram is, and leaves no module behind.
 
 from __future__ import annotations
 
+import _thread
 import ast
 import os
 from collections.abc import Iterator
@@ -138,13 +139,22 @@ def expression(payload: str, call: Literal["answered", "deliver"], request: dict
     return f"(lambda n: (exec({_CARRIER!r}, n), n['carry']({arguments}), n.clear())[1])({names!r})"
 
 
-@cache
 def sources(payload: str) -> tuple[tuple[str, str], ...]:
     """The modules that *payload* needs, each after those that it imports; what measures comes first.
 
     They lie as in ``vram/payloads``, below a package without text, and may import from each other's
-    packages, relatively.
+    packages, relatively. By one thread at a time: `vram free --caches` has 32, and ast is not safe in Python
+    3.11, where two threads that use it at once may both fail with SystemError.
     """
+    with _one_at_a_time:
+        return _sources(payload)
+
+
+_one_at_a_time = _thread.allocate_lock()
+
+
+@cache
+def _sources(payload: str) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {"": ""}
     begun = {""}
     for name in (".pace", ".delivery", f".{payload}"):

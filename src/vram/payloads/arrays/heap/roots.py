@@ -16,8 +16,6 @@ from .introspection import Variables, attributes, inert, running_frames
 from .references import PathText
 
 if TYPE_CHECKING:
-    import ast
-
     from .walk import ByLineage
 
 # ---- notebooks ----
@@ -96,31 +94,34 @@ class Cells:
 
 
 def _names_bound(source: str) -> set[str]:
-    import ast
+    """The names that a cell binds; none where it is not Python.
+
+    Not by ast: in Python 3.11 two threads that use it at once may both fail with SystemError (3.11.2, 3.11.7;
+    a collection that calls Python code comes between), and the other thread is the notebook's.
+    """
+    import symtable
 
     try:
-        tree = ast.parse(source)
+        tables = [symtable.symtable(source, "<cell>", "exec")]
+        text = _text_run_by_magic(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return set()  # not Python: what it binds is unknown
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.Call):
-            found |= _names_bound(_text_run_by_magic(node))
-    return found
+        return set()
+    found = {each.get_name() for each in tables[0].get_symbols() if each.is_assigned() or each.is_imported()}
+    while tables:
+        below = [table for above in tables for table in above.get_children()]
+        inside = (each for table in below for each in table.get_symbols())
+        found.update(each.get_name() for each in inside if each.is_declared_global() and each.is_assigned())
+        tables = below
+    return found | _names_bound(text) if text else found
 
 
-def _text_run_by_magic(call: ast.Call) -> str:
+def _text_run_by_magic(source: str) -> str:
     """The cell under a magic: the history has it as ``get_ipython().run_cell_magic('time', '', text)``."""
-    if getattr(call.func, "attr", None) != "run_cell_magic":
+    code = compile(source, "<cell>", "exec") if "run_cell_magic" in source else None
+    if code is None or "run_cell_magic" not in code.co_names:
         return ""
-    name, _, text = (getattr(word, "value", None) for word in (*call.args, None, None, None)[:3])
-    return text if name in _RUN_HERE and type(text) is str else ""
+    name, _, text = (*(each for each in code.co_consts if type(each) is str), "", "", "")[:3]
+    return text if name in _RUN_HERE else ""
 
 
 # ---- namespaces ----
