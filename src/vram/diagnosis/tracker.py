@@ -131,8 +131,9 @@ def items_of(ledger: Ledger, gpu_keys: dict[int, Key]) -> Iterator[Item]:
     for hold in find_holds(ledger):
         by_gpu: dict[int, list[Entry]] = {}
         for part in hold.parts:
-            # "end": it ended while it was read, and the next reading is without it.
-            if part.at in gpu_keys and part.entry.hidden_by != "end":
+            # It ended while it was read, and the next reading is without it.
+            has_ended = hold.what == "hidden" and part.entry.hidden_by == "end"
+            if part.at in gpu_keys and not has_ended:
                 by_gpu.setdefault(part.at, []).append(part.entry)
         topic = _TOPICS.get(hold.what)
         for at, entries in by_gpu.items() if topic else ():
