@@ -13,6 +13,7 @@ from tests.diagnosis.ledgers import (
     gpu,
     holder,
     host,
+    job,
     ledger,
     memory,
     process,
@@ -75,6 +76,9 @@ CASES: dict[str, Case] = {
     "VR206": Case(ledger(gpu(process())), ledger(gpu(process(alive=False)))),
     "VR207": Case(
         ledger(gpu(process(), entry(holder=holder(), medium="managed"))), ledger(gpu(process(), process()))
+    ),
+    "VR208": Case(
+        ledger(gpu(process(job=job()))), ledger(gpu(process(job=job(is_orphan=False, launcher=7))))
     ),
     "VR301": Case(
         ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False)),

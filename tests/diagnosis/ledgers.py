@@ -7,6 +7,7 @@ from typing import Any
 from vram.model.gpu import GpuFacts, MemoryFacts
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly, known_bytes
 from vram.model.observation import HostFacts
+from vram.model.process import Job
 from vram.units import GIB, MIB
 
 TOTAL = 80 * GIB
@@ -25,6 +26,12 @@ def holder(pid: int = 1234, **facts: Any) -> Holder:
         "executable": "/home/alice/venv/bin/python3.12",
     }
     return Holder(pid=pid, **(about | facts))
+
+
+def job(**facts: Any) -> Job:
+    """One rank of two that torchrun started, and that lost its launcher."""
+    about = {"by": "torchrun", "key": "1.torchrun", "is_orphan": True, "rank": 0, "size": 2, "local_size": 2}
+    return Job(**(about | facts))
 
 
 def dead(pid: int) -> Holder:

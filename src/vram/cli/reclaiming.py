@@ -29,6 +29,7 @@ def add_plan_arguments(parser: Parser) -> None:
     parser.add_size("size", nargs="?", help="how much should be available on one GPU, e.g. 20GiB")
     parser.add_size("--more", help="free SIZE more than is available now")
     option("--gpu", action="append", metavar="N[,N...]", help="only memory on these GPUs (repeatable)")
+    parser.add_flag("--orphans", help="also end jobs whose launcher is dead (VR208)")
     parser.add_flag("--caches", help="also release unused caches of running Python processes")
     parser.add_flag("--park-idle", help="also park idle processes of yours")
     option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
@@ -61,6 +62,7 @@ def plan_words(args: Namespace) -> dict[str, Any]:
         "up_to": args.up_to,
         "findings": tuple(args.finding),
         "pids": tuple(args.pid),
+        "orphans": args.orphans,
         "caches": args.caches,
         "park_idle": args.park_idle,
         "alone": args.only,
@@ -129,6 +131,7 @@ class LocalReclaimer:
             deadline_s=self._args.deadline,
             patience_s={"kill": self._args.grace},
             on_outcome=on_outcome,
+            together=getattr(self._args, "job", False) or _ends_orphans_alone(draft),
         )
         return Reclaimed(draft, receipt, self._left(draft, receipt))
 
@@ -147,6 +150,14 @@ class LocalReclaimer:
 
         findings = tuple(getattr(self._args, "finding", ()))
         return remaining(draft.plan, findings, host=self._host, deadline_s=self._args.deadline)
+
+
+def _ends_orphans_alone(draft: Draft) -> bool:
+    """Whether all that is done is to end orphans, who are ended at once: one that is stuck keeps no other."""
+    plan = draft.plan
+    return plan.goal_bytes is None and all(
+        step.kind == "kill" and step.finding == "VR208" for step in plan.steps
+    )
 
 
 def reclaim(args: Namespace, where: Reclaimer) -> int:

@@ -11,6 +11,7 @@ from vram.diagnosis import remedies
 from vram.diagnosis.held import finding_about
 from vram.diagnosis.remedies import MAX_PIDS, SUDO_VRAM
 from vram.ledger.holds import find_holds, in_ledger_order, narrow
+from vram.ledger.jobs import find_held_jobs
 from vram.ledger.processes import is_healthy, is_stopped, is_stuck, living_holder, living_holders
 from vram.model.finding import Finding, Remedy
 from vram.model.hold import HeldPart, Hold
@@ -94,9 +95,15 @@ def doubt(entry: Entry, works: Collection[int]) -> Doubt | None:
     return None
 
 
-def way_back(ledger: Ledger) -> str | None:
-    """The one command that frees the leftovers here; None where there are none, or no command would."""
+def way_back(ledger: Ledger, *, orphans: bool = False) -> str | None:
+    """The one command that frees the leftovers here; None where there are none, or no command would.
+
+    With *orphans*, it also ends jobs whose launcher is dead.
+    """
     works, host = working(ledger), ledger.host
+    jobs = [each for each in find_held_jobs(ledger) if each.job.is_orphan] if orphans else []
+    if any(host.uid in (0, holder.uid) for each in jobs for holder in each.holders):
+        return "vram free --orphans"
     entries = [part.entry for part in leftover_parts(ledger)]
     certain = [entry for entry in entries if doubt(entry, works) is None]
     if any(

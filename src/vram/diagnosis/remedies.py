@@ -97,6 +97,28 @@ def end(
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
 
 
+def end_job(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
+    """End all processes of a job whose launcher is dead; where one must not be ended, say that instead."""
+    usual = end(host, holders)
+    if not any(each.step == "end" for each in usual):
+        return usual
+    look = f"ps -o pid,ppid,user,stat,etime,time,args -p {_pids(holders[:MAX_PIDS], ',')}"
+    text = "Check whether it still works: CPU time that grows."
+    whom = "it" if len(holders) == 1 else _all(holders)
+    end_text = f"Terminate {whom}. Unsaved work is lost."
+    vram = _vram(host, holders)
+    return (
+        for_processes(holders, step="look", text=text, command=look),
+        for_processes(
+            holders,
+            step="end",
+            text=end_text,
+            command=f"{vram} kill --job {holders[0].pid}",
+            harm="loses-work",
+        ),
+    )
+
+
 def free(holders: Sequence[Holder]) -> Remedy:
     """Memory whose owner is dead: one command returns it, and nobody's work is lost."""
     whom = "its holder" if len(holders) == 1 else _all(holders)

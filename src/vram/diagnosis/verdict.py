@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Struct
 
 from vram.ledger.holds import by_gpu, find_holds
-from vram.ledger.processes import is_stopped
+from vram.ledger.processes import in_use, is_stopped
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.observation import ProbeRun
 
@@ -39,11 +39,16 @@ class GpuVerdict(Struct, frozen=True, kw_only=True):
     """Set where this is the answer for one MIG instance: its first device, as "0:1"."""
 
 
-def judge(ledger: Ledger, *, leftovers: bool = False, allow: int = 0) -> tuple[GpuVerdict, ...]:
-    """Return a verdict for every GPU; up to *allow* bytes on each are let pass."""
+def judge(
+    ledger: Ledger, *, leftovers: bool = False, orphans: bool = False, allow: int = 0
+) -> tuple[GpuVerdict, ...]:
+    """Return a verdict for every GPU; up to *allow* bytes on each are let pass.
+
+    With *leftovers* these are counted alone, and with *orphans* what a job holds whose launcher is dead, too.
+    """
     held = by_gpu(find_holds(ledger))
     return tuple(
-        _judge(gpu, [part.entry for part in held.get(at, [])], leftovers, allow)
+        _judge(gpu, [part.entry for part in held.get(at, [])], leftovers, orphans, allow)
         for at, gpu in enumerate(ledger.gpus)
     )
 
@@ -73,11 +78,14 @@ def without_driver(ledger: Ledger) -> ProbeRun | None:
     return next(nvml, None)
 
 
-def _judge(gpu: GpuLedger, held: list[Entry], leftovers: bool, allow: int) -> GpuVerdict:
+def _judge(gpu: GpuLedger, held: list[Entry], leftovers: bool, orphans: bool, allow: int) -> GpuVerdict:
     # Those whose bytes are in an entry of several.
     unsized = [entry for entry in held if entry.holder and entry.nbytes is None]
     counted = tuple(
-        entry for entry in held if entry.nbytes and (not leftovers or _is_left(gpu, entry, unsized))
+        entry
+        for entry in held
+        if entry.nbytes
+        and (not leftovers or _is_left(gpu, entry, unsized) or (orphans and _is_orphans(entry)))
     )
     nbytes = known_bytes(counted)
     verdict: Verdict = "held" if nbytes > allow else "clean"
@@ -105,6 +113,11 @@ def _is_leftover(entry: Entry) -> bool:
         return True
     holder = entry.holder
     return not holder.alive or holder.exiting or holder.state in ("Z", "X") or is_stopped(holder)
+
+
+def _is_orphans(entry: Entry) -> bool:
+    holder = entry.holder
+    return in_use(entry) and holder is not None and holder.job is not None and holder.job.is_orphan
 
 
 def _is_left(gpu: GpuLedger, entry: Entry, unsized: list[Entry]) -> bool:

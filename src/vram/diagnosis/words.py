@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from vram.model.gpu import DriverFacts
 from vram.model.hold import Hold
 from vram.model.ledger import Holder
-from vram.model.process import Workload
+from vram.model.process import Job, Workload
 from vram.units import duration
 
 _COMMAND_COLUMNS = 40
 _PIDS_SHOWN = 4
+_MEMBERS = {"Jupyter": "kernel", "vLLM": "process", "SGLang": "process"}
 
 
 def shown(text: str) -> str:
@@ -61,6 +62,14 @@ def charged_to(ghost: Hold) -> str:
 def inheriting(ghost: Hold) -> str:
     """Who holds the memory of a dead process, in a sentence."""
     return ("one of " if ghost.one_of else "") + processes(ghost.holders)
+
+
+def members(job: Job, count: int) -> str:
+    """Several processes of a job, for a title: "2 of 8 torchrun ranks", "1 Jupyter kernel"."""
+    noun = _MEMBERS.get(job.by, "rank" if job.rank is not None else "worker")
+    of = f" of {job.size}" if job.size is not None and job.size > count else ""
+    plural = ("es" if noun.endswith("s") else "s") if count != 1 or of else ""
+    return f"{count}{of} {job.by} {noun}{plural}"
 
 
 def belonging(workload: Workload) -> str:

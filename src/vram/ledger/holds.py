@@ -225,6 +225,8 @@ class _Draft:
             return "stuck"
         if holder.state in ("T", "t"):
             return "stopped"
+        if holder.job is not None and holder.job.is_orphan:
+            return "orphan"
         return "idle" if holder.state == "S" and holder.pid not in working else "ok"
 
 

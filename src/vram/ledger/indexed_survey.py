@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from vram.ledger.ancestry import Ancestry
+from vram.ledger.launchers import find_jobs
 from vram.model.files import (
     CapacityFacts,
     ClientFacts,
@@ -20,7 +21,7 @@ from vram.model.files import (
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, Vendor
 from vram.model.ledger import Holder, Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
-from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.process import Job, ProcessFacts, ProcessRef
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 
 
@@ -135,6 +136,7 @@ class IndexedSurvey(Struct):
     made_relatives: dict[int, list[int]] | None = None
     made_uncharged: list[int] | None = None
     made_in_use: bool | None = None
+    made_jobs: dict[int, Job] | None = None
     made_holders: dict[tuple[int, tuple[str, ...]], Holder] = {}
     """Made from the rest when they are first asked for: each is needed for every GPU."""
 
@@ -161,6 +163,13 @@ class IndexedSurvey(Struct):
             parents = {pid: facts.parent for pid, (_, facts) in self.processes.items() if facts.parent}
             self.made_ancestry = Ancestry(parents)
         return self.made_ancestry
+
+    @property
+    def jobs(self) -> dict[int, Job]:
+        """What each process belongs to that was launched together with others, by pid."""
+        if self.made_jobs is None:
+            self.made_jobs = find_jobs(self.processes)
+        return self.made_jobs
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -390,6 +399,7 @@ def _describe(survey: IndexedSurvey, process: ProcessRef, lists: tuple[str, ...]
         workload=facts.workload,
         inner_pid=facts.namespace_pids[-1] if len(facts.namespace_pids) > 1 else None,
         uid=facts.uid,
+        job=survey.jobs.get(process.pid) if facts.launch is not None else None,
     )
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts, Vendor
 from vram.model.observation import HostFacts, ProbeRun, Status
-from vram.model.process import ParkedProcess, Workload
+from vram.model.process import Job, ParkedProcess, Workload
 from vram.model.windows import WindowsProcess, WindowsSide
 
 # ---- the kinds of entries, and what each one means: the only place that classifies them ----
@@ -150,6 +150,8 @@ class Holder(Struct, frozen=True, kw_only=True):
     """Its pid as its own PID namespace counts, where that is not ours: what a container calls it."""
     uid: int | None = None
     """Who may see what of it is asked by this: a name need not be anybody's."""
+    job: Job | None = None
+    """What it was launched as a part of, and whether its launcher is dead."""
     visible: bool = True
     """False: it may live where we cannot see it (another PID namespace, hidepid), whatever ``alive`` says."""
 

@@ -19,12 +19,13 @@ OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 class PlanRequest(Struct, frozen=True, kw_only=True):
     """What memory is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
 
-    ``available_bytes`` are to be available on one GPU afterwards: one of ``gpus`` (empty: any), whoever
-    has freed them. ``goal_bytes`` are to be freed there, however much is available already. Without either
-    all leftovers are planned. ``caches`` allows to trim live processes too, ``park_idle`` to park idle
-    ones that nobody named. ``up_to`` is the most harmful action allowed; ``only`` is the one action to use.
-    Who is named and holds a leftover with others stands for all of them, unless ``alone``. ``tree`` means
-    the descendants of ``pids`` too, as far as they are on a GPU.
+    ``available_bytes`` are to be available on one GPU afterwards: one of ``gpus`` (empty: any), whoever has
+    freed them. ``goal_bytes`` are to be freed there, however much is available already. Without either all
+    leftovers are planned. ``orphans`` allows to end jobs whose launcher is dead. ``caches`` allows to trim
+    live processes too, ``park_idle`` to park idle ones that nobody named. ``up_to`` is the most harmful
+    action allowed; ``only`` is the one action to use. Who is named and holds a leftover with others stands
+    for all of them, unless ``alone``. ``tree`` means the descendants of ``pids`` too, as far as they are on
+    a GPU, and ``job`` all that was launched together with them, their launcher first.
     """
 
     available_bytes: int | None = None
@@ -38,6 +39,8 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     park_idle: bool = False
     alone: bool = False
     tree: bool = False
+    job: bool = False
+    orphans: bool = False
 
 
 class Skipped(Struct, frozen=True, kw_only=True):

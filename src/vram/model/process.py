@@ -45,6 +45,55 @@ class Workload(Struct, frozen=True):
     notebook: str | None = None
 
 
+Launcher = Literal[
+    "torchrun",
+    "deepspeed",
+    "mpirun",
+    "multiprocessing",
+    "fork server",
+    "vLLM",
+    "SGLang",
+    "Ray",
+    "Jupyter",
+    "torch.distributed",
+]
+
+
+class LaunchClaim(Struct, frozen=True, omit_defaults=True):
+    """How a process says that it was launched, together with others of the same ``job``.
+
+    ``direct``: it shows what only the launcher's own child has; else it may have inherited its environment
+    from one. ``rank`` is its number among ``size`` in all and ``local_size`` on this machine.
+    ``recorded_pid`` is its launcher's as the process recorded it, and ``recorded_lives`` whether that one
+    still runs: None where its number is not one of ours.
+    """
+
+    by: Launcher
+    job: str
+    direct: bool = False
+    rank: int | None = None
+    size: int | None = None
+    local_size: int | None = None
+    recorded_pid: int | None = None
+    recorded_lives: bool | None = None
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """What a process was launched as a part of, with all others of the same ``key``.
+
+    ``launcher`` is the launcher's pid while it lives, where that is known; ``is_orphan``: proved, it is dead.
+    ``rank``, ``size`` and ``local_size`` are as :class:`LaunchClaim` has them.
+    """
+
+    by: Launcher
+    key: str
+    launcher: int | None = None
+    is_orphan: bool = False
+    rank: int | None = None
+    size: int | None = None
+    local_size: int | None = None
+
+
 class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     """What /proc says about one process. None means that it could not be read.
 
@@ -75,6 +124,7 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     namespace_pids: tuple[int, ...] = ()
     cgroup: str | None = None
     workload: Workload = Workload()
+    launch: LaunchClaim | None = None
 
     @property
     def is_dead(self) -> bool:

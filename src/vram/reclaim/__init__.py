@@ -34,6 +34,8 @@ def plan(
     park_idle: bool = False,
     alone: bool = False,
     tree: bool = False,
+    job: bool = False,
+    orphans: bool = False,
     host: Host | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Draft:
@@ -59,6 +61,8 @@ def plan(
         park_idle=park_idle,
         alone=alone,
         tree=tree,
+        job=job,
+        orphans=orphans,
     )
     return plan_request(request, host=host, deadline_s=deadline_s)
 
@@ -79,8 +83,11 @@ def execute(
     deadline_s: float = DEADLINE_S,
     patience_s: Mapping[StepKind, float] | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
+    together: bool = False,
 ) -> Receipt:
     """Do exactly *plan*, if it is still valid; return asked, promised and returned.
+
+    *together* ends all processes of a plan of kills without a goal at once, as it is done with a whole job.
 
     *patience_s* says how long a step of each kind may take. *on_outcome* is called with every outcome.
     Raises WorldChanged where the plan is no longer valid, having touched nothing.
@@ -106,6 +113,7 @@ def execute(
         on_outcome=on_outcome,
         used_now=used_in(ledger, plan.gpus),
         goal_now=missing_bytes(ledger, plan),
+        together=together,
     )
 
 

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.diagnosis import words
 from vram.diagnosis.leftover import DMABUF, EXPORTED, ORPHANED, code_of, doubt, leftover_parts, working
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import CannotPark, DeviceError, NoSuchProcess, NotOnGpu
 from vram.host.ports import Host
 from vram.ledger.holds import find_holds, in_ledger_order, narrow
+from vram.ledger.jobs import find_held_jobs, job_of, launcher_to_end
 from vram.ledger.processes import (
     ProcessMemory,
     freed_by,
@@ -31,14 +33,16 @@ from vram.model.process import ParkedProcess
 from vram.units import size
 
 STOPPED = "VR201"
+ORPHAN = "VR208"
 
 
 def with_holders(host: Host, ledger: Ledger, request: PlanRequest) -> tuple[PlanRequest, dict[int, int]]:
     """*request* with everybody whom its pids mean.
 
     A dead pid means those that hold its memory, the holder of a leftover all who hold it with it, and with
-    ``tree`` the descendants are meant too. Also, which of the pids stand for which dead one. Raises
-    NoSuchProcess where a dead pid's holders are not certain, or cannot be seen.
+    ``tree`` the descendants are meant too, with ``job`` all that was launched together. Also, which of the
+    pids stand for which dead one. Raises NoSuchProcess where a dead pid's holders are not certain, or
+    cannot be seen.
     """
     if not request.pids:
         return request, {}
@@ -49,7 +53,7 @@ def with_holders(host: Host, ledger: Ledger, request: PlanRequest) -> tuple[Plan
     meant = {pid: tuple(_meant(host, ledger, known, units, pid, request)) for pid in request.pids}
     pids = tuple(dict.fromkeys(each for pid in request.pids for each in meant[pid]))
     dead = {each: pid for pid, people in meant.items() if pid not in people for each in people}
-    return replace(request, pids=pids), {} if request.tree else dead
+    return replace(request, pids=pids), {} if request.tree or request.job else dead
 
 
 def _meant(
@@ -66,12 +70,46 @@ def _meant(
     left = [part.entry for part in in_ledger_order(hold for hold in charged if hold is not None)]
     if left and pid not in known and _is_dead(host, pid):
         return _holders(ledger, pid, left)
+    if request.job:
+        return _launched_together(ledger, pid)
     if request.tree:
         children = [each for each in host.proc.descendants(pid) if each in known]
         named = (pid, *children) if pid in known or not children else tuple(children)
         return dict.fromkeys(each for one in named for each in units.get(one, (one,)))
     # One of several holders frees nothing by ending alone.
     return units.get(pid, (pid,))
+
+
+def _launched_together(ledger: Ledger, pid: int) -> tuple[int, ...]:
+    job = job_of(ledger, pid)
+    if job is None:
+        raise NotOnGpu(
+            f"pid {pid} belongs to no job that holds GPU memory: no launcher is known that started it",
+            hint=f"`vram kill --tree {pid}` terminates it and its descendants",
+        )
+    launcher = launcher_to_end(job)
+    # The launcher first: it would start others again.
+    return (*(() if launcher is None else (launcher,)), *(each for each in job.pids if each != launcher))
+
+
+def launchers(host: Host, ledger: Ledger, pids: Iterable[int]) -> dict[int, ProcessMemory]:
+    """Those of *pids* that launched a job and are on no GPU themselves."""
+    found: dict[int, ProcessMemory] = {}
+    wanted, known = set(pids), processes(ledger)
+    for each in find_held_jobs(ledger):
+        pid = launcher_to_end(each)
+        seen = host.proc.facts(pid) if pid is not None and pid in wanted and pid not in known else None
+        if seen is not None:
+            holder = Holder(
+                pid=seen[0].pid,
+                started_at=seen[0].started_at,
+                user=seen[1].user,
+                command=" ".join(seen[1].argv) or seen[1].command,
+                alive=True,
+                state=seen[1].state,
+            )
+            found[holder.pid] = ProcessMemory(holder=holder, gpus=each.gpus)
+    return found
 
 
 def _is_dead(host: Host, pid: int) -> bool:
@@ -210,6 +248,8 @@ class PlanContext(Struct, frozen=True):
     """The pids on the command line, before they were replaced by those whom they mean."""
     works: frozenset[int] = frozenset()
     """Healthy processes with GPU memory of their own."""
+    launchers: dict[int, ProcessMemory] = {}
+    """Processes to be ended that hold nothing on a GPU, and would start others again that do."""
 
     @classmethod
     def of(
@@ -244,6 +284,7 @@ class PlanContext(Struct, frozen=True):
         # Who is to be ended is meant as soon as it has the GPU's files open.
         there = self._here(by_files=not self.request.gpus or self.request.only == "kill")
         there |= {pid: _paused(each) for pid, each in self.parked.items() if pid not in there}
+        there |= self.launchers
         missing = [pid for pid in self.request.pids if pid not in there]
         if missing:
             raise self._not_found(missing[0])
@@ -346,10 +387,21 @@ def _kills(context: PlanContext) -> Iterator[ActionCandidate]:
             reason=_leftover_reason(leftover),
             finding=leftover.code,
         )
+    if context.request.orphans or ORPHAN in context.request.findings:
+        yield from _orphans(context)
     if STOPPED in context.request.findings:
         for process in context.chosen():
             if process.charged and process.holder.state == "T" and is_stopped(process.holder):
                 yield _named_kill(context, (process,), "it is stopped, and --finding VR201 names it", STOPPED)
+
+
+def _orphans(context: PlanContext) -> Iterator[ActionCandidate]:
+    """One candidate for each job whose launcher is dead, if all that is left of it can be ended."""
+    for each in find_held_jobs(context.ledger):
+        if each.job.is_orphan and set(each.gpus) & set(context.gpus) and all(map(is_healthy, each.holders)):
+            reason = f"{words.members(each.job, len(each.pids))}, launcher dead"
+            people = tuple(context.known[pid] for pid in each.pids)
+            yield _named_kill(context, people, reason, ORPHAN)
 
 
 def _leftover_reason(leftover: Leftover) -> str:
@@ -369,6 +421,8 @@ def _named_kill(
     dead = dict.fromkeys(context.instead_of[pid] for pid in pids if pid in context.instead_of)
     if dead:
         reason = f"pid {', '.join(map(str, dead))} is dead, and this process holds its memory"
+    elif context.request.job:
+        reason = f"you named the job of pid {', '.join(map(str, context.asked))}"
     elif context.asked and not set(pids) <= set(context.asked):
         reason = f"you named pid {', '.join(map(str, context.asked))}; all of these hold the same memory"
     shared = sorted({pid for process in named for pid in process.co_holders} - set(pids))

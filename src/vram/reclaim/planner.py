@@ -31,11 +31,13 @@ from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import Action
 from vram.reclaim.candidates import (
+    ORPHAN,
     STOPPED,
     ActionCandidate,
     Leftover,
     PlanContext,
     candidates,
+    launchers,
     leftovers,
     with_holders,
 )
@@ -69,6 +71,8 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     request, instead_of = with_holders(host, ledger, _check_words(request))
     paused = parked(host) if request.pids else ()
     context = PlanContext.of(ledger, findings, request, paused, instead_of, asked)
+    if request.job:
+        context = replace(context, launchers=launchers(host, ledger, request.pids))
     choice = _Choice(host, context)
     for pid in request.pids:
         # Whether it may be touched at all comes before whether it holds anything.
@@ -312,7 +316,7 @@ def _actions(context: PlanContext) -> tuple[StepKind, ...]:
 
 def _asks_for_caches(request: PlanRequest) -> bool:
     """Whether live processes may be visited: by that word, or by findings that speak of them."""
-    of_the_living = any(code not in (*CODES, STOPPED) for code in request.findings)
+    of_the_living = any(code not in (*CODES, STOPPED, ORPHAN) for code in request.findings)
     return request.caches or request.up_to == "trim" or of_the_living
 
 

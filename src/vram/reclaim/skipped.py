@@ -158,6 +158,8 @@ def _why_used(context: PlanContext, process: ProcessMemory, refusal: Refused | N
     usual = NotReachable | AttachDenied | CannotPark | NotPermitted
     if refusal is not None and not isinstance(refusal, usual):
         return "; ".join(filter(None, (str(refusal), refusal.hint))), "", False
+    if holder.job is not None and holder.job.is_orphan:
+        return f"its launcher ({holder.job.by}) is dead, and it still runs", "vram free --orphans", False
     what = f"in use: {ONLY_THE_CONTEXT}" if is_bare_context(process.charged) else "in use"
     return what, "", True
 

@@ -78,4 +78,7 @@ def _why_left(entry: Entry) -> str:
     if entry.kind == "orphaned":
         whose = "its parent" if entry.charged_pid is None else f"parent {entry.charged_pid}"
         return f" ({whose} is dead)"
-    return " (through an exported handle)" if entry.kind == "exported" else ""
+    if entry.kind == "exported":
+        return " (through an exported handle)"
+    job = entry.holder.job if entry.holder else None
+    return f" (its launcher, {job.by}, is dead)" if job is not None and job.is_orphan else ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vram.model.ledger import Entry, GpuLedger, Holder, known_bytes
+from vram.ledger.jobs import job_of
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 from vram.model.parking import Parked
 from vram.model.process import ParkedProcess, Workload
 from vram.model.windows import WindowsProcess
 from vram.report.escape import inert
-from vram.units import duration, size
+from vram.units import counted, duration, size
 
 if TYPE_CHECKING:
     from vram.diagnosis.verdict import GpuVerdict
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _FIRST_WORDS = 160
 """How many characters are shown of a command that is a program of several lines."""
+_FEW_PIDS = 8
 _STATES = {
     "T": "stopped",
     "t": "stopped by a debugger",
@@ -66,6 +68,31 @@ def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     if notebook and started_by != f"notebook {notebook}":
         parts.append(f"notebook {notebook}")
     return parts + oddities(holder)
+
+
+def membership(ledger: Ledger, pid: int) -> str:
+    """Return what a process was launched as a part of: its rank, the others, the launcher; else ""."""
+    held = job_of(ledger, pid)
+    if held is None:
+        return ""
+    job = held.job
+    if pid == job.launcher and pid not in held.pids:
+        return f"launched {counted(len(held.pids), 'process')} that hold GPU memory, by {job.by}"
+    own = next(each.job for each in held.holders if each.pid == pid)
+    rank = f"rank {own.rank} of {own.size}" if own and own.rank is not None else f"a part of a {job.by} job"
+    words = [f"{rank} in a {job.by} job" if rank.startswith("rank") else rank]
+    others = [str(each) for each in held.pids if each != pid]
+    if others:
+        more = f" and {len(others) - _FEW_PIDS} more" if len(others) > _FEW_PIDS else ""
+        words.append(f"with pid {', '.join(others[:_FEW_PIDS])}{more}")
+    if held.missing_ranks:
+        few = ", ".join(map(str, held.missing_ranks[:_FEW_PIDS]))
+        words.append(f"not on a GPU: rank {few}{', ...' if len(held.missing_ranks) > _FEW_PIDS else ''}")
+    if job.is_orphan:
+        words.append("launcher dead")
+    elif job.launcher is not None:
+        words.append(f"launcher pid {job.launcher}")
+    return "; ".join(words)
 
 
 def oddities(holder: Holder) -> list[str]:

@@ -30,13 +30,14 @@ def process_page(
     notes: tuple[str, ...],
     family: Sequence[Text],
     options: RenderOptions,
+    job: str = "",
 ) -> RenderableType:
     """Return what concerns *pid*, of a ledger that was narrowed to it, in at most HEIGHT lines.
 
-    *family* has one line for each process that it belongs to.
+    *family* has one line for each process that it belongs to, *job* says what it was launched as a part of.
     """
     lines = [_line(masthead(ledger, options).plain, options, "dim")]
-    lines += _verdict(ledger, pid, findings, options)
+    lines += _verdict(ledger, pid, findings, job, options)
     lines += _what_to_do(findings, pid, options)
     if family:
         lines += [Text(), Text("Its family", style="bold"), *_first(family, _MAX_FAMILY, "vram who")]
@@ -77,7 +78,9 @@ def _entries(ledger: Ledger) -> list[Entry]:
 # ---- the verdict ----
 
 
-def _verdict(ledger: Ledger, pid: int, findings: Sequence[Finding], options: RenderOptions) -> Iterator[Text]:
+def _verdict(
+    ledger: Ledger, pid: int, findings: Sequence[Finding], job: str, options: RenderOptions
+) -> Iterator[Text]:
     known = _holder(ledger, pid)
     yield _line(_who(known, pid), options, "bold")
     entries = _entries(ledger)
@@ -85,6 +88,8 @@ def _verdict(ledger: Ledger, pid: int, findings: Sequence[Finding], options: Ren
         is_dead = known is None or (known.visible and not known.alive)
         verb = "left behind:" if is_dead else "holds"
         yield _line(f"  {verb} {_amounts(ledger, entries)}", options)
+    if job:
+        yield _line(f"  {job}", options)
     shared = next((words for entry in entries if (words := sharing(entry))), "")
     if shared:
         yield _line(f"  {shared}", options, "yellow")

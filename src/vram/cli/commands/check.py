@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 
 from vram.cli.arguments import Parser
 from vram.cli.source import add_source_arguments, open_host, require_driver, take_ledger
 from vram.cli.terminal import emit
-from vram.errors import DriverMissing, ExitCode, VramError
+from vram.errors import DriverMissing, ExitCode, UsageError, VramError
 
 HELP = "for scripts: exit 0 if clean, 1 if memory is held, 3 if unknown"
+
+_PAUSE_S = 0.5
 
 _EPILOG = """\
 exit codes:
@@ -23,32 +26,46 @@ exit codes:
 
 --leftovers counts only memory that no healthy process accounts for: orphaned or
 exported memory, memory of a dead, exiting or stopped process, and memory without
-a known holder. Memory of a process that is not visible from here is "unknown"."""
+a known holder. Memory of a process that is not visible from here is "unknown".
+--orphans adds what a job holds whose launcher is dead (VR208)."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     add_source_arguments(parser)
     parser.add_flag("--leftovers", help="count only memory that no healthy process accounts for")
+    parser.add_flag("--orphans", help="with --leftovers: also jobs whose launcher is dead")
+    parser.add_duration("--wait", help="wait up to this long until it is clean, e.g. 60s")
     parser.add_size("--allow", default=0, help="ignore up to this much on each GPU, e.g. 64MiB")
     parser.add_flag("--json", help="one JSON object instead of text")
     parser.add_flag("--quiet", "-q", help="print nothing, only set the exit code")
 
 
 def run(args: Namespace) -> int:
+    if args.orphans and not args.leftovers:
+        raise UsageError("--orphans is for --leftovers", hint="without --leftovers everything counts")
+    if args.wait and args.snapshot:
+        raise UsageError("--wait waits for this machine", hint="leave out --from")
     host = open_host(args)
     from vram.diagnosis.verdict import judge, overall
     from vram.report import check
 
-    ledger = take_ledger(args, host)
-    verdicts = judge(ledger, leftovers=args.leftovers, allow=args.allow)
-    verdict = overall(verdicts)
+    end = time.monotonic() + (args.wait or 0.0)
+    while True:
+        ledger = take_ledger(args, host)
+        verdicts = judge(ledger, leftovers=args.leftovers, orphans=args.orphans, allow=args.allow)
+        verdict = overall(verdicts)
+        left_s = end - time.monotonic()
+        if verdict == "clean" or left_s <= 0:
+            break
+        time.sleep(min(_PAUSE_S, left_s))
     if args.json and not args.quiet:
         emit(check.json(ledger, verdict, verdicts))
     elif not args.quiet:
         from vram.diagnosis.leftover import way_back
 
-        emit(check.text(ledger, verdicts, way_back(ledger) if verdict == "held" else None))
+        command = way_back(ledger, orphans=args.orphans) if verdict == "held" else None
+        emit(check.text(ledger, verdicts, command))
     try:
         require_driver(ledger)
     except DriverMissing as error:

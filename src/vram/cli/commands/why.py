@@ -111,13 +111,14 @@ def _one_process(
 
         emit(json.process(theirs, args.pid, about, notes))
     else:
-        from vram.report import process_page, text, tree
+        from vram.report import phrases, process_page, text, tree
         from vram.report.process_tree import who
 
         def draw(options: RenderOptions) -> RenderableType:
+            job = phrases.membership(ledger, args.pid)
             family = tree.family(who(ledger), args.pid, options, brief=not args.verbose)
             if not args.verbose:
-                return process_page.process_page(theirs, args.pid, about, notes, family, options)
+                return process_page.process_page(theirs, args.pid, about, notes, family, options, job)
             inside = _arrays(args, host, ledger, options) if answered else []
             return text.process(theirs, about, notes, family, inside, options)
 

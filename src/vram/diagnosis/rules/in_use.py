@@ -54,7 +54,7 @@ CODE = "VR206"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for hold in find_holds(ledger, empty=True):
-        if hold.what == "process" and is_healthy(hold.holders[0]):
+        if hold.what == "process" and is_healthy(hold.holders[0]) and hold.state != "orphan":
             yield _finding(ledger, hold, hold.holders[0])
 
 

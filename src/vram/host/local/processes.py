@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from vram.children import LocalPidHandle
 from vram.folders import is_root
 from vram.host.local.identity import user_name
+from vram.host.local.launch import launch
 from vram.host.local.workload import ContainerNames, membership, named, processes, uid_in, workload
 from vram.host.ports import ProcessCondition
-from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.process import LaunchClaim, ProcessFacts, ProcessRef
 from vram.payloads.procfs import (
     ProcessFolder,
     Stat,
@@ -57,10 +58,22 @@ class LocalProc:
         alive = (folder.stat(thread) if thread else None) or stat
         facts = _facts(folder, stat, alive, inside)
         environ = b"" if alive.state == "D" else folder.read(f"{inside}environ", _MAX_ENVIRONMENT) or b""
+        if launched := launch(folder.pid, facts, environ):
+            facts = replace(facts, launch=self._with_recorded(launched, stat, facts))
         nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
         if nameless and not any(word in environ for word in _TELLING):
             return facts
         return replace(facts, workload=named(facts.workload, environ, facts.argv, self._names))
+
+    def _with_recorded(self, launched: LaunchClaim, stat: Stat, facts: ProcessFacts) -> LaunchClaim:
+        """*launched* with whether the launcher that the process recorded still runs."""
+        pid = launched.recorded_pid
+        if pid is None or len(facts.namespace_pids) > 1:
+            return launched  # a number of another PID namespace
+        recorded = read_stat(pid, root=self._root)
+        # One that started later has only been given the number.
+        lives = recorded is not None and not recorded.has_ended and recorded.started_at <= stat.started_at
+        return replace(launched, recorded_lives=lives)
 
     def relatives(self, pids: Collection[int]) -> list[int]:
         return sorted(

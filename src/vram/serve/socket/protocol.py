@@ -27,6 +27,7 @@ class PlanWords(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     park_idle: bool = False
     alone: bool = False
     tree: bool = False
+    orphans: bool = False
 
 
 def require_sound(words: PlanWords) -> None:

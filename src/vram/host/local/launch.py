@@ -1,0 +1,152 @@
+"""How a process was launched together with others: by which launcher, for which job, as which rank.
+
+A launcher tells those whom it starts who they are, in their environment or on their command line. The
+environment is handed on to whatever they start themselves, so it alone proves nothing. ``direct`` is said
+only of a process that shows what no more than the launcher's own child has:
+
+    torchrun, accelerate    TORCHELASTIC_RUN_ID, leads its session, and runs as "python -u ..."
+    deepspeed               LOCAL_RANK and the same number as --local_rank, and "python -u ..."
+    mpirun (Open MPI)       OMPI_COMM_WORLD_RANK, PMIX_RANK, and leads its process group
+    mpirun (Hydra)          PMI_RANK, PMI_FD, and leads its process group
+    multiprocessing         "... spawn_main(...) --multiprocessing-fork"; a fork of its fork server
+    vLLM, SGLang, Ray       the title that they give to their workers, which are Python programs
+    Jupyter                 ipykernel with a connection file, JPY_PARENT_PID, and leads its session
+
+A process can make all of this up, but only for itself: a job is of one user, and being a part of one is no
+reason to be ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from vram.model.process import LaunchClaim, Launcher, ProcessFacts
+
+# Read only where one of these words is in the environment: most have none.
+CLAIMS = (b"RANK=", b"JPY_PARENT_PID=")
+_WANTED = frozenset(
+    (
+        *(b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE", b"MASTER_ADDR", b"MASTER_PORT"),
+        *(b"TORCHELASTIC_RUN_ID", b"TORCHELASTIC_ERROR_FILE"),
+        *(b"OMPI_COMM_WORLD_RANK", b"OMPI_COMM_WORLD_SIZE", b"OMPI_COMM_WORLD_LOCAL_SIZE"),
+        *(b"PMIX_RANK", b"PMIX_NAMESPACE", b"PMI_RANK", b"PMI_SIZE", b"PMI_FD"),
+        *(b"JPY_PARENT_PID", b"SLURM_PROCID"),
+    )
+)
+_MAX_VALUE = 200
+_MAX_RANK = 1 << 20
+
+_SPAWN = "from multiprocessing.spawn import spawn_main"
+_FORK_SERVER = "from multiprocessing.forkserver import main"
+# The titles of those that hold memory or start others that do; what users start themselves has none of them.
+_TITLES: tuple[tuple[Launcher, str], ...] = (
+    ("vLLM", r"VLLM::(?:EngineCore|Worker|DPCoordinator)"),
+    ("SGLang", r"sglang::(?:scheduler|detokenizer|data_parallel_controller)"),
+    ("Ray", r"ray::"),
+)
+
+
+def variables(environ: bytes) -> dict[bytes, str]:
+    """The variables that launchers set, of all that a process was started with."""
+    found = {}
+    for line in environ.split(b"\0"):
+        key, _, value = line.partition(b"=")
+        if key in _WANTED and value:
+            found[key] = value.decode("utf-8", "backslashreplace")[:_MAX_VALUE]
+    return found
+
+
+def launch(pid: int, facts: ProcessFacts, environ: bytes) -> LaunchClaim | None:
+    """How the process with these *facts* was launched; None where nothing tells of a launcher."""
+    by_command = _by_title(facts) or _by_multiprocessing(facts)
+    # A fork has its parent's command line and environment, which say nothing of itself.
+    if by_command or facts.forked or not any(word in environ for word in CLAIMS):
+        return by_command
+    said = variables(environ)
+    return _by_jupyter(pid, facts, said) or _by_mpi(pid, facts, said) or _by_torch(pid, facts, said)
+
+
+def _by_multiprocessing(facts: ProcessFacts) -> LaunchClaim | None:
+    if any(word.startswith(_FORK_SERVER) for word in facts.argv):
+        by: Launcher = "multiprocessing" if facts.forked else "fork server"
+        return LaunchClaim(by, _together("multiprocessing", facts), direct=True)
+    is_spawned = facts.argv[-1:] == ("--multiprocessing-fork",) and not facts.forked
+    if is_spawned and any(word.startswith(_SPAWN) for word in facts.argv):
+        return LaunchClaim("multiprocessing", _together("multiprocessing", facts), direct=True)
+    return None
+
+
+def _by_title(facts: ProcessFacts) -> LaunchClaim | None:
+    title = facts.argv[0] if facts.argv else ""
+    if "::" not in title or not is_python(facts.executable):
+        return None
+    by = next((name for name, pattern in _TITLES if re.match(pattern, title)), None)
+    return LaunchClaim(by, _together(by, facts), direct=True) if by else None
+
+
+def _by_jupyter(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
+    recorded = _number(said.get(b"JPY_PARENT_PID"))
+    is_kernel = any("ipykernel" in word for word in facts.argv[:4])
+    if recorded is None or not is_kernel or facts.session != pid:
+        return None
+    return LaunchClaim("Jupyter", _together("Jupyter", facts), direct=True, recorded_pid=recorded)
+
+
+def _by_mpi(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
+    if b"SLURM_PROCID" in said:
+        return None  # srun starts ranks of its own, with the same variables
+    rank, size = _number(said.get(b"OMPI_COMM_WORLD_RANK")), _number(said.get(b"OMPI_COMM_WORLD_SIZE"))
+    key = said.get(b"PMIX_NAMESPACE", "")
+    direct = rank is not None and _number(said.get(b"PMIX_RANK")) == rank
+    if rank is None and b"PMI_FD" in said:
+        rank, size = _number(said.get(b"PMI_RANK")), _number(said.get(b"PMI_SIZE"))
+        key, direct = "", rank is not None
+    if rank is None or size is None:
+        return None
+    local = _number(said.get(b"OMPI_COMM_WORLD_LOCAL_SIZE"))
+    direct = direct and facts.group == pid
+    return LaunchClaim("mpirun", _name("mpirun", key), direct=direct, rank=rank, size=size, local_size=local)
+
+
+def _by_torch(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
+    """By torchrun, DeepSpeed, or whatever else sets what torch.distributed reads."""
+    rank, size = _number(said.get(b"RANK")), _number(said.get(b"WORLD_SIZE"))
+    if rank is None or size is None or b"MASTER_PORT" not in said:
+        return None
+    where = f"{said.get(b'MASTER_ADDR', '')}:{said[b'MASTER_PORT']}"
+    local = _number(said.get(b"LOCAL_WORLD_SIZE"))
+    unbuffered = is_python(facts.executable) and facts.argv[1:2] == ("-u",)
+    if b"TORCHELASTIC_RUN_ID" in said:
+        # Each agent makes a folder of its own for what its workers say; ports are used again.
+        folder = said.get(b"TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")[0]
+        direct = unbuffered and facts.session == pid
+        key = _name("torchrun", folder or where)
+        return LaunchClaim("torchrun", key, direct=direct, rank=rank, size=size, local_size=local)
+    number = said.get(b"LOCAL_RANK")
+    is_deepspeed = number is not None and f"--local_rank={number}" in facts.argv
+    by: Launcher = "deepspeed" if is_deepspeed else "torch.distributed"
+    direct = unbuffered and is_deepspeed
+    return LaunchClaim(by, _name(by, where), direct=direct, rank=rank, size=size, local_size=local)
+
+
+def _together(by: str, facts: ProcessFacts) -> str:
+    """What those have in common that one process started and that stayed in its process group."""
+    return f"{by}.{facts.session}.{facts.group}"
+
+
+def _name(by: str, said: str) -> str:
+    """What names a job, as a few digits: folders and addresses are no business of who reads a snapshot."""
+    from zlib import crc32  # few processes need it
+
+    return f"{by}.{crc32(said.encode()):08x}"
+
+
+def is_python(executable: str | None) -> bool:
+    name = (executable or "").rpartition("/")[2]
+    return re.match(r"python|pypy", name) is not None
+
+
+def _number(text: str | None) -> int | None:
+    is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= 8
+    return int(text) if text is not None and is_number and int(text) <= _MAX_RANK * 8 else None
