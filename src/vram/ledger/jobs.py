@@ -27,6 +27,11 @@ class HeldByJob(Struct, frozen=True):
         return tuple(each.pid for each in self.holders)
 
     @property
+    def is_orphan(self) -> bool:
+        """Whether it is proved of each of its processes that their launcher is dead."""
+        return all(each.job is not None and each.job.is_orphan for each in self.holders)
+
+    @property
     def gpus(self) -> tuple[int, ...]:
         return tuple(sorted({gpu for hold in self.holds for gpu in hold.gpus}))
 

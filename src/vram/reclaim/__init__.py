@@ -84,27 +84,32 @@ def execute(
     patience_s: Mapping[StepKind, float] | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
     together: bool = False,
+    whole: bool = False,
 ) -> Receipt:
     """Do exactly *plan*, if it is still valid; return asked, promised and returned.
 
-    *together* ends all processes of a plan of kills without a goal at once, as it is done with a whole job.
+    *together* ends all processes of a plan of kills without a goal at once, as it is done with a whole job;
+    with *whole*, none where one of them has ended, is another now, or must not be touched.
 
     *patience_s* says how long a step of each kind may take. *on_outcome* is called with every outcome.
     Raises WorldChanged where the plan is no longer valid, having touched nothing.
     """
     from vram.reclaim import executor
     from vram.reclaim.actions import TIMEOUT_S
+    from vram.reclaim.candidates import ORPHAN
     from vram.reclaim.device_state import missing_bytes, read_and_diagnose, used_in
     from vram.reclaim.executor import second_look_s
     from vram.reclaim.state import parked
 
     host = host or _local()
     paused = {each.pid for each in parked(host)}
-    ledger, findings = read_and_diagnose(host, plan.gpus, deadline_s)
+    # A job may have got a member on a GPU that it was not on.
+    gpus = () if any(step.finding == ORPHAN for step in plan.steps) else plan.gpus
+    ledger, findings = read_and_diagnose(host, gpus, deadline_s)
     executor.revalidate(plan, ledger, findings, paused)
     if wait_s := second_look_s(plan, ledger, host.clock.now()):
         host.clock.sleep(wait_s)
-        ledger, findings = read_and_diagnose(host, plan.gpus, deadline_s)
+        ledger, findings = read_and_diagnose(host, gpus, deadline_s)
         executor.revalidate(plan, ledger, findings, paused)
     return executor.execute(
         host,
@@ -114,6 +119,7 @@ def execute(
         used_now=used_in(ledger, plan.gpus),
         goal_now=missing_bytes(ledger, plan),
         together=together,
+        whole=whole,
     )
 
 

@@ -180,10 +180,10 @@ def idle_pids(host: Host, report: DriverReport, gpu: int, pids: Sequence[int]) -
     host.clock.sleep(IDLE_WINDOW_S)
     after = {pid: host.limits.read(pid) for pid in pids}
     window_s = host.clock.monotonic() - began
-    return frozenset(pid for pid in pids if _idled(before[pid], after[pid], window_s))
+    return frozenset(pid for pid in pids if idled(before[pid], after[pid], window_s))
 
 
-def _idled(before: ProcessLimits, after: ProcessLimits, window_s: float) -> bool:
+def idled(before: ProcessLimits, after: ProcessLimits, window_s: float) -> bool:
     """On a crowded machine a busy process gets little time: it is then seen waiting for it, twice."""
     if before.runnable and after.runnable:
         return False

@@ -33,7 +33,7 @@ from vram.model.plan import Outcome, OutcomeStatus, Plan, Receipt, Step, StepKin
 from vram.reclaim import audit
 from vram.reclaim.actions import TIMEOUT_S, Unkillable, action
 from vram.reclaim.actions.reset import blockers
-from vram.reclaim.candidates import leftovers
+from vram.reclaim.candidates import ORPHAN, leftovers
 from vram.reclaim.device_state import settled_bytes, used_bytes
 from vram.reclaim.identity import open_verified
 
@@ -41,6 +41,7 @@ OnOutcome = Callable[[Outcome], None]
 AT_ONCE = 32
 """So many are trimmed at the same time."""
 _HINT = "make a new plan"
+_WHOLE = "make a new plan, for all GPUs: a job is ended as a whole"
 _STOPPED = "not tried: an earlier step did not go as planned"
 
 
@@ -68,6 +69,16 @@ def revalidate(
             raise WorldChanged(f"pid {process.pid} no longer holds anything here", hint=_HINT)
         if step.finding is not None and (step.finding, process.pid) not in named:
             raise WorldChanged(f"{step.finding} no longer names pid {process.pid}", hint=_HINT)
+    _require_whole_jobs(plan, findings)
+
+
+def _require_whole_jobs(plan: Plan, findings: tuple[Finding, ...]) -> None:
+    """An orphaned job is ended as one: who joined it since the plan was made would be left alone with it."""
+    ended = {step.target.process.pid for step in plan.steps if step.target and step.finding == ORPHAN}
+    for finding in findings:
+        joined = set(finding.pids) - ended
+        if finding.code == ORPHAN and joined and not ended.isdisjoint(finding.pids):
+            raise WorldChanged(f"pid {min(joined)} belongs to the job, too", hint=_WHOLE)
 
 
 def _require_unused(ledger: Ledger, step: Step) -> None:
@@ -102,6 +113,7 @@ def execute(
     goal_now: int | None = None,
     together: bool = False,
     stop_first: bool = False,
+    whole: bool = False,
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
@@ -109,8 +121,9 @@ def execute(
     *used_now* is what the plan's GPUs had in use a moment ago, where that was read, and *goal_now* what was
     missing then, where a size was to be available: others come and go after a plan was made. *together* ends
     all processes of a plan that has only kills and no goal at once, each for itself: one that cannot be
-    ended does not keep the others; *stop_first* is for those that start each other again, see
-    ``kill.end_together``. Raises only while nothing was touched: from then on, what goes wrong is an outcome.
+    ended does not keep the others; *stop_first* is for those that start each other again, *whole* for those
+    of which all are ended or none, see ``kill.end_together``. Raises only while nothing was touched: from
+    then on, what goes wrong is an outcome.
     """
     if together and (plan.goal_bytes is not None or any(step.kind != "kill" for step in plan.steps)):
         raise UsageError("only processes can be ended together, and without a goal")
@@ -120,7 +133,7 @@ def execute(
     goal = plan.goal_bytes if goal_now is None else goal_now
     run = _Run(host, plan, timeout_s, used_now, goal)
     outcomes = []
-    for outcome in run.outcomes_together(stop_first) if together else run.outcomes():
+    for outcome in run.outcomes_together(stop_first, whole) if together else run.outcomes():
         outcomes.append(outcome)
         if on_outcome:
             on_outcome(outcome)
@@ -225,7 +238,7 @@ class _Run:
             status, message = self._verify(step, message)
         return status, message, self._host.clock.monotonic()
 
-    def outcomes_together(self, stop_first: bool) -> Iterator[Outcome]:
+    def outcomes_together(self, stop_first: bool, whole: bool) -> Iterator[Outcome]:
         """All at once, every intent logged before the first signal is sent."""
         from vram.reclaim.actions.kill import end_together
 
@@ -233,7 +246,9 @@ class _Run:
         steps = self._plan.steps
         tokens = audit.log_intents([self._record(step, used_before=before) for step in steps])
         with audit.failures_logged(*tokens):
-            ended = end_together(self._host, steps, self._timeout_s["kill"], stop_first=stop_first)
+            ended = end_together(
+                self._host, steps, self._timeout_s["kill"], stop_first=stop_first, whole=whole
+            )
         results = [self._judge(each) for each in ended]
         done = tuple(step for step, (status, _) in zip(steps, results, strict=True) if status == "done")
         self._last = settled_bytes(self._host, self._plan.gpus, before, promised(done) if done else None)

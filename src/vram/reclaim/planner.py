@@ -24,6 +24,7 @@ from vram.errors import (
     WorldChanged,
 )
 from vram.host.ports import Host
+from vram.ledger.jobs import HeldByJob, find_held_jobs
 from vram.ledger.processes import ProcessMemory, is_silent, processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
@@ -331,7 +332,7 @@ def _check_words(request: PlanRequest) -> PlanRequest:
     return replace(request, findings=tuple(code.strip().upper() for code in request.findings))
 
 
-# ---- a plan for the holders of one leftover alone ----
+# ---- a plan for the holders of one leftover, or for one orphaned job, alone ----
 
 
 def plan_ending(host: Host, holders: Collection[tuple[int, int]], deadline_s: float) -> Draft:
@@ -348,24 +349,54 @@ def plan_ending(host: Host, holders: Collection[tuple[int, int]], deadline_s: fl
         raise WorldChanged(
             f"pid {pids} no longer holds a leftover, or no longer alone", hint="make a new plan"
         )
-    draft = plan(host, ledger, findings, PlanRequest(only="kill"))
+    return _of_those(plan(host, ledger, findings, PlanRequest(only="kill")), wanted, found[0])
+
+
+def plan_ending_orphans(host: Host, members: Collection[tuple[int, int]], deadline_s: float) -> Draft:
+    """Read the machine and return the plan for the job of which *members* (pid, start time) are left.
+
+    Raises WorldChanged where they are not, all of them and nobody else, one job that VR208 names, and
+    the refusal where one of them works or must be left alone.
+    """
+    ledger, findings = read_and_diagnose(host, (), deadline_s)
+    wanted, known = set(members), processes(ledger)
+    found = [each for each in find_held_jobs(ledger) if set(each.pids) & {pid for pid, _ in wanted}]
+    named = [set(each.pids) for each in findings if each.code == ORPHAN]
+    if (
+        len(found) != 1
+        or not found[0].is_orphan
+        or {(each.pid, each.started_at) for each in found[0].holders} != wanted
+        or set(found[0].pids) not in named
+    ):
+        pids = ", ".join(str(pid) for pid, _ in sorted(wanted))
+        raise WorldChanged(
+            f"pid {pids} is no longer all that is left of an orphaned job", hint="make a new plan"
+        )
+    for pid in found[0].pids:
+        if not known[pid].idle:
+            raise Refused(f"pid {pid}, or a GPU that it is on, works", hint=f"see `vram why {pid}`")
+    draft = plan(host, ledger, findings, PlanRequest(only="kill", findings=(ORPHAN,)))
+    return _of_those(draft, wanted, found[0])
+
+
+def _of_those(draft: Draft, wanted: set[tuple[int, int]], which: Leftover | HeldByJob) -> Draft:
+    """The steps of *draft* that end *wanted*, as a plan; raises the refusal where it does not end all."""
     steps = [
         step
         for step in draft.plan.steps
         if step.target and (step.target.process.pid, step.target.process.started_at) in wanted
     ]
     if len(steps) != len(wanted):
-        raise _refusal(draft, found[0])
-    made = with_digest(draft.plan.made_at, draft.plan.boot_id, None, found[0].gpus, steps)
-    return Draft(plan=made)
+        raise _refusal(draft, which.pids)
+    return Draft(plan=with_digest(draft.plan.made_at, draft.plan.boot_id, None, which.gpus, steps))
 
 
 def _identities(leftover: Leftover) -> set[tuple[int, int | None]]:
     return {(each.pid, each.holder.started_at) for each in leftover.processes}
 
 
-def _refusal(draft: Draft, leftover: Leftover) -> Refused:
+def _refusal(draft: Draft, pids: Collection[int]) -> Refused:
     for each in draft.skipped:
-        if each.pid in leftover.pids:
+        if each.pid in pids:
             return Refused(each.why, hint=f"`{each.command}`" if each.command else "")
     return Refused("the planner leaves it alone", hint="see `vram free --dry-run`")

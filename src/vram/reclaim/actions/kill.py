@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
-from vram.errors import NoSuchProcess, Refused, VramError
+from vram.errors import NoSuchProcess, Refused, VramError, WorldChanged
 from vram.host.ports import Host, Sent
 from vram.model.plan import Step, StepKind, Target
 from vram.reclaim.actions import Unfinished, Unkillable, target_of
@@ -49,17 +49,24 @@ def end_together(
     teardown_s: float = TEARDOWN_S,
     *,
     stop_first: bool = False,
+    whole: bool = False,
 ) -> list[str | VramError]:
     """Terminate the targets of *steps* with one grace for all; for each, what was done or why it was not.
 
     One after the other, a hundred processes that ignore SIGTERM would take a hundred times as long. Each is
     compared with its target before every signal, as alone. *stop_first* is for processes that start each
-    other again: all are stopped (SIGSTOP), which none can notice, then killed without a grace.
+    other again: all are stopped (SIGSTOP), which none can notice, then killed without a grace. With *whole*
+    all are opened and compared before the first is signalled: raises WorldChanged, none touched, where one
+    is not what it was.
     """
+    if whole and len(steps) > MAX_AT_ONCE:
+        raise Refused(f"{len(steps)} processes are too many to be ended as one", hint="see `vram kill --job`")
     found: list[str | VramError] = []
     for first in range(0, len(steps), MAX_AT_ONCE):
         with ExitStack() as opened:
             part = [_open(host, step, opened) for step in steps[first : first + MAX_AT_ONCE]]
+            if whole:
+                _require_all(part)
             if stop_first:
                 found += _kill_stopped(host, part, teardown_s)
             else:
@@ -72,6 +79,12 @@ def _open(host: Host, step: Step, opened: ExitStack) -> VerifiedProcess | VramEr
         return opened.enter_context(open_verified(host, target_of(step)))
     except VramError as error:
         return error
+
+
+def _require_all(part: Sequence[VerifiedProcess | VramError]) -> None:
+    for each in part:
+        if isinstance(each, VramError):
+            raise WorldChanged(f"nothing was ended: {each}", hint="make a new plan") from each
 
 
 def _end_opened(
