@@ -101,7 +101,8 @@ def way_back(ledger: Ledger, *, orphans: bool = False) -> str | None:
     With *orphans*, it also ends jobs whose launcher is dead.
     """
     works, host = working(ledger), ledger.host
-    jobs = [each for each in find_held_jobs(ledger) if each.job.is_orphan] if orphans else []
+    found = find_held_jobs(ledger) if orphans else ()
+    jobs = [each for each in found if each.job.is_orphan and all(map(is_healthy, each.holders))]
     if any(host.uid in (0, holder.uid) for each in jobs for holder in each.holders):
         return "vram free --orphans"
     entries = [part.entry for part in leftover_parts(ledger)]
@@ -111,6 +112,8 @@ def way_back(ledger: Ledger, *, orphans: bool = False) -> str | None:
     ):
         return "vram free"
     pids = dict.fromkeys(str(holder.pid) for entry in certain or entries for holder in living_holders(entry))
+    if not pids and jobs:
+        return f"{SUDO_VRAM} free --orphans"
     if not pids or len(pids) > MAX_PIDS:
         return None
     ours = host.uid == 0 or all(each.user == host.user for entry in entries for each in living_holders(entry))

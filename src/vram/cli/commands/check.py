@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     if args.wait and args.snapshot:
         raise UsageError("--wait waits for this machine", hint="leave out --from")
     host = open_host(args)
-    from vram.diagnosis.verdict import judge, overall
+    from vram.diagnosis.verdict import judge, overall, without_driver
     from vram.report import check
 
     end = time.monotonic() + (args.wait or 0.0)
@@ -56,7 +56,8 @@ def run(args: Namespace) -> int:
         verdicts = judge(ledger, leftovers=args.leftovers, orphans=args.orphans, allow=args.allow)
         verdict = overall(verdicts)
         left_s = end - time.monotonic()
-        if verdict == "clean" or left_s <= 0:
+        # A driver that is not there does not come within a minute.
+        if verdict == "clean" or left_s <= 0 or without_driver(ledger) is not None:
             break
         time.sleep(min(_PAUSE_S, left_s))
     if args.json and not args.quiet:
