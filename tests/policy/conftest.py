@@ -8,7 +8,7 @@ from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.moment import Moment
 from vram.model.observation import HostFacts
-from vram.model.process import Workload
+from vram.model.process import Job, Workload
 from vram.policy.config import read_policies
 from vram.policy.engine import PolicyReading
 from vram.policy.policy import Policy
@@ -94,3 +94,9 @@ def policy(**table: Any) -> Policy:
     }
     given = {**usual, **{key.replace("_", "-"): value for key, value in table.items()}}
     return read_policies([given])[0]
+
+
+def rank(pid: int, number: int = 0, nbytes: int = 4 * GIB, **more: Any) -> Entry:
+    """Memory of a torchrun rank whose agent is dead."""
+    job = Job(by="torchrun", key="1000.torchrun.5eed.0", is_orphan=True, rank=number, size=2, local_size=2)
+    return process(pid, nbytes, **{"job": job, "uid": 1000, "parent": 1, **more})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.patience import must_end
 from vram.errors import ConfigError
@@ -68,6 +70,14 @@ def test_a_file_means_what_it_says():
         webhook="https://chat.example.org/hook?room=1",
         webhook_token_file="/etc/vram/token",
     )
+
+
+def test_the_guides_examples_are_policies():
+    guide = (Path(__file__).parents[2] / "docs/guides/policies.md").read_text()
+    examples = [block.partition("```")[0] for block in guide.split("```toml\n")[1:]]
+    assert [policy.do for text in examples for policy in read(text)] == ["end-leftovers", "end-orphans"]
+    (orphans,) = read(examples[1])
+    assert orphans == replace(orphans, after_s=3600.0, idle_s=1800.0, notice_s=900.0, mode="dry-run")
 
 
 BASE = {"name": "p", "do": "end-leftovers"}

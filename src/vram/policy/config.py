@@ -66,6 +66,8 @@ def _read(table: Any, at: int) -> Policy:
         grace_s=known.duration("grace", 10.0, least=0.1, most=600.0),
         unpark_after_s=known.duration("unpark-after", 60.0, least=0.0),
         again_after_s=known.duration("again-after", 86400.0, least=60.0),
+        idle_s=known.duration("idle", 1800.0, least=1.0),
+        notice_s=known.duration("notice", 900.0, most=7 * 86400.0),
         notify=_read_notify(known.table("notify"), f"{where}: notify"),
     )
     _require_meant(policy, kind, where)
@@ -76,13 +78,24 @@ def _require_meant(policy: Policy, kind: PolicyKind, where: str) -> None:
     notify = policy.notify
     if kind.check_match:
         kind.check_match(policy.match, where)
+    tells_somebody = bool(notify.terminals or notify.mail or notify.webhook)
     if kind.is_message:
-        if not (notify.terminals or notify.mail or notify.webhook):
+        if not tells_somebody:
             raise ConfigError(
                 f"{where} tells nobody", hint="add [policy.notify] with terminals, mail or webhook"
             )
         if kind.check_notify:
             kind.check_notify(notify, where)
+    if kind.gives_notice and bool(policy.notice_s) != tells_somebody:
+        if tells_somebody:
+            raise ConfigError(
+                f'{where}: notice = "0s" tells nobody, and [policy.notify] says whom to tell',
+                hint="leave one of them out",
+            )
+        raise ConfigError(
+            f"{where} would tell no owner before it acts",
+            hint='add [policy.notify] with terminals, mail or webhook, or notice = "0s" if that is meant',
+        )
     if policy.mode == "act" and not policy.all and not policy.match.narrows:
         raise ConfigError(
             f"{where} would act on everything: nothing below [policy.match] narrows it down",

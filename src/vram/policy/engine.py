@@ -7,7 +7,7 @@ wall clock that was set, another driver, a restart of the service.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,10 +26,11 @@ from vram.policy.policy import (
     Policy,
     PolicyMemory,
     RememberedAct,
+    RememberedNotice,
     Verdict,
     Waiter,
 )
-from vram.policy.subjects import GhostNames, Subject
+from vram.policy.subjects import GhostNames, JobNames, Subject
 from vram.reclaim.device_state import available_bytes
 from vram.reclaim.selection import fewest
 from vram.units import MIB, duration, size
@@ -42,6 +43,10 @@ _CLOCK_SLACK_S = 5.0
 _REMIND_S = 86400.0
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 60.0, 3600.0
 _MAX_REMEMBERED = 4096
+# What a process that waits may use: some programs wake up now and then to see whether they still have to.
+IDLE_SHARE, IDLE_SLACK_S = 0.02, 0.05
+# For so long after the time that it names, a notice counts; then the owner is told again.
+NOTICE_COUNTS_S = 86400.0
 # What a context takes beside the bytes that the driver lists for it; the checkpoint worker asks for as much.
 ROOM_MARGIN = 64 * MIB
 
@@ -49,7 +54,9 @@ ROOM_MARGIN = 64 * MIB
 class PolicyReading(Struct, frozen=True, kw_only=True):
     """What decisions are made from. ``good``: the ledger was read just now, and nothing failed.
 
-    ``longest_pause_s`` is how long two readings may lie apart to count as one after the other.
+    ``longest_pause_s`` is how long two readings may lie apart to count as one after the other. ``cpu_s`` has
+    for each process of an orphaned job the CPU time of all that it consists of: of itself and of each process
+    below it. One that is not there could not be read. ``own_pids`` are the service and its ancestors.
     """
 
     ledger: Ledger
@@ -58,16 +65,45 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     longest_pause_s: float = 60.0
     waiters: tuple[Waiter, ...] = ()
     allowed: frozenset[Identity] = frozenset()
+    cpu_s: Mapping[Identity, Mapping[Identity, float]] = {}
+    own_pids: frozenset[int] = frozenset()
 
 
 class _Delay:
-    """Since when, and in how many readings, one policy's condition is met for one subject."""
+    """Since when, and in how many readings, one policy's condition is met for one subject.
+
+    ``idle_since``: since when its processes have done nothing, where the policy asks for that.
+    """
 
     def __init__(self, boot: float) -> None:
         self.since = boot
         self.readings = 0
-        self.decided: dict[Verdict, float] = {}
+        self.decided: dict[tuple[DecidedAction, Verdict], float] = {}
         """When each verdict was last decided: the same is not repeated in every reading."""
+        self.idle_since = boot
+        self._cpu_s: Mapping[Identity, Mapping[Identity, float]] = {}
+        self._cpu_read_at = boot
+
+    def note_work(self, subject: Subject, reading: PolicyReading) -> None:
+        """Begin the idle time anew where a process of *subject* worked since the last reading, or may."""
+        boot = reading.moment.boot
+        most_s = IDLE_SLACK_S + IDLE_SHARE * (boot - self._cpu_read_at)
+        rested = (
+            _has_rested(self._cpu_s.get(each.identity), reading.cpu_s.get(each.identity), most_s)
+            for each in subject.targets
+        )
+        if subject.works or not all(rested):
+            self.idle_since = boot
+        self._cpu_s, self._cpu_read_at = reading.cpu_s, boot
+
+
+def _has_rested(
+    before: Mapping[Identity, float] | None, now: Mapping[Identity, float] | None, most_s: float
+) -> bool:
+    """Whether a process, and each below it, used next to nothing, and none of those came or went."""
+    if before is None or now is None or before.keys() != now.keys():
+        return False
+    return sum(now.values()) - sum(before.values()) <= most_s
 
 
 class _Backoff(Struct):
@@ -93,9 +129,10 @@ class PolicyEngine:
         self._delays: dict[tuple[str, str], _Delay] = {}
         self._backoffs: dict[tuple[str, str], _Backoff] = {}
         self._last: tuple[Moment, object] | None = None
-        self._seen: tuple[Ledger, frozenset[Identity], dict[Policy, tuple[Subject, ...]]] | None = None
+        self._seen: tuple[Ledger, object, dict[Policy, tuple[Subject, ...]]] | None = None
         """What was found in the last ledger: it is the same object while nothing changes."""
         self._names = GhostNames()
+        self._jobs = JobNames()
         self._unwaited: dict[Identity, float] = {}
         """Since when no request waits for the room of a process that a policy parked."""
         self._unused: dict[Identity, float] = {}
@@ -112,6 +149,7 @@ class PolicyEngine:
         if not self._follows(reading):
             self._delays.clear()
             self._names.forget()
+            self._jobs.forget()
             self._unwaited.clear()
             self._unused.clear()
         if not reading.good:
@@ -146,12 +184,28 @@ class PolicyEngine:
         if status == "unkillable":
             self.memory.unkillable.append(decision.subject)
             del self.memory.unkillable[:-_MAX_REMEMBERED]
+        if decision.do == "announce" and status == "done":
+            self._remember_notice(decision, moment)
         if status in ("done", "not-needed"):
             self._backoffs.pop(key, None)
             return
         last = self._backoffs.get(key)
         delay_s = _FIRST_BACKOFF_S if last is None else min(_MAX_BACKOFF_S, 2 * last.delay_s)
         self._backoffs[key] = _Backoff(moment.boot + delay_s, delay_s)
+
+    def _remember_notice(self, decision: Decision, moment: Moment) -> None:
+        """The owner knows it now; one who could not be told does not, and nothing follows from that."""
+        self.memory.notices.append(
+            RememberedNotice(
+                policy=decision.policy,
+                subject=decision.subject,
+                notice_s=decision.notice_s,
+                wall=moment.wall,
+                boot=moment.boot,
+                boot_id=moment.boot_id,
+            )
+        )
+        del self.memory.notices[:-_MAX_REMEMBERED]
 
     def parked(
         self, decision: Decision, uid: int, shares: dict[int, int], moment: Moment, by_pid: int = 0
@@ -192,31 +246,40 @@ class PolicyEngine:
         return is_same and not is_clock_set and 0.0 <= apart <= reading.longest_pause_s
 
     def _of_policy(self, policy: Policy, reading: PolicyReading) -> Iterator[Decision]:
-        boot = reading.moment.boot
+        boot, kind = reading.moment.boot, KINDS[policy.do]
+        idle_s = policy.idle_s if kind.only_idle else 0.0
         present: dict[str, Subject] = {}
         for subject in self._subjects(policy, reading):
             present[subject.key] = subject
-            self._delays.setdefault((policy.name, subject.key), _Delay(boot)).readings += 1
+            delay = self._delays.setdefault((policy.name, subject.key), _Delay(boot))
+            delay.readings += 1
+            if kind.only_idle:
+                delay.note_work(subject, reading)
         mine = {key: each for (name, key), each in self._delays.items() if name == policy.name}
         for key in mine.keys() - present.keys():
             del self._delays[policy.name, key]
         due = sorted(
             (delay.since, key)
             for key, delay in mine.items()
-            if key in present and boot - delay.since >= policy.after_s and delay.readings >= policy.readings
+            if key in present
+            and boot - delay.since >= policy.after_s
+            and boot - delay.idle_since >= idle_s
+            and delay.readings >= policy.readings
         )
         ready = [present[key] for _, key in due if not self._is_put_off(policy.name, key, reading.moment)]
-        if KINDS[policy.do].waits_for_room:
+        if kind.waits_for_room:
             ready = list(to_park(ready, reading.ledger, reading.waiters))
         for subject in ready:
             yield from self._of_subject(policy, subject, mine[subject.key], reading.moment)
 
     def _subjects(self, policy: Policy, reading: PolicyReading) -> tuple[Subject, ...]:
-        seen = self._seen
-        if seen is None or seen[0] is not reading.ledger or seen[1] != reading.allowed:
-            seen = self._seen = (reading.ledger, reading.allowed, {})
+        seen, about = self._seen, (reading.allowed, reading.own_pids)
+        if seen is None or seen[0] is not reading.ledger or seen[1] != about:
+            seen = self._seen = (reading.ledger, about, {})
         if policy not in seen[2]:
-            seen[2][policy] = tuple(subjects(policy, reading.ledger, reading.allowed, self._names))
+            seen[2][policy] = tuple(
+                subjects(policy, reading.ledger, reading.allowed, self._names, self._jobs, reading.own_pids)
+            )
         return seen[2][policy]
 
     def _is_put_off(self, policy: str, key: str, moment: Moment) -> bool:
@@ -230,16 +293,41 @@ class PolicyEngine:
         if kind.is_message and self._was_told(policy, subject, moment):
             return
         verdict: Verdict = "act" if policy.mode == "act" else "dry-run"
+        do, more = self._after_notice(policy, subject, moment) if kind.gives_notice else (kind.action, "")
+        if do is None:
+            return
         held_s = moment.boot - delay.since
-        reason = f"{subject.what}, for {duration(held_s)}"
-        if verdict == "act" and (cap := self._cap(policy, kind.is_message, moment)):
+        idle = f", idle for {duration(moment.boot - delay.idle_since)}" if kind.only_idle else ""
+        reason = f"{subject.what}, for {duration(held_s)}{idle}{more}"
+        if verdict == "act" and (cap := self._cap(policy, do in MESSAGES, moment)):
             verdict, reason = "capped", f"{reason}; {cap}"
         pause_s = HOUR_S if verdict == "capped" else _REMIND_S
-        if verdict != "act" and moment.boot - delay.decided.get(verdict, -pause_s) < pause_s:
+        if verdict != "act" and moment.boot - delay.decided.get((do, verdict), -pause_s) < pause_s:
             return
-        delay.decided[verdict] = moment.boot
-        made = self._decision(policy, kind.action, subject, moment, reason)
+        delay.decided[do, verdict] = moment.boot
+        made = self._decision(policy, do, subject, moment, reason)
         yield replace(made, verdict=verdict, held_s=round(held_s, 3), readings=delay.readings)
+
+    def _after_notice(
+        self, policy: Policy, subject: Subject, moment: Moment
+    ) -> tuple[DecidedAction | None, str]:
+        """What is to be done with *subject*: its owner is told, nothing while that is new, or the action."""
+        action, notice = KINDS[policy.do].action, duration(policy.notice_s)
+        if not policy.notice_s:
+            return action, ""
+        if policy.mode != "act":
+            return action, f"; its owner would be told {notice} before"
+        told = [
+            each
+            for each in self.memory.notices
+            if (each.policy, each.subject) == (policy.name, subject.key)
+            and moment.since(each.moment) < each.notice_s + NOTICE_COUNTS_S
+        ]
+        if not told:
+            return "announce", f"; its owner is told {notice} before it is ended"
+        # The later of what was said and what the policy says now.
+        ago_s, notice_s = moment.since(told[-1].moment), max(policy.notice_s, told[-1].notice_s)
+        return (action, f"; its owner was told {duration(ago_s)} ago") if ago_s >= notice_s else (None, "")
 
     # ---- caps ----
 
@@ -269,6 +357,11 @@ class PolicyEngine:
         # A pid and its start time mean nothing after another boot.
         self.memory.parked = [each for each in self.memory.parked if each.boot_id == moment.boot_id]
         self.memory.allowed = [each for each in self.memory.allowed if each.boot_id == moment.boot_id]
+        self.memory.notices = [
+            each
+            for each in self.memory.notices
+            if each.boot_id == moment.boot_id and moment.since(each.moment) < each.notice_s + NOTICE_COUNTS_S
+        ]
 
     def _one_at_a_time(self, decided: list[Decision]) -> Iterator[Decision]:
         is_taken = self.busy is not None
@@ -324,6 +417,7 @@ class PolicyEngine:
             code=subject.code,
             evidence=subject.evidence,
             grace_s=policy.grace_s,
+            notice_s=policy.notice_s if do == "announce" else 0.0,
         )
 
 

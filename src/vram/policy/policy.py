@@ -74,6 +74,10 @@ class Policy(Struct, frozen=True, kw_only=True):
     grace_s: float = 10.0
     unpark_after_s: float = 60.0
     again_after_s: float = 86400.0
+    idle_s: float = 1800.0
+    """Of a kind that acts on idle processes alone: for so long they must have been idle without a pause."""
+    notice_s: float = 900.0
+    """Of a kind that tells the owner before it acts: so long before."""
     notify: NotifyConfig = NotifyConfig()
 
 
@@ -99,8 +103,9 @@ def _matches_everything(pattern: str) -> bool:
 Identity = tuple[int, int]
 """A pid and the start time of the process that is meant."""
 
-DecidedAction = Literal["end", "park", "unpark", "warn", "alert"]
-MESSAGES: tuple[DecidedAction, ...] = ("warn", "alert")
+DecidedAction = Literal["end", "park", "unpark", "warn", "alert", "announce"]
+MESSAGES: tuple[DecidedAction, ...] = ("warn", "alert", "announce")
+"""An owner is announced what will be done; the others are all that is done."""
 Verdict = Literal["act", "dry-run", "capped", "refused"]
 """Only "act" has consequences."""
 
@@ -153,6 +158,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     held_s: float = 0.0
     readings: int = 0
     grace_s: float = 10.0
+    notice_s: float = 0.0
+    """Of an announcement: so long after it the rest is done."""
     status: DecisionStatus = "decided"
     message: str = ""
     digest: str | None = None
@@ -165,6 +172,21 @@ class RememberedAct(Struct, frozen=True):
     policy: str
     subject: str
     is_message: bool
+    wall: float
+    boot: float
+    boot_id: str
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.wall, self.boot, self.boot_id)
+
+
+class RememberedNotice(Struct, frozen=True, kw_only=True):
+    """When an owner was told that a policy would act ``notice_s`` later."""
+
+    policy: str
+    subject: str
+    notice_s: float
     wall: float
     boot: float
     boot_id: str
@@ -209,3 +231,4 @@ class PolicyMemory(Struct, kw_only=True):
     unkillable: list[str] = field(default_factory=list)
     parked: list[ParkedByPolicy] = field(default_factory=list)
     allowed: list[AllowedProcess] = field(default_factory=list)
+    notices: list[RememberedNotice] = field(default_factory=list)

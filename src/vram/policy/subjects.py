@@ -1,4 +1,4 @@
-"""What a policy decides about, the names of ghosts, whom a match means; and what a kind of policy is."""
+"""What a policy decides about, the names of ghosts and jobs, whom a match means; what a kind of policy is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from vram.diagnosis.tracker import KnownHold, Tracker
 from vram.ledger.holds import find_holds
+from vram.ledger.jobs import HeldByJob, find_held_jobs
 from vram.ledger.processes import identity
 from vram.model.hold import Hold
 from vram.model.ledger import Entry, Holder, Ledger
@@ -37,6 +38,8 @@ class Subject(Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...] = ()
     evidence: tuple[str, ...] = ()
     by_gpu: tuple[int, ...] = ()
+    works: bool = False
+    """One of the holders runs, or a GPU that one of them is on reports work, or does not say."""
 
     @property
     def targets(self) -> tuple[PolicyTarget, ...]:
@@ -98,6 +101,39 @@ def _name(hold: Hold, known: KnownHold[_GhostName] | None) -> _GhostName:
     return known.value._replace(holders=holders_key("leftover", hold.holders))
 
 
+class JobNames:
+    """A name for each orphaned job: the same while its processes end, another as soon as one joins them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, frozenset[object]]] = {}
+        self._joined = 0
+        self._ledger: Ledger | None = None
+
+    def read(self, ledger: Ledger) -> None:
+        """Take a reading; the same ledger again changes nothing."""
+        if ledger is not self._ledger:
+            self._ledger = ledger
+            orphans = [each for each in find_held_jobs(ledger) if each.is_orphan]
+            self._known = {each.job.key: self._named(each) for each in orphans}
+
+    def of(self, job: HeldByJob) -> str:
+        return self._known[job.job.key][0]
+
+    def forget(self) -> None:
+        self._known.clear()
+        self._ledger = None
+
+    def _named(self, job: HeldByJob) -> tuple[str, frozenset[object]]:
+        known, members = self._known.get(job.job.key), frozenset(map(identity, job.holders))
+        if known is None:
+            return holders_key("orphaned job", job.holders), members
+        if members <= known[1]:
+            return known[0], members
+        # Numbered: who left and came back would have the job's former name, and with it its age.
+        self._joined += 1
+        return holders_key(f"orphaned job, joined {self._joined},", job.holders), members
+
+
 def is_meant(match: PolicyMatch, subject: Subject) -> bool:
     """Whether a policy with this *match* is about *subject*: every holder must match."""
     if match.gpus and not set(subject.gpus) <= set(match.gpus):
@@ -105,6 +141,19 @@ def is_meant(match: PolicyMatch, subject: Subject) -> bool:
     if subject.nbytes < match.min_bytes or (match.codes and subject.code not in match.codes):
         return False
     return all(_fits(match, holder) for holder in subject.holders)
+
+
+def spares(match: PolicyMatch, subject: Subject) -> bool:
+    """Whether a holder belongs to root or to a system user, and *match* does not say that name as a whole."""
+    return any(_is_system_user(each.uid) and each.user not in match.users for each in subject.holders)
+
+
+def _is_system_user(uid: int | None) -> bool:
+    return uid is None or uid < _FIRST_USER or uid == _NOBODY
+
+
+# As login.defs(5) and systemd divide them; below are root and the users of services.
+_FIRST_USER, _NOBODY = 1000, 65534
 
 
 def _fits(match: PolicyMatch, holder: Holder) -> bool:
@@ -173,11 +222,16 @@ PEOPLE = (
 
 
 class Situation(Struct, frozen=True):
-    """A reading, the names of its ghosts, and the processes whose owners let them be parked."""
+    """A reading, the names of its ghosts and jobs, and the processes whose owners let them be parked.
+
+    ``own_pids`` are the service and its ancestors.
+    """
 
     ledger: Ledger
     names: GhostNames
+    jobs: JobNames
     allowed: Collection[Identity] = ()
+    own_pids: Collection[int] = ()
 
 
 class PolicyKind(Struct, frozen=True, kw_only=True):
@@ -199,6 +253,12 @@ class PolicyKind(Struct, frozen=True, kw_only=True):
     check_notify: Callable[[NotifyConfig, str], None] | None = None
     waits_for_room: bool = False
     """Whether it acts only while a request waits for room."""
+    only_idle: bool = False
+    """Whether it acts only on processes that were idle for a time, ``idle`` in its table."""
+    gives_notice: bool = False
+    """Whether it tells the owners before it acts, ``notice`` and ``notify`` in its table."""
+    spares_system_users: bool = False
+    """Whether root and the users of services must be named to be meant."""
 
     @property
     def is_message(self) -> bool:

@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from vram.model.ledger import Ledger
-from vram.policy.kinds import alert_unexplained, end_leftovers, park_idle, warn_owner
+from vram.policy.kinds import alert_unexplained, end_leftovers, end_orphans, park_idle, warn_owner
 from vram.policy.policy import Identity, Policy
-from vram.policy.subjects import GhostNames, PolicyKind, Situation, Subject, is_meant
+from vram.policy.subjects import GhostNames, JobNames, PolicyKind, Situation, Subject, is_meant, spares
 
 __all__ = ["KINDS", "PolicyKind", "subjects"]
 
-KINDS = {each.KIND.name: each.KIND for each in (end_leftovers, park_idle, warn_owner, alert_unexplained)}
+KINDS = {
+    each.KIND.name: each.KIND
+    for each in (end_leftovers, end_orphans, park_idle, warn_owner, alert_unexplained)
+}
 
 
 def subjects(
-    policy: Policy, ledger: Ledger, allowed: Collection[Identity] = (), names: GhostNames | None = None
+    policy: Policy,
+    ledger: Ledger,
+    allowed: Collection[Identity] = (),
+    names: GhostNames | None = None,
+    jobs: JobNames | None = None,
+    own_pids: Collection[int] = (),
 ) -> Iterator[Subject]:
     """Everything in *ledger* that *policy* is about, where the GPUs concerned answer."""
-    names = names or GhostNames()
+    kind, names, jobs = KINDS[policy.do], names or GhostNames(), jobs or JobNames()
     names.read(ledger)
+    jobs.read(ledger)
     answering = {gpu.index for gpu in ledger.gpus if gpu.status == "ok"}
-    for subject in KINDS[policy.do].find(Situation(ledger, names, allowed)):
+    for subject in kind.find(Situation(ledger, names, jobs, allowed, own_pids)):
+        if kind.spares_system_users and spares(policy.match, subject):
+            continue
         if answering >= set(subject.gpus) and is_meant(policy.match, subject):
             yield subject

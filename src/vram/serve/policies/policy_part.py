@@ -19,6 +19,8 @@ from msgspec.structs import replace
 
 from vram import untrusted
 from vram.errors import AuditUnavailable, NotPermitted, VramError
+from vram.host.local.processes import LocalSignals
+from vram.ledger.jobs import find_held_jobs
 from vram.ledger.processes import processes
 from vram.model.ledger import Ledger
 from vram.policy.config import read_policies
@@ -26,7 +28,9 @@ from vram.policy.engine import HOUR_S, PolicyEngine, PolicyReading
 from vram.policy.kinds import KINDS
 from vram.policy.policy import AllowedProcess, Decision, DecisionStatus, Identity, PolicyMemory
 from vram.reclaim import audit, state
+from vram.reclaim.candidates import ORPHAN
 from vram.serve.part import PartHealth, ServicePart, counter, gauge
+from vram.serve.policies.cpu_times import cpu_times
 from vram.serve.policies.reports import notice
 from vram.serve.socket.become import RunAs
 from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of
@@ -138,7 +142,20 @@ class PolicyPart(ServicePart):
             longest_pause_s=3 * self._service.config.interval_s + 2 * self._service.most_reading_s,
             waiters=self.waiting.waiters,
             allowed=self._find_allowed(ledger),
+            cpu_s=cpu_times(self._orphans(ledger)),
+            own_pids=LocalSignals().self_and_ancestors(),
         )
+
+    def _orphans(self, ledger: Ledger) -> list[Identity]:
+        """The processes of orphaned jobs, where a policy asks whether they work."""
+        if not any(KINDS[policy.do].only_idle for policy in self.engine.policies):
+            return []
+        return [
+            (each.pid, each.started_at)
+            for job in find_held_jobs(ledger)
+            for each in job.holders
+            if job.is_orphan and each.started_at is not None
+        ]
 
     # ---- who may be parked ----
 
@@ -274,7 +291,7 @@ class PolicyPart(ServicePart):
     async def _end(self, decision: Decision) -> WorkerAnswer:
         self._require_nobody_acts()
         order = WorkerRequest(
-            job="end",
+            job="end-orphans" if decision.code == ORPHAN else "end",
             state=self._service.places.state,
             deadline_s=self._service.reader_options.deadline_s,
             targets=tuple(target.identity for target in decision.targets),
@@ -337,7 +354,8 @@ class PolicyPart(ServicePart):
             return WorkerAnswer(is_last=True, status="not-needed", message="the policy was removed meanwhile")
         owners = [owner_of(*target.identity) for target in decision.targets]
         uids = tuple(dict.fromkeys(owner.uid for owner in owners if owner is not None))
-        order = WorkerRequest(job="notify", message=notice(decision, host_name, uids), notify=policy.notify)
+        message = notice(decision, host_name, uids)
+        order = WorkerRequest(job="notify", message=message, notify=policy.notify)
         return await self._run_worker(order, own_rights(), _TELL_S)
 
     async def _run_worker(

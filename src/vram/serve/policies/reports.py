@@ -43,6 +43,8 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
     all: bool
     match: PolicyMatch
     tells: tuple[str, ...]
+    idle_s: float | None = None
+    notice_s: float | None = None
 
 
 class PoliciesReport(Struct, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ def _policy_report(policy: Policy, who: Viewer) -> PolicyReport:
         all=policy.all,
         match=match,
         tells=tuple(name for name, is_used in ways if is_used),
+        idle_s=policy.idle_s if KINDS[policy.do].only_idle else None,
+        notice_s=policy.notice_s if KINDS[policy.do].gives_notice else None,
     )
 
 
@@ -95,6 +99,16 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notific
     if decision.do == "alert":
         title = f"vram on {host_name}: {size(decision.nbytes)} on {where} is unexplained"
         lines = [decision.reason, "`vram why` on that machine shows more."]
+    elif decision.do == "announce":
+        title = f"vram on {host_name}: a job on {where} will be ended in {duration(decision.notice_s)}"
+        lines = [f"Its launcher is dead, and it does nothing. It holds {size(decision.nbytes)}:"]
+        lines += [f"  pid {target.pid}  {target.command or ''}" for target in decision.targets]
+        lines += [
+            "It is not ended while it uses the CPU or a GPU.",
+            f"If you do not need it: vram kill --job {decision.targets[0].pid}",
+            "Evidence:",
+            *(f"  {line}" for line in decision.evidence[:5]),
+        ]
     else:
         title = f"vram on {host_name}: {size(decision.nbytes)} of a dead process is held on {where}"
         lines = [f"It has been held for {duration(decision.held_s)}, by:"]
@@ -110,6 +124,7 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notific
         "gpus": list(decision.gpus),
         "nbytes": decision.nbytes,
         "held_s": decision.held_s,
+        **({"ends_in_s": decision.notice_s} if decision.do == "announce" else {}),
         "processes": [
             {"pid": each.pid, "user": inert(each.user or ""), "command": inert(each.command or "")}
             for each in decision.targets
@@ -132,7 +147,7 @@ def preview(policies: tuple[Policy, ...], host: Host, deadline_s: float) -> Iter
         trouble = f"what they would do now is unknown: {error}"
     for policy in policies:
         yield inert(_describe(policy))
-        found = () if ledger is None else tuple(subjects(policy, ledger, _find_allowed(policy, ledger)))
+        found = () if ledger is None else _found(policy, ledger, host)
         yield from (
             f"  now: would {KINDS[policy.do].preview} {inert(_whom(each))}" for each in found[:_MAX_SHOWN]
         )
@@ -144,9 +159,20 @@ def preview(policies: tuple[Policy, ...], host: Host, deadline_s: float) -> Iter
         yield inert(trouble)
 
 
+def _found(policy: Policy, ledger: Ledger, host: Host) -> tuple[Subject, ...]:
+    allowed, own_pids = _find_allowed(policy, ledger), host.signals.self_and_ancestors()
+    return tuple(subjects(policy, ledger, allowed, own_pids=own_pids))
+
+
 def _describe(policy: Policy) -> str:
+    kind = KINDS[policy.do]
     acts = "acts" if policy.mode == "act" else "dry run: only says what it would do"
     settled = f"after {duration(policy.after_s)} in {policy.readings} readings or more"
+    if kind.only_idle:
+        settled += f", {duration(policy.idle_s)} of them idle"
+    if kind.gives_notice:
+        told = f"told {duration(policy.notice_s)} before" if policy.notice_s else "not told before"
+        settled += f", owners {told}"
     return f"{policy.name} ({policy.do}): {acts}; {settled}, at most {policy.most_per_hour} an hour"
 
 

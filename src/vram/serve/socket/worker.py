@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from vram import untrusted
-from vram.errors import CannotPark, ExitCode, UsageError, VramError, WorldChanged
+from vram.errors import CannotPark, ExitCode, Refused, UsageError, VramError, WorldChanged
 from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, StepKind
 from vram.policy.policy import NotifyConfig
 from vram.serve.socket.become import become
@@ -28,7 +28,7 @@ MAX_ANSWER = 16 << 20
 
 _RANK: tuple[OutcomeStatus, ...] = ("done", "not-needed", "refused", "failed", "unkillable")
 
-WorkerJob = Literal["plan", "run", "end", "park", "unpark", "recover", "notify"]
+WorkerJob = Literal["plan", "run", "end", "end-orphans", "park", "unpark", "recover", "notify"]
 
 
 class Notification(Struct, frozen=True, kw_only=True):
@@ -155,11 +155,18 @@ def _say_report(draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...]
     )
 
 
-def _execute(draft: Draft, request: WorkerRequest) -> Receipt:
+def _execute(draft: Draft, request: WorkerRequest, *, whole: bool = False) -> Receipt:
     from vram.reclaim import execute
 
     patience: dict[StepKind, float] = {"kill": request.grace_s}
-    return execute(draft.plan, deadline_s=request.deadline_s, patience_s=patience, on_outcome=_say_outcome)
+    return execute(
+        draft.plan,
+        deadline_s=request.deadline_s,
+        patience_s=patience,
+        on_outcome=_say_outcome,
+        together=whole,
+        whole=whole,
+    )
 
 
 # ---- what policies decide ----
@@ -172,6 +179,27 @@ def _end(request: WorkerRequest) -> None:
 
     draft = plan_ending(LocalHost(), request.targets, request.deadline_s)
     _finish(draft, None if request.dry_run else _execute(draft, request))
+
+
+def _end_orphans(request: WorkerRequest) -> None:
+    """End what is left of one job whose launcher is dead, all of it or nothing, if it still does nothing."""
+    from vram.host.local import LocalHost
+    from vram.reclaim.borrow import IDLE_WINDOW_S, idled
+    from vram.reclaim.planner import plan_ending_orphans
+
+    host = LocalHost()
+    pids = [pid for pid, _ in request.targets]
+    began, before = host.clock.monotonic(), {pid: host.limits.read(pid) for pid in pids}
+    draft = plan_ending_orphans(host, request.targets, request.deadline_s)
+    if request.dry_run:
+        _finish(draft, None)
+        return
+    host.clock.sleep(max(0.0, IDLE_WINDOW_S - (host.clock.monotonic() - began)))
+    window_s = host.clock.monotonic() - began
+    for pid in pids:
+        if not idled(before[pid], host.limits.read(pid), window_s):
+            raise Refused(f"pid {pid} works again")
+    _finish(draft, _execute(draft, request, whole=True))
 
 
 def _finish(draft: Draft, receipt: Receipt | None) -> None:
@@ -253,14 +281,15 @@ def _notify(request: WorkerRequest) -> None:
     if request.message is None:
         raise UsageError("there is nothing to tell")
     done, failed = notify(request.message, request.notify)
-    status: OutcomeStatus = "done" if done or not failed else "failed"
-    _say(WorkerAnswer(is_last=True, status=status, message="; ".join((*done, *failed))))
+    message = "; ".join((*done, *failed)) or "nobody is known who could be told"
+    _say(WorkerAnswer(is_last=True, status="done" if done else "failed", message=message))
 
 
 _JOBS = {
     "plan": _plan,
     "run": _run,
     "end": _end,
+    "end-orphans": _end_orphans,
     "park": _park,
     "unpark": _unpark,
     "recover": _recover,
