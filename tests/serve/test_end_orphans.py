@@ -114,6 +114,20 @@ def test_a_job_of_which_one_thread_works_is_left_alone_until_it_rests(serving: S
     assert done["held_s"] > 2.0
 
 
+def test_a_job_whose_gpu_works_is_left_alone(serving: StartPolicies, job: StartJob, virtual_gpu: VirtualGpu):
+    orphaned = job(1024, 1024)
+    orphaned.orphan()
+    virtual_gpu.set(utilization=40)  # for those that start from now on
+    service = serving(table())
+    service.until(lambda: _is_named(service, orphaned.pids))
+    service.readings(6)
+    assert (orphaned.living, decisions(service)) == (orphaned.pids, [])
+    service.close()
+    virtual_gpu.set(utilization=0)
+    serving(table())
+    orphaned.until_ended()
+
+
 def test_one_who_joins_starts_the_delay_again_and_is_ended_with_the_others(
     serving: StartPolicies, job: StartJob
 ):
