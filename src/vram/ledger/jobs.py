@@ -47,9 +47,14 @@ class HeldByJob(Struct, frozen=True):
 _MAX_RANKS = 1024
 
 
-def launcher_to_end(each: HeldByJob) -> int | None:
-    """The living process that would start the job's others again, where it exists for this job alone."""
-    return None if each.job.by in _SHARED_LAUNCHERS else each.job.launcher
+def starters(held: HeldByJob) -> tuple[int, ...]:
+    """Who would start the job's processes again, in the order in which they are to be ended.
+
+    The launcher, where it lives and exists for this job alone; and parts of the job that started others.
+    """
+    launcher = None if held.job.by in _SHARED_LAUNCHERS else held.job.launcher
+    heads = (each.job.head for each in held.holders if each.job is not None)
+    return tuple(dict.fromkeys(pid for pid in (launcher, *heads) if pid is not None))
 
 
 # Jupyter's server and Ray's raylet start many that have nothing to do with each other.

@@ -37,8 +37,8 @@ from vram.reclaim.candidates import (
     Leftover,
     PlanContext,
     candidates,
-    launchers,
     leftovers,
+    starters_on_no_gpu,
     with_holders,
 )
 from vram.reclaim.device_state import available_bytes, read_and_diagnose
@@ -71,8 +71,8 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     request, instead_of = with_holders(host, ledger, _check_words(request))
     paused = parked(host) if request.pids else ()
     context = PlanContext.of(ledger, findings, request, paused, instead_of, asked)
-    if request.job:
-        context = replace(context, launchers=launchers(host, ledger, request.pids))
+    if request.job or request.orphans or ORPHAN in request.findings:
+        context = replace(context, starters=starters_on_no_gpu(host, ledger))
     choice = _Choice(host, context)
     for pid in request.pids:
         # Whether it may be touched at all comes before whether it holds anything.
