@@ -52,8 +52,10 @@ def _job(pid: int, members: Mapping[int, LaunchClaim], lost: Collection[int], pr
     top = pid
     for _ in range(_MAX_DEPTH):
         above = processes[top][1].parent
+        if above is None or above not in members or processes[above][1].uid != processes[top][1].uid:
+            break
         # What a notebook starts is the notebook's; a kernel is never a part of another job.
-        if top in lost or above is None or above not in members or members[top].by == "Jupyter":
+        if top in lost or members[top].by == "Jupyter":
             break
         top = above
     claim, (_, facts), own = members[top], processes[top], members[pid]
