@@ -27,9 +27,10 @@ from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, is_silent, processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
-from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
+from vram.model.plan import Draft, Plan, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import Action
+from vram.reclaim.activity import measure_jobs
 from vram.reclaim.candidates import (
     ORPHAN,
     STOPPED,
@@ -90,7 +91,17 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     else:
         chosen = choice.enough()
         plan = made(chosen.goal, (chosen.gpu,), chosen.steps, wanted)
-    return Draft(plan=plan, skipped=skipped(host, context, plan, choice.refusals))
+    return Draft(
+        plan=plan,
+        skipped=skipped(host, context, plan, choice.refusals),
+        activity=measure_jobs(host, ledger, _ended_with_their_job(plan, request)),
+    )
+
+
+def _ended_with_their_job(plan: Plan, request: PlanRequest) -> Iterator[int]:
+    for step in plan.steps:
+        if step.kind == "kill" and step.target and (request.job or step.finding == ORPHAN):
+            yield step.target.process.pid
 
 
 class _Choice:
