@@ -15,7 +15,7 @@ from vram.model.gpu import GpuFacts
 from vram.model.hold import HeldPart, Hold
 from vram.model.ledger import Entry, Holder, Ledger, known_bytes
 from vram.model.process import Job
-from vram.report.job_rows import job_name, rows_by_job
+from vram.report.job_rows import ORPHANS, job_name, rows_by_job
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import JobRow, ProcessRow, rows
 from vram.report.process_table import process_lines
@@ -103,8 +103,8 @@ def test_an_orphaned_job_is_one_row_and_comes_first() -> None:
     assert (first.state, first.trouble, first.pid, len(first.identities)) == ("orphan", True, 100, 4)
     assert second.pid == 4711
     # And where only orphans are one row, as in `vram top`:
-    assert rows_by_job(ledger, ("orphan",)) == (first, second)
-    assert len(rows_by_job(holding(*ranks(4)), ("orphan",))) == 4
+    assert rows_by_job(ledger, ORPHANS) == (first, second)
+    assert len(rows_by_job(holding(*ranks(4)), ORPHANS)) == 4
 
 
 @pytest.mark.parametrize(("is_orphan", "count"), [(False, 2), (True, 1)])

@@ -16,6 +16,7 @@ from vram.units import counted, size
 
 # A rank that is stopped or stuck is what its job waits for: it has a row of its own.
 _FOLDED: tuple[State, ...] = ("orphan", "ok", "idle")
+ORPHANS: tuple[State, ...] = ("orphan",)
 
 
 def rows_by_job(ledger: Ledger, states: Collection[State] = _FOLDED) -> tuple[ProcessRow, ...]:
