@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.report.samples import make_gpu, make_holder, make_ledger
@@ -214,11 +215,43 @@ def test_rows_that_are_left_out_are_counted_by_process() -> None:
     assert f"+{40 - 2 * there} more processes, {40 - 2 * there}.0 GiB: vram ps" in shown
 
 
-@given(LEDGERS)
-def test_every_held_byte_and_every_process_is_in_one_row(ledger: Ledger) -> None:
+def accounts_for_all(ledger: Ledger) -> None:
     held = [entry for gpu in ledger.gpus for entry in gpu.accounted if entry.kind_facts.held and entry.nbytes]
     found = rows_by_job(ledger)
     assert sum(row.nbytes or 0 for row in found) == known_bytes(held)
     each = sorted((row.identities for row in rows(ledger)), key=str)
     unfolded = sorted(((one,) for row in found for one in row.identities), key=str)
     assert unfolded == [one for one in each if one]
+
+
+@given(LEDGERS)
+def test_every_held_byte_and_every_process_of_any_ledger_is_in_one_row(ledger: Ledger) -> None:
+    accounts_for_all(ledger)
+
+
+MEMBERS = st.tuples(
+    st.integers(100, 120),
+    st.sampled_from(["one", "other", None]),
+    st.sampled_from("RSTD"),
+    st.booleans(),
+    st.none() | st.integers(0, 3),
+    st.integers(0, 2),
+)
+
+
+@given(st.lists(MEMBERS, max_size=12, unique_by=lambda member: member[0]), st.sampled_from([0, 50, None]))
+def test_every_byte_and_every_process_of_any_jobs_is_in_one_row(
+    members: list[tuple[int, str | None, str, bool, int | None, int]], utilization: int | None
+) -> None:
+    entries: dict[int, list[Entry]] = {0: [], 1: [], 2: []}
+    for pid, key, state, is_orphan, rank, gpu in members:
+        job = None if key is None else Job(by="torchrun", key=key, is_orphan=is_orphan, rank=rank)
+        holder = make_holder(pid, state=state, job=job)
+        entries[gpu].append(Entry(kind="process", nbytes=pid * GIB // 100, holder=holder))
+    facts = GpuFacts(uuid="GPU", name="NVIDIA H200", utilization=utilization)
+    ledger = make_ledger(*(make_gpu(*held, index=gpu, facts=facts) for gpu, held in entries.items()))
+    accounts_for_all(ledger)
+    for row in rows_by_job(ledger):
+        states = {each.state for each in rows(ledger) if each.pid in dict(row.identities)}
+        assert states == {row.state}
+        assert len(row.identities) == 1 or row.state in ("ok", "idle", "orphan")
