@@ -89,10 +89,10 @@ def test_ranks_that_are_all_stopped_are_not_hidden_behind_one() -> None:
     assert len(rows_by_job(holding(*ranks(4, state="T")))) == 4
 
 
-def test_a_rank_that_waits_while_the_others_work_is_told_from_them() -> None:
+def test_a_job_works_where_one_of_its_ranks_does() -> None:
     sleeping, *others = ranks(4)
     ledger = holding(sleeping, *(replace(each, state="R") for each in others), utilization=0)
-    assert {row.state: len(row.identities) for row in rows_by_job(ledger)} == {"ok": 3, "idle": 1}
+    assert {row.state: len(row.identities) for row in rows_by_job(ledger)} == {"ok": 4}
 
 
 def test_an_orphaned_job_is_one_row_and_comes_first() -> None:
@@ -253,5 +253,5 @@ def test_every_byte_and_every_process_of_any_jobs_is_in_one_row(
     accounts_for_all(ledger)
     for row in rows_by_job(ledger):
         states = {each.state for each in rows(ledger) if each.pid in dict(row.identities)}
-        assert states == {row.state}
+        assert states == {row.state} or (row.state == "ok" and states == {"ok", "idle"})
         assert len(row.identities) == 1 or row.state in ("ok", "idle", "orphan")

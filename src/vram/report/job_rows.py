@@ -20,12 +20,15 @@ ORPHANS: tuple[State, ...] = ("orphan",)
 
 
 def rows_by_job(ledger: Ledger, states: Collection[State] = _FOLDED) -> tuple[ProcessRow, ...]:
-    """As ``process_rows.rows``, but processes of one job that are in one of *states* are one row."""
+    """As ``process_rows.rows``, but processes of one job that are in one of *states* are one row.
+
+    It works where one of them does: ranks wait for each other all the time.
+    """
     found: list[ProcessRow] = []
-    together: dict[State, list[Hold]] = {}
+    together: dict[bool, list[Hold]] = {}
     for hold in find_holds(ledger):
         if _can_fold(hold, states):
-            together.setdefault(hold.state, []).append(hold)
+            together.setdefault(hold.state == "orphan", []).append(hold)
         else:
             found.append(row_of(hold))
     jobs = [job for holds in together.values() for job in by_job(holds)]
@@ -42,7 +45,7 @@ def _can_fold(hold: Hold, states: Collection[State]) -> bool:
 
 
 def job_row(held: HeldByJob) -> JobRow:
-    """The row of all processes of *held*, which are in one state."""
+    """The row of all processes of *held*, which are all orphans, or all in use."""
     rows = [row_of(hold) for hold in held.holds]
     first = rows[0]
     sizes = [row.nbytes for row in rows if row.nbytes is not None]
@@ -57,7 +60,7 @@ def job_row(held: HeldByJob) -> JobRow:
         others=tuple(identity for row in rows[1:] for identity in row.identities),
         user=first.user,
         age_s=max((row.age_s for row in rows if row.age_s is not None), default=None),
-        state=first.state,
+        state="ok" if any(row.state == "ok" for row in rows) else first.state,
         command=job_name(held),
         note=", ".join(_notes(held)),
         parent=first.parent,
