@@ -238,8 +238,17 @@ class _Run:
         done = tuple(step for step, (status, _) in zip(steps, results, strict=True) if status == "done")
         self._last = settled_bytes(self._host, self._plan.gpus, before, promised(done) if done else None)
         took_s = self._host.clock.monotonic() - began
+        # What came back is measured for all of them together, and stands in the last that is done.
+        whole = done[-1] if done else None
         outcomes = [
-            self._outcome(step, status, before, took_s, message)
+            Outcome(
+                step=step,
+                status=status,
+                used_before=before if step is whole else None,
+                used_after=self._last if step is whole else None,
+                took_s=took_s,
+                message=message,
+            )
             for step, (status, message) in zip(steps, results, strict=True)
         ]
         with suppress(AuditUnavailable):  # it is done, and nothing further is
