@@ -14,7 +14,7 @@ from vram.diagnosis.tracker import Item, Key, items_of
 from vram.diagnosis.verdict import judge
 from vram.history.schema import EXPORTED, GHOST, HIDDEN, PROCESS, SAMPLED, TOGETHER, UNATTRIBUTED
 from vram.ledger.holds import find_holds
-from vram.ledger.mig import alone
+from vram.ledger.instances import alone
 from vram.ledger.processes import identity
 from vram.model.hold import Identity
 from vram.model.ledger import GpuLedger, Ledger, known_bytes

@@ -8,7 +8,7 @@ from weakref import ReferenceType, ref
 
 from msgspec.structs import replace
 
-from vram.ledger.mig import mig_device
+from vram.ledger.instances import mig_device
 from vram.ledger.processes import identity, in_use, living_holder, living_holders
 from vram.model.hold import HeldPart, Hold, State, What
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly
