@@ -1,9 +1,9 @@
 """The history of a node with 16 GPUs: a day of readings recorded, what it takes, and how fast it answers.
 
 A simulated node (bench/simulated_node.py) stands for the machine, so that a day takes half a minute. Times of
-readings are CPU time: waiting for the disk is measured apart, as bytes written. Copying the log ends before the
-next reading, as it does where a minute lies between two commits: else the same day is written more often the
-slower a reading is.
+readings are CPU time: waiting for the disk is measured apart, as bytes written. Copying the log ends before
+the next reading, as it does where a minute lies between two commits: else the same day is written more often
+the slower a reading is.
 """
 
 from __future__ import annotations
