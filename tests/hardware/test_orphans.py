@@ -1,4 +1,4 @@
-"""Launchers killed on real hardware: what they started is named, and given back by one command.
+"""Launchers killed on real hardware: what they started is named, and one command frees its memory.
 
 python -m pytest --real-gpu -s tests/hardware/test_orphans.py
 """
@@ -79,7 +79,7 @@ def states(bench: Bench, pids: list[int]) -> set[str]:
     return {row["state"] for row in rows if row["pid"] in pids}
 
 
-def test_a_job_whose_launcher_was_killed_is_named_and_given_back(
+def test_a_job_whose_launcher_was_killed_is_named_and_freed(
     bench: Bench, launched: tuple[int, list[int]], record: Record, request: pytest.FixtureRequest
 ) -> None:
     head, workers = launched

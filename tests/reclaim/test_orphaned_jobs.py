@@ -23,16 +23,23 @@ from vram.virtualgpu import VirtualGpu
 
 
 @pytest.fixture
-def job(virtual_gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SpawnedJob]:
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def job(
+    virtual_gpu: VirtualGpu, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> SpawnedJob:
     """Two workers of a dead launcher, and one that holds nothing yet; this process reads the virtual GPU."""
     environment = virtual_gpu.environment()
     for name in ("LD_LIBRARY_PATH", "VRAM_VIRTUAL_GPU"):
         monkeypatch.setenv(name, environment[name])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with ExitStack() as stack:
-        made = SpawnedJob(virtual_gpu, stack, 1024, 1024, 0)
-        made.orphan()
-        yield made
+    made = SpawnedJob(virtual_gpu, stack, 1024, 1024, 0)
+    made.orphan()
+    return made
 
 
 def plan(members: list[tuple[int, int]]) -> Plan:
@@ -49,6 +56,17 @@ def test_the_plan_is_exactly_the_job(job: SpawnedJob):
     assert {(step.kind, step.finding) for step in made.steps} == {("kill", "VR208")}
     execute(made)
     assert job.living == job.pids[2:]
+
+
+def test_who_would_start_it_again_is_part_of_the_plan(
+    job: SpawnedJob, virtual_gpu: VirtualGpu, stack: ExitStack
+):
+    other = SpawnedJob(virtual_gpu, stack, -1024)
+    other.orphan()
+    made = plan(other.identities[:1])
+    assert sorted(step.target.process.pid for step in made.steps if step.target) == sorted(other.pids)
+    execute(made)
+    assert (other.living, job.living) == ([], job.pids)
 
 
 def test_what_is_not_the_whole_job_or_not_the_same_is_not_planned(job: SpawnedJob):

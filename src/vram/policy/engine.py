@@ -55,8 +55,9 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     """What decisions are made from. ``good``: the ledger was read just now, and nothing failed.
 
     ``longest_pause_s`` is how long two readings may lie apart to count as one after the other. ``cpu_s`` has
-    for each process of an orphaned job the CPU time of all that it consists of: of itself and of each process
-    below it. One that is not there could not be read. ``own_pids`` are the service and its ancestors.
+    for each process of an orphaned job the CPU time of all that it consists of: of itself, of the part of the
+    job that started it, and of each process below these. One that is not there could not be
+    read. ``own_pids`` are the service and its ancestors.
     """
 
     ledger: Ledger

@@ -24,13 +24,14 @@ from vram.errors import (
     WorldChanged,
 )
 from vram.host.ports import Host
-from vram.ledger.jobs import HeldByJob, find_held_jobs
+from vram.ledger.jobs import HeldByJob, find_held_jobs, starters
 from vram.ledger.processes import ProcessMemory, is_silent, processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
-from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
+from vram.model.plan import Draft, Plan, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import Action
+from vram.reclaim.activity import measure_jobs
 from vram.reclaim.candidates import (
     ORPHAN,
     STOPPED,
@@ -38,8 +39,8 @@ from vram.reclaim.candidates import (
     Leftover,
     PlanContext,
     candidates,
-    launchers,
     leftovers,
+    starters_on_no_gpu,
     with_holders,
 )
 from vram.reclaim.device_state import available_bytes, read_and_diagnose
@@ -72,8 +73,8 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     request, instead_of = with_holders(host, ledger, _check_words(request))
     paused = parked(host) if request.pids else ()
     context = PlanContext.of(ledger, findings, request, paused, instead_of, asked)
-    if request.job:
-        context = replace(context, launchers=launchers(host, ledger, request.pids))
+    if request.job or request.orphans or ORPHAN in request.findings:
+        context = replace(context, starters=starters_on_no_gpu(host, ledger))
     choice = _Choice(host, context)
     for pid in request.pids:
         # Whether it may be touched at all comes before whether it holds anything.
@@ -91,7 +92,17 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     else:
         chosen = choice.enough()
         plan = made(chosen.goal, (chosen.gpu,), chosen.steps, wanted)
-    return Draft(plan=plan, skipped=skipped(host, context, plan, choice.refusals))
+    return Draft(
+        plan=plan,
+        skipped=skipped(host, context, plan, choice.refusals),
+        activity=measure_jobs(host, ledger, _ended_with_their_job(plan, request)),
+    )
+
+
+def _ended_with_their_job(plan: Plan, request: PlanRequest) -> Iterator[int]:
+    for step in plan.steps:
+        if step.kind == "kill" and step.target and (request.job or step.finding == ORPHAN):
+            yield step.target.process.pid
 
 
 class _Choice:
@@ -376,18 +387,25 @@ def plan_ending_orphans(host: Host, members: Collection[tuple[int, int]], deadli
         if not known[pid].idle:
             raise Refused(f"pid {pid}, or a GPU that it is on, works", hint=f"see `vram why {pid}`")
     draft = plan(host, ledger, findings, PlanRequest(only="kill", findings=(ORPHAN,)))
-    return _of_those(draft, wanted, found[0])
+    return _of_those(draft, wanted, found[0], starters(found[0]))
 
 
-def _of_those(draft: Draft, wanted: set[tuple[int, int]], which: Leftover | HeldByJob) -> Draft:
-    """The steps of *draft* that end *wanted*, as a plan; raises the refusal where it does not end all."""
-    steps = [
-        step
-        for step in draft.plan.steps
-        if step.target and (step.target.process.pid, step.target.process.started_at) in wanted
-    ]
-    if len(steps) != len(wanted):
+def _of_those(
+    draft: Draft,
+    wanted: set[tuple[int, int]],
+    which: Leftover | HeldByJob,
+    before: Collection[int] = (),
+) -> Draft:
+    """The steps of *draft* that end *wanted*, as a plan; raises the refusal where it does not end all.
+
+    *before* are pids that would start them again, and are ended with them where the draft does that.
+    """
+    ends = {step.target.process: step for step in draft.plan.steps if step.target}
+    if not wanted <= {(each.pid, each.started_at) for each in ends}:
         raise _refusal(draft, which.pids)
+    steps = [
+        step for each, step in ends.items() if (each.pid, each.started_at) in wanted or each.pid in before
+    ]
     return Draft(plan=with_digest(draft.plan.made_at, draft.plan.boot_id, None, which.gpus, steps))
 
 

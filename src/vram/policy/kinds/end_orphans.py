@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from vram.diagnosis import words
-from vram.ledger.jobs import HeldByJob, find_held_jobs
+from vram.ledger.jobs import HeldByJob, find_held_jobs, starters
 from vram.ledger.processes import ProcessMemory, is_healthy, processes
 from vram.model.ledger import Ledger
 from vram.policy.subjects import PEOPLE, PolicyKind, Situation, Subject, evidence_of, pids_of
@@ -20,7 +20,7 @@ def _orphaned(situation: Situation) -> Iterator[Subject]:
     for job in find_held_jobs(ledger):
         members = [known[pid] for pid in job.pids if pid in known]
         may_end = len(members) == len(job.pids) and all(_may_be_ended(each, job.pids) for each in members)
-        is_own = not set(job.pids).isdisjoint(situation.own_pids)
+        is_own = not {*job.pids, *starters(job)}.isdisjoint(situation.own_pids)
         if job.is_orphan and may_end and not is_own and _is_ours(ledger, job):
             yield _of_job(job, members, situation)
 

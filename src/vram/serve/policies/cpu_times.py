@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from vram.payloads.procfs import ProcessFolder
 from vram.policy.policy import Identity
@@ -13,28 +13,31 @@ _TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
 _MAX_BELOW = 4096
 
 
-def cpu_times(processes: Iterable[Identity]) -> dict[Identity, dict[Identity, float]]:
-    """For each of *processes* the seconds that it, and each process below it, has used so far.
+def cpu_times(processes: Mapping[Identity, int | None]) -> dict[Identity, dict[Identity, float]]:
+    """For each of *processes* the seconds that it, the one that started it, and each below these has used.
 
-    One that has ended, whose pid another has now, or whose children cannot be read is left out.
+    Who started it is the pid that it is mapped to. One that has ended, whose pid another has now, or whose
+    children cannot be read is left out.
     """
-    found = {each: _below(each) for each in processes}
-    return {each: used for each, used in found.items() if used is not None}
+    found = {}
+    for each, head in processes.items():
+        own = _below(each[0])
+        if own is not None and each in own:
+            found[each] = {**own, **((_below(head) or {}) if head is not None else {})}
+    return found
 
 
-def _below(top: Identity) -> dict[Identity, float] | None:
+def _below(top: int) -> dict[Identity, float] | None:
     used: dict[Identity, float] = {}
-    waiting = [top[0]]
+    waiting = [top]
     while waiting:
         pid = waiting.pop()
         read = _read(pid)
         if read is None:
-            if pid == top[0]:
+            if pid == top:
                 return None
             continue  # it has ended since its parent was read
         started_at, cpu_s, children = read
-        if pid == top[0] and started_at != top[1]:
-            return None
         used[pid, started_at] = cpu_s
         waiting += children
         if len(used) > _MAX_BELOW:

@@ -146,16 +146,16 @@ class PolicyPart(ServicePart):
             own_pids=LocalSignals().self_and_ancestors(),
         )
 
-    def _orphans(self, ledger: Ledger) -> list[Identity]:
-        """The processes of orphaned jobs, where a policy asks whether they work."""
+    def _orphans(self, ledger: Ledger) -> dict[Identity, int | None]:
+        """The processes of orphaned jobs and who started each, where a policy asks whether they work."""
         if not any(KINDS[policy.do].only_idle for policy in self.engine.policies):
-            return []
-        return [
-            (each.pid, each.started_at)
+            return {}
+        return {
+            (each.pid, each.started_at): each.job.head if each.job is not None else None
             for job in find_held_jobs(ledger)
             for each in job.holders
             if job.is_orphan and each.started_at is not None
-        ]
+        }
 
     # ---- who may be parked ----
 

@@ -188,13 +188,13 @@ def _end_orphans(request: WorkerRequest) -> None:
     from vram.reclaim.planner import plan_ending_orphans
 
     host = LocalHost()
-    pids = [pid for pid, _ in request.targets]
-    began, before = host.clock.monotonic(), {pid: host.limits.read(pid) for pid in pids}
     draft = plan_ending_orphans(host, request.targets, request.deadline_s)
     if request.dry_run:
         _finish(draft, None)
         return
-    host.clock.sleep(max(0.0, IDLE_WINDOW_S - (host.clock.monotonic() - began)))
+    pids = [step.target.process.pid for step in draft.plan.steps if step.target]
+    began, before = host.clock.monotonic(), {pid: host.limits.read(pid) for pid in pids}
+    host.clock.sleep(IDLE_WINDOW_S)
     window_s = host.clock.monotonic() - began
     for pid in pids:
         if not idled(before[pid], host.limits.read(pid), window_s):
