@@ -187,7 +187,7 @@ def with_rank(**more: Any) -> Ledger:
 
 SHARED = replace(rank(21, 1), co_holders=(holder(30),), sharing="all")
 HEALTHY = replace(rank(21, 1).holder.job, is_orphan=False)  # type: ignore[union-attr,arg-type]
-SPARED: dict[str, Ledger] = {
+LEFT_ALONE: dict[str, Ledger] = {
     "one is stopped": with_rank(state="T"),
     "one is being debugged": with_rank(state="t"),
     "one waits in the kernel": with_rank(state="D"),
@@ -211,11 +211,11 @@ SPARED: dict[str, Ledger] = {
 
 
 @pytest.mark.fault(4, 15, 16)
-@pytest.mark.parametrize("why", SPARED)
+@pytest.mark.parametrize("why", LEFT_ALONE)
 def test_in_doubt_the_whole_job_is_left_alone(why: str):
     meant = ["alice"] if "not meant" in why else ["alice", "*"]
     engine = PolicyEngine((orphans(notice="0s", all=True, match={"users": meant}),))
-    assert run(engine, SPARED[why], [0.0, 30.0, 60.0, 90.0, 120.0]) == []
+    assert run(engine, LEFT_ALONE[why], [0.0, 30.0, 60.0, 90.0, 120.0]) == []
 
 
 def test_without_a_doubt_the_same_policy_ends_it():
