@@ -89,6 +89,11 @@ CASES: dict[str, Case] = {
     "VR208": Case(
         ledger(gpu(process(job=job()))), ledger(gpu(process(job=job(is_orphan=False, launcher=7))))
     ),
+    # Once it exits, the driver takes its time to close the files.
+    "VR209": Case(
+        ledger(gpu(process(state="R", kill_pending=True, waits_in="uvm_spin_loop"))),
+        ledger(gpu(process(state="R", kill_pending=True, exiting=True))),
+    ),
     "VR210": Case(_ranks(CONTEXT, CONTEXT), _ranks(CONTEXT)),
     "VR301": Case(
         ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False)),
@@ -157,6 +162,8 @@ FURTHER: tuple[tuple[str, Ledger], ...] = (
     ("VR107", ledger(gpu(memory=memory(moved_bytes=MIB)))),
     ("VR201", ledger(gpu(process(state="t")))),
     ("VR202", ledger(gpu(process(exiting=True)))),
+    ("VR202", ledger(gpu(process(state="D", kill_pending=True, exiting=True)))),
+    ("VR209", ledger(gpu(process(state="D", kill_pending=True)))),
     ("VR210", _ranks(CONTEXT, CONTEXT, CONTEXT, job=None, parent=900)),
     ("VR210", _ranks(871 * MIB, 871 * MIB)),
     ("VR301", ledger(gpu(entry("hidden", hidden_by="namespace")))),
@@ -173,10 +180,12 @@ QUIET: tuple[tuple[str, Ledger], ...] = (
     ("VR101", _orphan(holder=holder(51), charged_state="Z")),
     ("VR102", ledger(gpu(open_only=(forked_child(51, of=50),)))),
     ("VR201", _orphan(51, holder=holder(51, state="T"))),
+    ("VR202", ledger(gpu(process(state="D", kill_pending=True)))),
     ("VR205", _contexts(3, 641 * MIB)),
     ("VR205", _contexts(3, 4 * MIB)),
     ("VR205", _ranks(CONTEXT, CONTEXT, CONTEXT)),
     ("VR206", ledger(gpu(process(state="T")))),
+    ("VR206", ledger(gpu(process(state="R", kill_pending=True)))),
     ("VR210", _contexts(3)),
     ("VR210", _ranks(CONTEXT, 5 * GIB)),  # one rank has its memory on two GPUs
     ("VR210", _ranks(CONTEXT, CONTEXT, job=None, parent=1)),

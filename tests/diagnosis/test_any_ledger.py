@@ -169,9 +169,9 @@ def test_every_holder_is_named(ledger):
 # What a command may consist of: words of ours, pids, ids; nothing that a process wrote.
 SAFE = re.compile(
     r"(sudo )?kill -CONT \d+"
-    r'|(vram|sudo "\$\(command -v vram\)") kill( \d+)+|vram (trim|park) \d+'
+    r'|(vram|sudo "\$\(command -v vram\)") kill(( \d+)+| --job \d+)|vram (trim|park) \d+'
     r"|ps -o [a-z,]+ -p \d+(,\d+)*"
-    r"|vram why --(deep|deadline 20)|wsl\.exe --(list --running|shutdown)"
+    r"|vram why --(deep|deadline 20s)|wsl\.exe --(list --running|shutdown)"
     r"|(vram (why|who --gpu \d+|snapshot -o vram-snapshot\.json --redact))"
     r'|sudo "\$\(command -v vram\)" why'
     r"|sudo cat /proc/\d+/stack|grep TracerPid /proc/\d+/status"

@@ -240,3 +240,26 @@ def test_ranks_that_reach_into_each_others_memory_have_chosen_their_contexts():
 
     world = ledger(*(gpu(*(charge(rank, at) for rank in range(3)), index=at) for at in range(3)))
     assert found("VR210", world) == []
+
+
+def test_a_process_that_sigkill_does_not_end_is_told_with_the_function_it_is_in():
+    about = {"state": "R", "kill_pending": True, "waits_in": "uvm_spin_loop"}
+    (finding,) = found("VR209", ledger(gpu(process(**about))))
+    assert "SIGKILL was sent" in finding.cause
+    assert "uvm_spin_loop (state R)" in finding.cause
+    assert [remedy.step for remedy in finding.remedies] == ["wait", "look", "look", "drain"]
+
+
+@pytest.mark.parametrize(
+    ("function", "steps"),
+    [("request_wait_answer", ["wait", "look"]), ("__refrigerator", ["resume"]), (None, None)],
+)
+def test_a_gpu_is_reset_only_for_what_waits_in_its_driver(function, steps):
+    """A file system that does not answer, or a container that is paused, is not the GPU's fault."""
+    (finding,) = found("VR209", ledger(gpu(process(state="D", kill_pending=True, waits_in=function))))
+    assert [remedy.step for remedy in finding.remedies] == (steps or ["wait", "look", "look", "drain"])
+
+
+def test_a_stuck_process_is_told_with_the_function_it_waits_in():
+    (finding,) = found("VR202", ledger(gpu(process(state="D", waits_in="request_wait_answer"))))
+    assert "pid 1234 is in state D, in request_wait_answer" in finding.evidence

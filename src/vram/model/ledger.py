@@ -152,6 +152,10 @@ class Holder(Struct, frozen=True, kw_only=True):
     """Who may see what of it is asked by this: a name need not be anybody's."""
     job: Job | None = None
     """What it was launched as a part of, and whether its launcher is dead."""
+    kill_pending: bool = False
+    """SIGKILL is pending, and has had no effect so far."""
+    waits_in: str | None = None
+    """The kernel's function that it is in, where signals have no effect and that is known."""
     visible: bool = True
     """False: it may live where we cannot see it (another PID namespace, hidepid), whatever ``alive`` says."""
 
