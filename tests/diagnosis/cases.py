@@ -95,6 +95,11 @@ CASES: dict[str, Case] = {
         ledger(gpu(process(state="R", kill_pending=True, exiting=True))),
     ),
     "VR210": Case(_ranks(CONTEXT, CONTEXT), _ranks(CONTEXT)),
+    # Without persistence mode the driver starts the GPU for each reading, and reports its own work.
+    "VR211": Case(
+        ledger(gpu(facts=facts(utilization=100, persistence=True))),
+        ledger(gpu(facts=facts(utilization=100, persistence=False))),
+    ),
     "VR301": Case(
         ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False)),
         ledger(gpu(entry("hidden", hidden_by="permission")), host=host(initial_pid_namespace=False)),
@@ -166,6 +171,8 @@ FURTHER: tuple[tuple[str, Ledger], ...] = (
     ("VR209", ledger(gpu(process(state="D", kill_pending=True)))),
     ("VR210", _ranks(CONTEXT, CONTEXT, CONTEXT, job=None, parent=900)),
     ("VR210", _ranks(871 * MIB, 871 * MIB)),
+    ("VR211", ledger(gpu(entry("unattributed", 3 * MIB), facts=facts(utilization=50)))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), unreadable_processes=1)),
     ("VR301", ledger(gpu(entry("hidden", hidden_by="namespace")))),
     ("VR302", ledger(silent_gpu("denied"))),
     ("VR303", ledger(gpu(process(lists=("mps",))))),
@@ -190,6 +197,14 @@ QUIET: tuple[tuple[str, Ledger], ...] = (
     ("VR210", _ranks(CONTEXT, 5 * GIB)),  # one rank has its memory on two GPUs
     ("VR210", _ranks(CONTEXT, CONTEXT, job=None, parent=1)),
     ("VR210", _ranks(CONTEXT, CONTEXT, job=job())),  # an orphaned job, VR208
+    ("VR211", ledger(gpu(facts=facts(utilization=49)))),
+    ("VR211", ledger(gpu(process(), facts=facts(utilization=100)))),
+    ("VR211", ledger(gpu(entry("hidden", None), facts=facts(utilization=100)))),
+    ("VR211", ledger(gpu(open_only=(forked_child(51, of=None),), facts=facts(utilization=100)))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), host=host(hides_processes=True))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), host=host(initial_pid_namespace=False))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), probes=(ProbeRun("files", "timeout", 1.0),))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100, mig_enabled=True)))),
     ("VR302", ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False))),
     ("VR402", ledger(gpu(process(nbytes=79 * GIB), facts=facts(bar1_total=100, bar1_used=100)))),
     ("VR405", ledger(silent_gpu("failed", code="nvml-16"))),
