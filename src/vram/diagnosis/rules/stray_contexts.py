@@ -39,6 +39,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from vram.diagnosis import words
 from vram.diagnosis.held import StrayContexts, find_stray_contexts, finding_about
 from vram.ledger.holds import on_gpu
@@ -94,7 +96,12 @@ def _remedies() -> tuple[Remedy, ...]:
 
 def _members(stray: StrayContexts) -> str:
     count = len(stray.holds)
-    return words.members(stray.job, count) if stray.job else f"{count} processes of one parent"
+    # Without the job's size, which is its own word and may be any number.
+    return (
+        words.members(replace(stray.job, size=None), count)
+        if stray.job
+        else f"{count} processes of one parent"
+    )
 
 
 def _ranks(stray: StrayContexts) -> str:
