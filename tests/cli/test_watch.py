@@ -143,6 +143,20 @@ def test_the_first_line_is_the_state_and_every_line_fits_the_schema(
     assert ended["event"] == "ended"
 
 
+def test_an_importer_takes_over_the_charge_of_its_exporter(watch: Start, virtual_gpu: VirtualGpu) -> None:
+    with DemoProgram(virtual_gpu, "imports.ipc", 4 * GIB) as demo:
+        demo.go()
+        watching = watched_json(watch, virtual_gpu)
+        shown = watch(virtual_gpu)
+        shown.line_with("free of")
+        demo.go()
+        exporter, importer = demo.pids["exporter"], demo.pids["importer"]
+        grew = watching.until("grew", pid=importer)
+        assert (grew["nbytes"], grew["taken_over_from"]) == (4 * GIB, exporter)
+        validate(grew, json.loads(shipped("watch").read_bytes()))
+        assert f"likely memory shared with pid {exporter}, which ended" in shown.line_with("grew")
+
+
 def test_a_process_starts_grows_and_ends(watch: Start, virtual_gpu: VirtualGpu) -> None:
     watching = watched_json(watch, virtual_gpu)
     with Program(virtual_gpu, HOLDER) as program:

@@ -47,6 +47,15 @@ def _contexts(count: int, nbytes: int = CONTEXT) -> Ledger:
     return ledger(gpu(*(process(pid, nbytes) for pid in range(200, 200 + count))))
 
 
+def _ranks(*contexts: int, **of_all: object) -> Ledger:
+    """Rank after rank of one job with its memory on a GPU of its own, and this much on GPU 0."""
+    about = [{"job": job(is_orphan=False, rank=rank)} | of_all for rank in range(1, 1 + len(contexts))]
+    return ledger(
+        gpu(*(process(200 + at, nbytes, **about[at]) for at, nbytes in enumerate(contexts))),
+        *(gpu(process(200 + at, 9 * GIB, **about[at]), index=1 + at) for at in range(len(contexts))),
+    )
+
+
 def _spill(nbytes: int, **about: object) -> Ledger:
     return ledger(gpu(windows=WindowsSide(read=True, host_bytes=nbytes), **about))
 
@@ -79,6 +88,17 @@ CASES: dict[str, Case] = {
     ),
     "VR208": Case(
         ledger(gpu(process(job=job()))), ledger(gpu(process(job=job(is_orphan=False, launcher=7))))
+    ),
+    # Once it exits, the driver takes its time to close the files.
+    "VR209": Case(
+        ledger(gpu(process(state="R", kill_pending=True, waits_in="uvm_spin_loop"))),
+        ledger(gpu(process(state="R", kill_pending=True, exiting=True))),
+    ),
+    "VR210": Case(_ranks(CONTEXT, CONTEXT), _ranks(CONTEXT)),
+    # Without persistence mode the driver starts the GPU for each reading, and reports its own work.
+    "VR211": Case(
+        ledger(gpu(facts=facts(utilization=100, persistence=True))),
+        ledger(gpu(facts=facts(utilization=100, persistence=False))),
     ),
     "VR301": Case(
         ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False)),
@@ -147,6 +167,12 @@ FURTHER: tuple[tuple[str, Ledger], ...] = (
     ("VR107", ledger(gpu(memory=memory(moved_bytes=MIB)))),
     ("VR201", ledger(gpu(process(state="t")))),
     ("VR202", ledger(gpu(process(exiting=True)))),
+    ("VR202", ledger(gpu(process(state="D", kill_pending=True, exiting=True)))),
+    ("VR209", ledger(gpu(process(state="D", kill_pending=True)))),
+    ("VR210", _ranks(CONTEXT, CONTEXT, CONTEXT, job=None, parent=900)),
+    ("VR210", _ranks(871 * MIB, 871 * MIB)),
+    ("VR211", ledger(gpu(entry("unattributed", 3 * MIB), facts=facts(utilization=50)))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), unreadable_processes=1)),
     ("VR301", ledger(gpu(entry("hidden", hidden_by="namespace")))),
     ("VR302", ledger(silent_gpu("denied"))),
     ("VR303", ledger(gpu(process(lists=("mps",))))),
@@ -161,9 +187,24 @@ QUIET: tuple[tuple[str, Ledger], ...] = (
     ("VR101", _orphan(holder=holder(51), charged_state="Z")),
     ("VR102", ledger(gpu(open_only=(forked_child(51, of=50),)))),
     ("VR201", _orphan(51, holder=holder(51, state="T"))),
+    ("VR202", ledger(gpu(process(state="D", kill_pending=True)))),
     ("VR205", _contexts(3, 641 * MIB)),
     ("VR205", _contexts(3, 4 * MIB)),
+    ("VR205", _ranks(CONTEXT, CONTEXT, CONTEXT)),
     ("VR206", ledger(gpu(process(state="T")))),
+    ("VR206", ledger(gpu(process(state="R", kill_pending=True)))),
+    ("VR210", _contexts(3)),
+    ("VR210", _ranks(CONTEXT, 5 * GIB)),  # one rank has its memory on two GPUs
+    ("VR210", _ranks(CONTEXT, CONTEXT, job=None, parent=1)),
+    ("VR210", _ranks(CONTEXT, CONTEXT, job=job())),  # an orphaned job, VR208
+    ("VR211", ledger(gpu(facts=facts(utilization=49)))),
+    ("VR211", ledger(gpu(process(), facts=facts(utilization=100)))),
+    ("VR211", ledger(gpu(entry("hidden", None), facts=facts(utilization=100)))),
+    ("VR211", ledger(gpu(open_only=(forked_child(51, of=None),), facts=facts(utilization=100)))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), host=host(hides_processes=True))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), host=host(initial_pid_namespace=False))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100)), probes=(ProbeRun("files", "timeout", 1.0),))),
+    ("VR211", ledger(gpu(facts=facts(utilization=100, mig_enabled=True)))),
     ("VR302", ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False))),
     ("VR402", ledger(gpu(process(nbytes=79 * GIB), facts=facts(bar1_total=100, bar1_used=100)))),
     ("VR405", ledger(silent_gpu("failed", code="nvml-16"))),

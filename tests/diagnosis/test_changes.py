@@ -399,3 +399,57 @@ def test_the_guide_has_a_row_for_every_event() -> None:
     rows = re.findall(r"^\| (`[^|]+) \| (\w+) \|", guide, re.MULTILINE)
     named = {event: group for events, group in rows for event in re.findall(r"`([^`]+)`", events)}
     assert named == {event: group for group, events in GROUPS.items() for event in events}
+
+
+def shared(exporter: int | None, importer: int, *others: tuple[int, int]) -> World:
+    """Pid 300 has exported memory to pid 301; each with what the driver charges it with, and *others*."""
+    charges = [(300, exporter), (301, importer), *others]
+    here = [(pid, nbytes) for pid, nbytes in charges if nbytes is not None]
+    world = World().gpu(0, used=sum(nbytes + OVERHEAD for _, nbytes in here))
+    for pid, nbytes in here:
+        world.cuda(pid, nbytes)
+    return world
+
+
+def test_an_importer_takes_over_what_a_dead_exporter_was_charged_with() -> None:
+    """As measured: the exporter is charged until it ends, and the importer from then on."""
+    watched = Watched(shared(HELD, CONTEXT))
+    changes = {each.event: each for each in watched.sees(shared(None, HELD)) if each.event != "freed"}
+    assert sorted(changes) == ["ended", "grew"]
+    assert (changes["grew"].pid, changes["grew"].nbytes) == (301, 4 * GIB)
+    assert changes["grew"].taken_over_from == 300
+    assert changes["ended"].taken_over_from is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # It grew by more than the other had, or by so much less that more than a context was freed.
+        (shared(HELD, CONTEXT), shared(None, HELD + GIB)),
+        (shared(HELD, CONTEXT), shared(None, CONTEXT + 2 * GIB)),
+        # The other lives on.
+        (shared(HELD, CONTEXT), shared(HELD, HELD)),
+        # Two grew by the same: who has it is unknown.
+        (shared(HELD, CONTEXT, (302, CONTEXT)), shared(None, HELD, (302, HELD))),
+        # Two ended that had the same.
+        (shared(HELD, CONTEXT, (302, HELD)), shared(None, HELD)),
+    ],
+)
+def test_whoever_grows_otherwise_has_taken_over_nothing(before: World, after: World) -> None:
+    grown = [each for each in Watched(before).sees(after) if each.event == "grew"]
+    assert [each.taken_over_from for each in grown] == [None] * len(grown)
+
+
+def test_what_it_grew_by_before_is_not_counted() -> None:
+    """Small growth adds up until it is reported; what counts is what came in the very reading."""
+    watched = Watched(shared(HELD, CONTEXT))
+    assert watched.sees(shared(HELD, CONTEXT + 40 * MIB)) == []
+    (grew,) = [each for each in watched.sees(shared(None, HELD + 40 * MIB)) if each.event == "grew"]
+    assert (grew.nbytes, grew.taken_over_from) == (4 * GIB + 40 * MIB, 300)
+
+
+def test_one_that_began_in_the_same_reading_has_taken_over_nothing() -> None:
+    """A job that was started again holds what the last one held."""
+    started = Watched(busy()).sees(busy(pid=101))
+    assert {each.event for each in started} == {"ended", "started"}
+    assert {each.taken_over_from for each in started} == {None}

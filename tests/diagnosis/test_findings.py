@@ -11,6 +11,7 @@ from tests.diagnosis.ledgers import (
     gpu,
     holder,
     host,
+    job,
     ledger,
     memory,
     process,
@@ -196,3 +197,69 @@ def test_bytes_that_processes_have_together_are_explained():
     )
     each = [entry("process", None, holder=holder(pid), confidence="unknown") for pid in (50, 51)]
     assert [finding.code for finding in diagnose(ledger(gpu(together, *each)))] == ["VR206", "VR206"]
+
+
+def ranks(count: int, *, on: int = 0, **about):
+    """A job with one rank a GPU; every rank but the first has a context on GPU *on*, too."""
+    owned: dict[int, list] = {index: [] for index in range(count)}
+    for rank in range(count):
+        facts = {"job": job(is_orphan=False, launcher=7, rank=rank, size=count)} | about
+        owned[rank].append(process(200 + rank, 9 * GIB, **facts))
+        if rank != on:
+            owned[on].append(process(200 + rank, CONTEXT, **facts))
+    return ledger(*(gpu(*entries, index=index) for index, entries in owned.items()))
+
+
+def test_ranks_with_a_context_on_gpu_0_are_named_and_told_to_choose_their_own():
+    (finding,) = found("VR210", ranks(4))
+    assert (finding.nbytes, finding.gpus, finding.pids) == (3 * CONTEXT, (0,), (201, 202, 203))
+    assert "Ranks 1, 2, 3 of a torchrun job" in finding.cause
+    assert any("torch.cuda.set_device(local_rank)" in remedy.text for remedy in finding.remedies)
+
+
+def test_contexts_of_ranks_are_one_finding_and_contexts_of_others_another():
+    """The same bytes are never in VR205 and VR210; three other small processes beside them are VR205's."""
+    world = ranks(4)
+    others = [process(pid, CONTEXT) for pid in (60, 61, 62)]
+    both = ledger(gpu(*world.gpus[0].entries[:-1], *others), *world.gpus[1:])
+    assert found("VR205", world) == []
+    assert [each.pids for each in found("VR205", both)] == [(60, 61, 62)]
+    assert [each.pids for each in found("VR210", both)] == [(201, 202, 203)]
+
+
+def test_a_gpu_under_other_numbers_is_named_by_its_own():
+    """CUDA_VISIBLE_DEVICES=2,3: what ranks call device 0 is GPU 2."""
+    (finding,) = found("VR210", ranks(3, on=2))
+    assert (finding.gpus, finding.pids) == ((2,), (200, 201))
+
+
+def test_ranks_that_reach_into_each_others_memory_have_chosen_their_contexts():
+    def charge(rank: int, index: int):
+        nbytes = 9 * GIB if rank == index else CONTEXT
+        return process(200 + rank, nbytes, job=job(is_orphan=False, rank=rank))
+
+    world = ledger(*(gpu(*(charge(rank, at) for rank in range(3)), index=at) for at in range(3)))
+    assert found("VR210", world) == []
+
+
+def test_a_process_that_sigkill_does_not_end_is_told_with_the_function_it_is_in():
+    about = {"state": "R", "kill_pending": True, "waits_in": "uvm_spin_loop"}
+    (finding,) = found("VR209", ledger(gpu(process(**about))))
+    assert "SIGKILL was sent" in finding.cause
+    assert "uvm_spin_loop (state R)" in finding.cause
+    assert [remedy.step for remedy in finding.remedies] == ["wait", "look", "look", "drain"]
+
+
+@pytest.mark.parametrize(
+    ("function", "steps"),
+    [("request_wait_answer", ["wait", "look"]), ("__refrigerator", ["resume"]), (None, None)],
+)
+def test_a_gpu_is_reset_only_for_what_waits_in_its_driver(function, steps):
+    """A file system that does not answer, or a container that is paused, is not the GPU's fault."""
+    (finding,) = found("VR209", ledger(gpu(process(state="D", kill_pending=True, waits_in=function))))
+    assert [remedy.step for remedy in finding.remedies] == (steps or ["wait", "look", "look", "drain"])
+
+
+def test_a_stuck_process_is_told_with_the_function_it_waits_in():
+    (finding,) = found("VR202", ledger(gpu(process(state="D", waits_in="request_wait_answer"))))
+    assert "pid 1234 is in state D, in request_wait_answer" in finding.evidence

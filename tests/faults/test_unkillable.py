@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,12 @@ def signals_sent(log: Path, pid: int) -> list[str]:
         return []
     lines = (line for line in log.read_text().splitlines() if f"<pid:{pid}>" in line)
     return [found[0] for line in lines if (found := re.search(r"SIG[A-Z]+", line))]
+
+
+def _about(machine: Bench, pid: int) -> list[dict[str, Any]]:
+    """What `vram why` finds about *pid*."""
+    answer = json.loads(machine.vram("why", "--json").stdout)
+    return [each for each in answer["findings"] if pid in each["pids"]]
 
 
 @pytest.mark.fault(4)
@@ -61,6 +68,7 @@ def test_each_signal_is_sent_once_and_later_runs_send_none(
             ("free", "--yes", "--up-to", "kill"),
             ("free", "--more", "139GiB", "--yes", "--up-to", "kill"),
         ]
+        (before,) = _about(machine, pid)
         sent = []
         for at, words in enumerate(asked):
             log = tmp_path / f"calls{at}"
@@ -72,7 +80,9 @@ def test_each_signal_is_sent_once_and_later_runs_send_none(
         wrong = len(sent[0]) - 2 + sum(map(len, sent[1:]))
         tally.count(len(asked), wrong=wrong)
         assert sent == [["SIGTERM", "SIGKILL"], [], []]
-        answer = json.loads(machine.vram("why", "--json").stdout)
-        assert "VR202" in {each["code"] for each in answer["findings"]}
+        (after,) = _about(machine, pid)
+        # Until SIGKILL comes it would take signals, and is in use as any other.
+        assert (before["code"], after["code"]) == ("VR206", "VR209")
+        assert "waits in the kernel, in request_wait_answer (state D)" in after["cause"]
     finally:
         stuck.communicate()

@@ -16,6 +16,8 @@ from tests.ghosts.conftest import Machine, entries, finding, held_by, is_charge
 from tests.host import leaderless
 from tests.needs import skip_without
 from vram.units import GIB, MIB
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.demos import DemoProgram
 
 
 @pytest.mark.fault(5)
@@ -134,6 +136,17 @@ def test_many_small_processes_spend_memory_on_contexts(machine: Machine):
     (found,) = [each for each in answer["findings"] if each["code"] == "VR205"]
     assert set(found["pids"]) == workers
     assert found["nbytes"] == sum(held_by(answer, pid) for pid in workers)
+
+
+def test_a_gpu_that_is_busy_without_a_process(virtual_gpu: VirtualGpu):
+    machine = Machine(virtual_gpu.environment(), real=False)
+    virtual_gpu.set(utilization=100, recovery_action=1)
+    found = machine.why()["findings"][0]
+    assert (found["code"], found["severity"], found["gpus"]) == ("VR211", "warning", [0])
+    assert "reset the GPU" in found["cause"]
+    assert found["remedies"][-1]["command"].endswith("reset 0 --yes")
+    with DemoProgram(machine, "memory.plain", GIB):
+        assert "VR211" not in {each["code"] for each in machine.why()["findings"]}
 
 
 @pytest.mark.fault(6)

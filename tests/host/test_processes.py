@@ -192,3 +192,45 @@ def test_threads_that_cannot_be_listed_may_be_the_drivers(tmp_path: Path) -> Non
     line = stat_line(b"python", flags=FORKED).split()
     line[19] = b"2"
     assert tree(tmp_path, stat=b" ".join(line)).facts(123)[1].initialised_cuda is True
+
+
+STUCK = {"stat": stat_line(b"python", state="R"), "cmdline": b"never\0", "environ": b"RANK=1\0"}
+
+
+@pytest.mark.parametrize("name", [b"SigPnd", b"ShdPnd"])
+def test_a_pending_sigkill_is_told_and_nothing_is_read_that_may_hang(tmp_path: Path, name: bytes) -> None:
+    """A process can spin in the driver, in state R, with its memory locked: its arguments are left alone."""
+    _, facts = tree(tmp_path, **STUCK, status=name + b":\t0000000000004100\n").facts(123)
+    assert (facts.kill_pending, facts.state, facts.argv, facts.launch) == (True, "R", (), None)
+
+
+@pytest.mark.parametrize("mask", [b"0000000000000000", b"0000000000000200", b"", b"-100", b"x", b"0x100"])
+def test_other_pending_signals_are_no_sigkill(tmp_path: Path, mask: bytes) -> None:
+    _, facts = tree(tmp_path, **STUCK, wchan=b"never", status=b"SigPnd:\t" + mask + b"\n").facts(123)
+    assert (facts.kill_pending, facts.waits_in, facts.argv) == (False, None, ("never",))
+
+
+STACK = b"""[<0>] irqentry_exit+0x1/0x2
+[<0>] uvm_spin_loop+0xb4/0x100 [nvidia_uvm]
+[<0>] uvm_tracker_wait+0xa2/0x1c0 [nvidia_uvm]
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "wchan", "stack", "function"),
+    [
+        ("D", b"request_wait_answer", b"", "request_wait_answer"),
+        ("R", b"0", STACK, "uvm_spin_loop"),
+        ("R", b"0", b"[<0>] do_syscall_64+0x1/0x2\n", "do_syscall_64"),
+        ("R", b"0", b"", None),
+        ("R", b"0", b"\x1b[2J\n[<0>] \x1b[2J+0x1/0x2\n", None),
+        ("D", b"0", STACK, None),  # to read a stack can hang where the process is in exec
+        ("D", b"\x1b[2J", STACK, None),
+    ],
+)
+def test_the_kernels_function_is_named(
+    tmp_path: Path, state: str, wchan: bytes, stack: bytes, function: str | None
+) -> None:
+    files = {"stat": stat_line(b"python", state=state), "wchan": wchan, "stack": stack}
+    _, facts = tree(tmp_path, **files, status=b"ShdPnd:\t0000000000000100\n").facts(123)
+    assert facts.waits_in == function

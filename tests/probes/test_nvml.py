@@ -59,6 +59,34 @@ def test_a_dead_pid_has_no_start(virtual_gpu: VirtualGpu) -> None:
         assert charge.nbytes > demo.nbytes
 
 
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"utilization": 100, "recovery_action": 1}, "gpu-reset"),
+        ({"utilization": 100, "recovery_action": 0}, "none"),
+        ({"utilization": 100, "recovery_action": 99}, None),  # of a newer driver
+        ({"utilization": 100}, None),
+        ({"recovery_action": 1}, None),  # an idle GPU is not asked
+    ],
+)
+def test_the_drivers_advice_is_read_of_a_gpu_that_works(
+    virtual_gpu: VirtualGpu, settings: dict[str, int], advice: str | None
+) -> None:
+    virtual_gpu.set(**settings)
+    ((_, gpu),) = facts(take(virtual_gpu), GpuFacts)
+    assert gpu.recovery_action == advice
+
+
+@pytest.mark.parametrize("error", ["FUNCTION_NOT_FOUND", "NOT_SUPPORTED", "UNKNOWN"])
+def test_a_driver_without_field_values_is_no_error(virtual_gpu: VirtualGpu, error: str) -> None:
+    virtual_gpu.set(utilization=100, recovery_action=1)
+    virtual_gpu.fail("nvmlDeviceGetFieldValues", error=error)
+    survey = take(virtual_gpu)
+    ((_, gpu),) = facts(survey, GpuFacts)
+    assert (gpu.utilization, gpu.recovery_action) == (100, None)
+    assert all(each.status == "ok" for each in said(survey, "nvml.gpu"))
+
+
 @pytest.mark.parametrize("mode", [[], ["--thread"], ["--cuda"]], ids=["fork", "thread", "cuda"])
 def test_every_way_to_start_a_reader_sees_the_same(two_virtual_gpus: VirtualGpu, mode: list[str]) -> None:
     survey = take(two_virtual_gpus, *mode)

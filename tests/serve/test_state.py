@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.ledger.world import CONTEXT, World
+from vram.diagnosis.busy import CODE
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.live_reader import LiveReading
+from vram.model.gpu import GpuFacts
 from vram.model.ledger import Ledger
 from vram.model.moment import Moment, rfc3339
 from vram.serve.state import MAX_CHANGES, ServiceState
@@ -118,3 +120,17 @@ def test_changes_are_numbered_and_only_the_last_thousand_are_kept() -> None:
     numbers = [each.number for each in state.changes]
     assert numbers == list(range(numbers[0], numbers[0] + MAX_CHANGES))
     assert state.changes_after(numbers[-2])[0].number == numbers[-1]
+
+
+def test_a_gpu_that_is_busy_without_a_process_becomes_a_warning_and_one_change() -> None:
+    """Also where the ledger stays the same, and nothing but the time goes on."""
+    state, ledger = ServiceState(START), empty_world()
+    facts = GpuFacts(uuid="GPU-0", name="Virtual GPU", utilization=100)
+    busy = replace(ledger, gpus=(replace(ledger.gpus[0], facts=facts),))
+    state.take(reading(busy), START)
+    found = [state.take(reading(None), later(seconds)) for seconds in range(5, 600, 5)]
+    severities = [[each.severity for each in now.findings if each.code == CODE] for now in found]
+    assert severities[0] == ["info"]
+    assert severities[-1] == ["warning"]
+    assert [(each.event, each.code) for now in found for each in now.changes] == [("finding", CODE)]
+    assert found[-1].findings is found[-2].findings

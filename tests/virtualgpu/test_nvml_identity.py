@@ -110,6 +110,14 @@ def test_each_field_value_says_for_itself_that_it_is_not_supported(virtual_gpu: 
     assert fields == [NOT_SUPPORTED, NOT_SUPPORTED]
 
 
+def test_the_drivers_advice_is_answered_where_it_is_set(virtual_gpu: VirtualGpu) -> None:
+    question = "[(f.nvmlReturn, f.value.uiVal) for f in n.nvmlDeviceGetFieldValues(handle(0), [230, 1])]"
+    assert ask(virtual_gpu, question)[0][0] == NOT_SUPPORTED
+    virtual_gpu.set(recovery_action=4)
+    (status, advice), (other, _) = ask(virtual_gpu, question)
+    assert (status, advice, other) == (0, 4, NOT_SUPPORTED)
+
+
 def test_mig_switched_on_has_no_instances(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.set(mig_enabled=True)
     assert ask(virtual_gpu, "n.nvmlDeviceGetMaxMigDeviceCount(handle(0))") == 7

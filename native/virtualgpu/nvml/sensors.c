@@ -132,7 +132,12 @@ EXPORT int nvmlDeviceGetPcieThroughput(struct nvml_device *device, unsigned coun
 IDLE_REASON(nvmlDeviceGetCurrentClocksEventReasons)
 IDLE_REASON(nvmlDeviceGetCurrentClocksThrottleReasons)
 
-/* ---- field values: each is answered as not supported ---- */
+/* ---- field values: all but one, where it is configured, are answered as not supported ---- */
+
+enum {
+    FIELD_RECOVERY_ACTION = 230,
+    VALUE_UNSIGNED = 1,
+};
 
 struct field_value {
     unsigned field, scope;
@@ -144,6 +149,12 @@ struct field_value {
 
 EXPORT int nvmlDeviceGetFieldValues(struct nvml_device *device, int count, struct field_value *values) {
     ENTER(device, count > 0 ? values : NULL);
-    for (int i = 0; i < count; i++) values[i].status = NVML_NOT_SUPPORTED;
+    for (int i = 0; i < count; i++) {
+        values[i].status = NVML_NOT_SUPPORTED;
+        if (values[i].field != FIELD_RECOVERY_ACTION || call.gpu->recovery_action < 0) continue;
+        values[i].status = NVML_SUCCESS;
+        values[i].value_type = VALUE_UNSIGNED;
+        values[i].value = (unsigned long long)call.gpu->recovery_action;
+    }
     return NVML_SUCCESS;
 }

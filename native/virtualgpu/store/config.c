@@ -7,7 +7,8 @@
  *   name uuid total_bytes reserved_bytes init_bytes context_bytes context_overhead_bytes
  *   bar1_bytes bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
  *   compute_mode remapped_correctable remapped_uncorrectable retires_pages retired_pending
- *   retired_pages ecc_uncorrected utilization windows_bytes mig_pending mig_restricted host_pids
+ *   retired_pages ecc_uncorrected utilization recovery_action windows_bytes mig_pending
+ *   mig_restricted host_pids
  *   mig_device, once for each: GPU-INSTANCE COMPUTE-INSTANCE SLICES COMPUTE-SLICES BYTES PROFILE
  *
  * Numbers are plain bytes, booleans 0 or 1. Unknown keys are ignored, so that an older library reads a
@@ -51,6 +52,7 @@ static void set_defaults(void) {
             .ecc_enabled = true,
             .persistence = true,
             .mig_pending = -1,
+            .recovery_action = -1,
         };
         snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid, "GPU-76697274-7561-6c00-8000-%012x",
                  (unsigned)index);
@@ -138,6 +140,7 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     COUNT(remapped_uncorrectable);
     COUNT(retired_pages);
     COUNT(utilization);
+    NUMBER(recovery_action, int, UINT8_MAX);
     if (strcmp(key, "mig_device") == 0) add_mig(gpu, value);
 }
 

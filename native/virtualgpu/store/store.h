@@ -53,6 +53,7 @@ struct store_gpu {
     unsigned retired_pages;
     uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
+    int recovery_action;    /* what the driver advises, by NVML's number; -1: it does not know the field */
     uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
     int mig_pending;        /* the mode after the next reset; -1: as it is now */
     bool mig_restricted;    /* the caller may ask for MIG devices, not for the GPU as a whole */

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.answering import Answering, KnownGpu, free_bytes
+from vram.diagnosis.held import is_taken_over
 from vram.diagnosis.tracker import Item, Key, Tracker, finding_items, items_of
 from vram.ledger.processes import identity, processes
 from vram.model.change import Change, Event, WatchedGpu, WatchState
@@ -75,6 +76,9 @@ class Comparison:
         self._states: dict[Identity, tuple[str, bool]] = {}
         self._parked: dict[Identity, ParkedProcess] = {}
         self._returning: dict[Identity, int] = {}
+        # Of one reading: by how much each process grew on a GPU since the one before, and what ended there.
+        self._grown: list[tuple[Item, int]] = []
+        self._ended: list[Item] = []
         self._is_first = True
         self._at = ""
 
@@ -102,7 +106,9 @@ class Comparison:
         changes, keys = self._answering.compare(ledger)
         items = list(self._items(ledger, findings, keys, living))
         parked = {(each.pid, each.started_at): each for each in ledger.parked}
-        changes += self._match(items, living, parked.keys() | self._parked.keys())
+        self._grown, self._ended = [], []
+        matched = list(self._match(items, living, parked.keys() | self._parked.keys()))
+        changes += self._with_sources(matched) if self._grown and self._ended else matched
         changes += self._parking(parked, items)
         changes += self._stops()
         changes += self._answering.freed(keys)
@@ -160,6 +166,10 @@ class Comparison:
             yield self._of_item(_APPEARED[item.topic], item, item.nbytes)
 
     def _still_there(self, tracked: _Tracked, item: Item) -> Iterator[Change]:
+        if item.topic == "process" and item.nbytes is not None and tracked.item.nbytes is not None:
+            growth = item.nbytes - tracked.item.nbytes
+            if growth > 0:
+                self._grown.append((item, growth))
         tracked.item, tracked.missing = item, 0
         tracked.readings += 1
         self._tracker.keep(tracked)
@@ -189,10 +199,38 @@ class Comparison:
             yield self._gone(_GONE[item.topic], item)
         elif holder is not None and identity(holder) not in away:
             is_alive = identity(living.get(holder.pid)) == identity(holder)
+            if not is_alive:
+                self._ended.append(item)
             yield self._gone("released" if is_alive else "ended", item)
 
     def _gone(self, event: Event, item: Item) -> Change:
         return self._of_item(event, item, None if item.nbytes is None else -item.nbytes, held_bytes=0)
+
+    def _with_sources(self, changes: list[Change]) -> Iterator[Change]:
+        """*changes*, and of processes that grew, whose memory they have likely taken over."""
+        pairs = [
+            (item, ended)
+            for item, growth in self._grown
+            for ended in self._ended
+            if item.gpus == ended.gpus and self._is_nvidia(item) and _is_one_user(item, ended)
+            if is_taken_over(ended.nbytes, growth)
+        ]
+        sources: dict[tuple[Identity | None, int], int] = {}
+        for item, ended in pairs:
+            # Where it can be another one as well, nothing is known.
+            is_only = sum(each is item or other is ended for each, other in pairs) == 1
+            if is_only and ended.holder is not None:
+                gpu = self._answering.gpus[item.gpus[0]].ledger.index
+                sources[identity(item.holder), gpu] = ended.holder.pid
+        for change in changes:
+            source = None
+            if change.event == "grew" and change.pid is not None and len(change.gpus) == 1:
+                source = sources.get(((change.pid, change.started_at), change.gpus[0]))
+            yield change if source is None else replace(change, taken_over_from=source)
+
+    def _is_nvidia(self, item: Item) -> bool:
+        gpu = self._answering.gpus.get(item.gpus[0])
+        return gpu is not None and gpu.ledger.driver == "nvidia"
 
     # ---- parked, stopped, free again ----
 
@@ -297,6 +335,10 @@ class Comparison:
             free_bytes=free_bytes(gpu.ledger),
             processes=len(charged),
         )
+
+
+def _is_one_user(one: Item, other: Item) -> bool:
+    return one.holder is not None and other.holder is not None and one.holder.uid == other.holder.uid
 
 
 def _everywhere(items: list[Item]) -> Item:

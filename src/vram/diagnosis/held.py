@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vram.diagnosis import words
-from vram.ledger.holds import in_ledger_order, on_each_gpu
+from vram.ledger.holds import find_holds, in_ledger_order, on_each_gpu
 from vram.model.finding import Finding, Remedy
 from vram.model.hold import Hold
 from vram.model.ledger import Entry, GpuLedger, Ledger
-from vram.units import MIB
+from vram.model.process import Job
+from vram.units import GIB, MIB
 
 
 def finding_about(
@@ -78,3 +79,68 @@ def is_bare(nbytes: int | None) -> bool:
 def is_bare_context(entries: tuple[Entry, ...]) -> bool:
     """Whether these are one process's bytes on one NVIDIA GPU, and no more than about its context."""
     return len(entries) == 1 and entries[0].kind in ("process", "context") and is_bare(entries[0].nbytes)
+
+
+def is_taken_over(ended_bytes: int | None, growth: int) -> bool:
+    """Whether a process that grew by *growth* may have taken over memory of one that ended at that moment.
+
+    It may where all that was freed is a context. Memory shared by CUDA IPC is charged to its exporter, and,
+    when that has ended, to the importer: measured on an H200, driver 580.159 (518 to 4614 MiB).
+    """
+    return ended_bytes is not None and growth >= MIN_CONTEXT and is_bare(ended_bytes - growth)
+
+
+# ---- contexts on a GPU that is not the process's own ----
+
+# Older cards and drivers, and NCCL, make a context larger than a bare one of an H200: up to about 1 GB was
+# reported (pytorch#135279). So much is called a context only beside the process's memory on another GPU.
+_MAX_STRAY = GIB
+_TIMES_LARGER = 2
+
+
+class StrayContexts(NamedTuple):
+    """Processes of one job, or of one parent where ``job`` is None, with their memory on other GPUs.
+
+    ``at`` is the place in the ledger of the GPU where each of them has little more than a context.
+    """
+
+    at: int
+    job: Job | None
+    holds: tuple[Hold, ...]
+
+
+def find_stray_contexts(ledger: Ledger) -> list[StrayContexts]:
+    """Where two or more processes of a job have a context on one GPU, and their memory on others."""
+    nvidia = {at for at, gpu in enumerate(ledger.gpus) if gpu.driver == "nvidia" and not gpu.instances}
+    found: dict[tuple[int, object, object], list[Hold]] = {}
+    for hold in find_holds(ledger):
+        at = _stray_at(hold) if hold.what == "process" else None
+        if at is None or at not in nvidia:
+            continue
+        holder = hold.holders[0]
+        # Pid 1 is the parent of whoever lost his own.
+        together = holder.job.key if holder.job else holder.parent if (holder.parent or 0) > 1 else None
+        if together is not None:
+            found.setdefault((at, holder.user, together), []).append(hold)
+    return [
+        StrayContexts(at, holds[0].holders[0].job, tuple(sorted(holds, key=_by_rank)))
+        for (at, _, _), holds in found.items()
+        if len(holds) > 1
+    ]
+
+
+def _stray_at(hold: Hold) -> int | None:
+    """The one GPU where *hold* is little more than a context, and its process has far more on another."""
+    by_gpu: dict[int, int] = {}
+    for part in hold.parts:
+        by_gpu[part.at] = by_gpu.get(part.at, 0) + (part.entry.nbytes or 0)
+    most = max(by_gpu.values(), default=0)
+    small = [at for at, nbytes in by_gpu.items() if nbytes * _TIMES_LARGER <= most and nbytes <= _MAX_STRAY]
+    # One that has them on several GPUs reaches into its peers' memory, and has chosen to.
+    return small[0] if len(small) == 1 and by_gpu[small[0]] >= MIN_CONTEXT else None
+
+
+def _by_rank(hold: Hold) -> tuple[int, int]:
+    holder = hold.holders[0]
+    rank = holder.job.rank if holder.job else None
+    return (-1 if rank is None else rank), holder.pid

@@ -95,6 +95,11 @@ def age(holder: Holder) -> str:
     return f"running for {duration(holder.age_s)}" if known and holder.age_s is not None else ""
 
 
+def kernel_function(holder: Holder) -> str:
+    """Where in the kernel a process is, to go on with: ", in uvm_spin_loop"; empty where that is unknown."""
+    return f", in {shown(holder.waits_in)}" if holder.waits_in else ""
+
+
 def gpus(indices: Sequence[int]) -> str:
     """Name GPUs in a sentence: GPU 0, or GPUs 0, 1, 2."""
     return f"GPU{'s' if len(indices) != 1 else ''} {', '.join(map(str, indices))}"

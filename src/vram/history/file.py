@@ -17,10 +17,8 @@ from contextlib import closing
 
 from vram import folders
 from vram.errors import BadInput, HistoryUnavailable, NothingFound, NotPermitted
-from vram.history import schema
+from vram.history import NAME, schema
 
-NAME = "history.sqlite"
-SYSTEM_FOLDER = "/var/lib/vram"
 MAX_ASIDE = 8
 PAGE_NBYTES = 1024
 
@@ -34,13 +32,6 @@ _BY_DAMAGE = (
 )
 _BUSY_S = 0.2
 _API = "ask the service instead: curl 'http://127.0.0.1:9838/api/v1/history/holders?gpu=0'"
-
-
-def default_path() -> str:
-    """The history of this user's service; where that has none, the machine's."""
-    own = SYSTEM_FOLDER if os.geteuid() == 0 else os.path.join(folders.state_path(), "vram")
-    path = os.path.join(own, NAME)
-    return path if os.path.lexists(path) else os.path.join(SYSTEM_FOLDER, NAME)
 
 
 class DamagedRow(sqlite3.DatabaseError):

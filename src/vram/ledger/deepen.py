@@ -77,7 +77,13 @@ def _shared_out(gpu: GpuLedger, pool: Entry, measured: Mapping[int, Measured], i
 def _own_account(entry: Entry, reported: Measured, share: _Share, nbytes: int) -> Entry:
     evidence = f"reported by the process itself ({reported.via}): {', '.join(share.words)}"
     return replace(
-        entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
+        entry,
+        kind=share.kind,
+        nbytes=nbytes,
+        evidence=(evidence,),
+        claimed=None,
+        taken_over=(),
+        confidence="fact",
     )
 
 

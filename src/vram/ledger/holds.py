@@ -223,7 +223,7 @@ class _Draft:
         assert holder is not None
         if holder.exiting:
             return "exiting"
-        if holder.state == "D":
+        if holder.state == "D" or holder.kill_pending:
             return "stuck"
         if holder.state in ("T", "t"):
             return "stopped"

@@ -400,6 +400,8 @@ def _describe(survey: IndexedSurvey, process: ProcessRef, lists: tuple[str, ...]
         inner_pid=facts.namespace_pids[-1] if len(facts.namespace_pids) > 1 else None,
         uid=facts.uid,
         job=survey.jobs.get(process.pid) if facts.launch is not None else None,
+        kill_pending=facts.kill_pending,
+        waits_in=facts.waits_in,
     )
 
 

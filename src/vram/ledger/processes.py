@@ -144,8 +144,13 @@ def is_stopped(holder: Holder) -> bool:
 
 
 def is_stuck(holder: Holder) -> bool:
-    """Waiting inside the kernel (D) or already exiting: no signal changes anything now."""
-    return holder.alive and (holder.state == "D" or holder.exiting)
+    """Waiting inside the kernel (D), deaf to SIGKILL or already exiting: no signal changes anything now."""
+    return holder.alive and (holder.state == "D" or holder.exiting or holder.kill_pending)
+
+
+def ignores_kill(holder: Holder) -> bool:
+    """SIGKILL was sent, and it has not even begun to exit."""
+    return holder.alive and holder.kill_pending and not holder.exiting
 
 
 def is_healthy(holder: Holder) -> bool:

@@ -91,7 +91,9 @@ class Change(Struct, frozen=True, kw_only=True, tag_field="record", tag="change"
 
     ``pid`` and ``started_at`` name the process, or the holder of a ghost; ``dead_pid`` is the process whose
     memory a ghost is. ``free_bytes`` and ``total_bytes`` are those of the GPU after the change. ``code`` is
-    the rule (VR101) or says why a GPU, the driver or a source does not answer. Unknown is null.
+    the rule (VR101) or says why a GPU, the driver or a source does not answer. ``taken_over_from`` is a
+    process that ended in the same reading in which this one grew by what it had been charged with: likely
+    memory that both shared, and that is charged to this one now. Unknown is null.
     """
 
     schema: Literal[1] = 1
@@ -116,6 +118,7 @@ class Change(Struct, frozen=True, kw_only=True, tag_field="record", tag="change"
     probe: str | None = None
     status: Status | None = None
     message: str | None = None
+    taken_over_from: int | None = None
 
 
 class WatchedGpu(Struct, frozen=True, kw_only=True):

@@ -48,6 +48,8 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     remap_failed: bool | None = None
     retired_pending: bool | None = None
     utilization: int | None = None
+    recovery_action: str | None = None
+    """What the driver itself advises, asked of GPUs that work: "none", "gpu-reset", "node-reboot"..."""
     vendor: Vendor = "nvidia"
     driver: str = "nvidia"
     driver_version: str | None = None

@@ -45,7 +45,7 @@ class StateFacts(NamedTuple):
 STATES: dict[State, StateFacts] = {
     "ghost": StateFacts("GHOST", True, "the owner of this memory is dead; this process still holds it"),
     "unattributed": StateFacts("UNKNOWN", True, "in use, and no holder was found"),
-    "stuck": StateFacts("STUCK", True, "waits inside the kernel; no signal reaches it"),
+    "stuck": StateFacts("STUCK", True, "is inside the kernel, and no signal reaches it"),
     "exiting": StateFacts("EXITING", True, "is exiting, and has not released its memory yet"),
     "stopped": StateFacts("STOPPED", True, "stopped by a signal or a debugger; keeps its memory"),
     "orphan": StateFacts("ORPHAN", True, "its launcher is dead; it still runs and keeps its memory"),

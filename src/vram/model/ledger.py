@@ -152,8 +152,19 @@ class Holder(Struct, frozen=True, kw_only=True):
     """Who may see what of it is asked by this: a name need not be anybody's."""
     job: Job | None = None
     """What it was launched as a part of, and whether its launcher is dead."""
+    kill_pending: bool = False
+    """SIGKILL is pending, and has had no effect so far."""
+    waits_in: str | None = None
+    """The kernel's function that it is in, where signals have no effect and that is known."""
     visible: bool = True
     """False: it may live where we cannot see it (another PID namespace, hidepid), whatever ``alive`` says."""
+
+
+class TakenOver(Struct, frozen=True):
+    """Bytes that a process has likely been charged with since ``pid`` ended, who was charged until then."""
+
+    pid: int
+    nbytes: int
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -178,6 +189,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     bytes, or that Windows counts a guest's under: no holder, for its pid is not one of Linux. ``proof`` says
     why the holders of a dead pid's memory are a fact: each is of its session, group or children ("relative"),
     or has lost its own parent, and no living process can be the source of its files ("adopted").
+    ``taken_over`` is memory that others were charged with until they ended, as far as the history knows.
     ``gpu_instance`` is the part of a GPU divided by MIG that the bytes lie in, and
     ``compute_instance`` the one that their process runs on. ``mps_server`` is the pid of the MPS
     server that opened the GPU for the holder.
@@ -201,6 +213,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     mps_server: int | None = None
     unheld: int = 0
     proof: Proof | None = None
+    taken_over: tuple[TakenOver, ...] = ()
 
     @property
     def kind_facts(self) -> KindFacts:

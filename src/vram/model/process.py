@@ -105,6 +105,9 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     processes: True where the driver runs a thread in it, which no fork inherits, so that its files are its
     own. ``executable_trusted`` is asked of programs whose path makes them a part of the system:
     True where root installed the file under that path, False where somebody else may have put it there.
+    ``kill_pending``: SIGKILL was sent, or a thread has ended the whole process, and ``state`` is that of a
+    thread that has not taken it yet. ``waits_in`` is the kernel's function that it is in, asked where it is
+    in state D or SIGKILL is pending.
     """
 
     command: str
@@ -127,6 +130,8 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     cgroup: str | None = None
     workload: Workload = Workload()
     launch: LaunchClaim | None = None
+    kill_pending: bool = False
+    waits_in: str | None = None
 
     @property
     def is_dead(self) -> bool:

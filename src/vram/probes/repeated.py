@@ -125,9 +125,19 @@ class RepeatedSurvey:
             if (now.state, now.exiting) != (each.facts.state, each.facts.exiting) and pid in self._holders:
                 if now.exiting or now.state == "Z":
                     return None
-                facts = replace(each.facts, state=now.state, exiting=now.exiting)
+                facts = self._in_kernel(pid, replace(each.facts, state=now.state, exiting=now.exiting))
                 changed[pid] = replace(each, facts=facts)
         return changed
+
+    def _in_kernel(self, pid: int, facts: ProcessFacts) -> ProcessFacts:
+        """*facts* with where in the kernel the process is now, if it is; its arguments stay as they were."""
+        fresh = self._host.proc.facts(pid) if facts.state == "D" or facts.kill_pending else None
+        now = fresh[1] if fresh else None
+        return replace(
+            facts,
+            kill_pending=now is not None and now.kill_pending,
+            waits_in=now.waits_in if now else None,
+        )
 
 
 def _conditions(host: Host, found: Survey) -> dict[int, ProcessCondition]:

@@ -121,6 +121,8 @@ def _process(change: Change) -> str:
 
 def _note(change: Change) -> str:
     notes = {"released": ", still running", "parked": ", paused until `vram unpark`"}
+    if change.taken_over_from is not None:
+        return f", likely memory shared with pid {change.taken_over_from}, which ended"
     return notes.get(change.event, "")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from vram.diagnosis.busy import BusyTime
 from vram.diagnosis.changes import READINGS_TO_CONFIRM, Comparison
 from vram.diagnosis.leftover import ghost_code
 from vram.diagnosis.tracker import KnownHold, Tracker
@@ -81,6 +82,8 @@ class ServiceState:
         self.reader_restarts = 0
         self._last_number = 0
         self._compared = 0  # how often the ledger of now was compared
+        self._judged: tuple[Finding, ...] = ()  # of the ledger of now, by what it alone shows
+        self._busy = BusyTime()
         self._comparison = Comparison(MIN_CHANGE)
 
     @property
@@ -94,7 +97,10 @@ class ServiceState:
         ledger, findings = (before.ledger, before.findings) if before else (None, ())
         changes: tuple[Change, ...] = ()
         if found.error is None and found.ledger is not None:
-            ledger, findings, self._compared = found.ledger, found.findings, 0
+            ledger, self._judged, self._compared = found.ledger, found.findings, 0
+        if found.error is None and ledger is not None:
+            judged_before, findings = findings, self._busy.judge(ledger, self._judged, moment.boot)
+            self._compared = self._compared if findings is judged_before else 0
         if found.error is None and ledger is not None and self._compared < READINGS_TO_CONFIRM:
             self._compared += 1
             changes = self._comparison.compare(ledger, findings)

@@ -51,6 +51,7 @@ NUMBERS = (
     "retired_pages",
     "ecc_uncorrected",
     "utilization",
+    "recovery_action",
     "compute_mode",
 )
 TEXTS = ("name", "uuid")

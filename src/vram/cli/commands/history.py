@@ -97,7 +97,8 @@ def run(args: Namespace) -> int:
         require_library()
     from contextlib import closing
 
-    from vram.history.file import default_path, open_for_reading
+    from vram.history import default_path
+    from vram.history.file import open_for_reading
     from vram.history.questions import Questions, within
 
     path = args.file or default_path()

@@ -141,12 +141,14 @@ class _Watch:
     """Reads, compares and reports until the time or the number of changes is reached."""
 
     def __init__(self, args: Namespace, host: LocalHost, comparison: Comparison, hooks: Hooks) -> None:
+        from vram.diagnosis.busy import BusyTime
         from vram.model.change import GROUPS
 
         self._args = args
         self._host = host
         self._comparison = comparison
         self._hooks = hooks
+        self._busy = BusyTime()
         self._readings = self._reported = 0
         # The whole ledger is read, and narrowed here: a GPU that is gone is a change and no wrong word.
         self._gpus = args.gpu
@@ -189,7 +191,9 @@ class _Watch:
         if self._readings % COLLECT_AFTER == 0:
             gc.collect()
         ledger = self._narrow(take_whole_ledger(self._args, self._host))
-        return ledger, diagnose(ledger) if self._wants_findings else ()
+        if not self._wants_findings:
+            return ledger, ()
+        return ledger, self._busy.judge(ledger, diagnose(ledger), self._host.clock.monotonic())
 
     def _narrow(self, ledger: Ledger) -> Ledger:
         """Only the chosen GPUs, as far as they are there."""

@@ -57,6 +57,8 @@ def run(args: Namespace) -> int:
     from vram.report import json
 
     ledger = take_ledger(args, host)
+    if host is not None:
+        ledger = _with_history(ledger)
     findings = diagnose(ledger)
     if args.pid is not None:
         return _one_process(args, host, ledger, findings)
@@ -80,6 +82,19 @@ def run(args: Namespace) -> int:
 
         raise python_process.died(*died)
     return completeness(ledger)
+
+
+def _with_history(ledger: Ledger) -> Ledger:
+    """*ledger* with what only the past tells, where the service keeps a history that we may read."""
+    import os
+
+    from vram.history import default_path
+
+    if not os.path.exists(path := default_path()):
+        return ledger
+    from vram.history.taken_over import with_taken_over
+
+    return with_taken_over(ledger, path)
 
 
 def _one_process(

@@ -21,6 +21,9 @@ The driver's list and the process itself agree:
 Remedies and their risk
 -----------------------
 - Ask the owner, or let it finish. No risk.
+- Memory that another process was charged with until it ended (the history of `vram serve` knows
+  that) was shared by CUDA IPC: it returns when this one closes its handle
+  (cudaIpcCloseMemHandle; PyTorch: drop the tensor, then torch.cuda.ipc_collect()) or exits.
 - `vram trim PID` makes a Python process release memory that its frameworks only cache. Later
   allocations are slower. In the program itself: drop references, then call
   torch.cuda.empty_cache() or its equivalent.
@@ -33,7 +36,8 @@ Source
 ------
 Measured on an H200, driver 580.159: a bare context is charged with 518.0 MiB; PyTorch kept
 17,386 MiB after training and 1,032 after empty_cache; a killed process with 4 GiB was gone 110 ms
-after the signal.
+after the signal; when the exporter of 4 GiB was killed, the importer was charged with them (518 to
+4614 MiB).
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ from vram.units import size
 
 CODE = "VR206"
 
+_FEW = 3
+
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for hold in find_holds(ledger, empty=True):
@@ -61,6 +67,18 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 def _can_be_parked(hold: Hold, holder: Holder) -> bool:
     """The driver checkpoints nothing that runs under MIG or through MPS."""
     return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in hold.entries)
+
+
+def _taken_over(hold: Hold) -> str:
+    """Whose memory it likely has, where the history knows; else nothing."""
+    found = [each for entry in hold.entries for each in entry.taken_over]
+    if not found:
+        return ""
+    pids = ", ".join(f"pid {each.pid}" for each in found[:_FEW])
+    return (
+        f" {size(sum(each.nbytes for each in found))} of it was charged to {pids} until that ended: likely"
+        " shared by CUDA IPC, it stays until this process closes it or exits."
+    )
 
 
 def _finding(ledger: Ledger, hold: Hold, holder: Holder) -> Finding:
@@ -74,7 +92,7 @@ def _finding(ledger: Ledger, hold: Hold, holder: Holder) -> Finding:
         title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}"
         + (": only its CUDA context" if bare else ""),
         cause=f"{words.process(holder)} uses {amount} of {words.gpus(hold.gpus)}{about}."
-        + (f" That is {ONLY_THE_CONTEXT}." if bare else ""),
+        + (f" That is {ONLY_THE_CONTEXT}." if bare else _taken_over(hold)),
         pids=(holder.pid,),
         remedies=remedies.ordered(
             (

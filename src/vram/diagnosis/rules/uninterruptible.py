@@ -3,7 +3,7 @@
 What it detects
 ---------------
 A process that holds GPU memory is in uninterruptible sleep (state D), or has begun to exit and
-has not finished yet.
+has not finished yet. One that SIGKILL was sent to, and that has not begun to exit, is VR209.
 
 Why it happens
 --------------
@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from vram.diagnosis import remedies, words
 from vram.diagnosis.held import finding_about
 from vram.ledger.holds import by_first_holder, find_holds
-from vram.ledger.processes import is_stuck
+from vram.ledger.processes import ignores_kill, is_stuck
 from vram.model.finding import Finding, Remedy
 from vram.model.hold import Hold
 from vram.model.ledger import Holder, Ledger
@@ -50,7 +50,7 @@ CODE = "VR202"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for hold in find_holds(ledger):
-        for holder, held in by_first_holder(hold, is_stuck):
+        for holder, held in by_first_holder(hold, lambda each: is_stuck(each) and not ignores_kill(each)):
             yield _finding(ledger, held, holder)
 
 
@@ -69,7 +69,7 @@ def _finding(ledger: Ledger, held: Hold, holder: Holder) -> Finding:
             f" It holds {size(held.known_bytes)} meanwhile."
         ),
         pids=(holder.pid,),
-        evidence=(f"pid {holder.pid} {told}", *held.evidence),
+        evidence=(f"pid {holder.pid} {told}{words.kernel_function(holder)}", *held.evidence),
         remedies=_remedies(holder, remedies.drivers(ledger, held.gpus)),
         severity="warning",
     )

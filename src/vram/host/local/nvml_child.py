@@ -40,6 +40,13 @@ from vram.payloads.procfs import read_stat
 
 _LISTS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
 _COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
+# The driver's advice, by its number, and the field that has it (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): as
+# the headers of NVML 13 have them. On real hardware the field was not read yet.
+_RECOVERY_ACTION = 230
+_RECOVERY_ACTIONS = (
+    *("none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset"),
+    *("recover-imex-domain", "bus-reset", "system-reboot"),
+)
 _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
@@ -185,7 +192,17 @@ class Reader:
             "remap_failed": _flag(rows[3]),
             "retired_pending": _flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
             "utilization": _count(rates.gpu) if rates else None,
+            # Needed where a GPU works and nobody is there: one that does not work is not asked.
+            "recovery_action": self._recovery_action(handle) if rates and rates.gpu else None,
         }
+
+    def _recovery_action(self, handle: Any) -> str | None:
+        """What the driver advises; None where driver or binding does not know the field or value."""
+        answers = self.ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
+        if not answers or answers[0].nvmlReturn != 0:
+            return None
+        number = int(answers[0].value.uiVal)
+        return _RECOVERY_ACTIONS[number] if number < len(_RECOVERY_ACTIONS) else None
 
     def _read_memory(self, handle: Any, devices: _MigDevices) -> None:
         """_Memory, lists, memory again: the account is only exact when nothing moved between."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -56,8 +57,9 @@ class LocalProc:
         thread = living_thread(folder, stat)
         inside = inside_of(thread)
         alive = (folder.stat(thread) if thread else None) or stat
-        facts = _facts(folder, stat, alive, inside)
-        read = None if alive.state == "D" else folder.read(f"{inside}environ", _MAX_ENVIRONMENT)
+        facts = _facts(folder, stat, alive, thread)
+        is_stuck = alive.state == "D" or facts.kill_pending
+        read = None if is_stuck else folder.read(f"{inside}environ", _MAX_ENVIRONMENT)
         environ = read or b""
         # What only its command line tells counts where the rest may be read, too.
         if read is not None and (launched := launch(folder, facts, environ)):
@@ -131,15 +133,18 @@ def _ref(folder: ProcessFolder, stat: Stat) -> ProcessRef:
     return ProcessRef(folder.pid, stat.started_at, namespace.st_ino if namespace else None)
 
 
-def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> ProcessFacts:
-    """Who it is, as its first thread tells, and what the thread *alive* runs, as *inside* has it."""
+def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, thread: int | None) -> ProcessFacts:
+    """Who it is, as its first thread tells, and what *thread*, whose stat is *alive*, runs."""
+    inside = inside_of(thread)
     status = folder.status()
     uid = uid_in(status)
+    is_killed = _is_kill_pending(folder.status(thread) if thread else status)
+    is_stuck = alive.state == "D" or is_killed
     executable, deleted = _executable(folder, f"{inside}exe")
     group = membership(text(folder.read(f"{inside}cgroup") or b""))
     return ProcessFacts(
         command=stat.name,
-        argv=_argv(folder, alive.state, f"{inside}cmdline"),
+        argv=() if is_stuck else _argv(folder, f"{inside}cmdline"),
         uid=uid,
         user=user_name(uid) if uid is not None else None,
         executable=executable,
@@ -157,6 +162,8 @@ def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> Proce
         namespace_pids=tuple(int(each) for each in status.get(b"NSpid", b"").split() if each.isdigit()),
         cgroup=group,
         workload=workload(group),
+        kill_pending=is_killed,
+        waits_in=_kernel_function(folder, alive.state, inside) if is_stuck else None,
     )
 
 
@@ -166,13 +173,47 @@ def _initialised_cuda(folder: ProcessFolder, stat: Stat) -> bool | None:
     return stat.threads >= 2 and may_run_driver_threads(folder)
 
 
-def _argv(folder: ProcessFolder, state: str, name: str) -> tuple[str, ...]:
-    # The kernel takes the target's memory lock to read its arguments. A process stuck in the
-    # driver can hold that lock for good, and `ps` is known to hang on such: leave it alone.
-    if state == "D":
-        return ()
+def _argv(folder: ProcessFolder, name: str) -> tuple[str, ...]:
+    """Its arguments. Not to be asked of a process that is stuck in the kernel.
+
+    The kernel takes the target's memory lock to read them. A process stuck in the driver can hold that
+    lock for good, and `ps` is known to hang on such.
+    """
     raw = folder.read(name, _MAX_COMMAND_LENGTH) or b""
     return tuple(text(word) for word in raw.rstrip(b"\0").split(b"\0")) if raw.strip(b"\0") else ()
+
+
+# ---- processes that SIGKILL does not end ----
+
+_KILL = 1 << 8  # signal 9 in the kernel's masks of pending signals
+_FUNCTION = r"[A-Za-z_][A-Za-z0-9_.]{0,127}"
+_FRAME = rf"\[<[0-9a-fx]+>\] ({_FUNCTION})\+\S+(?: \[(\w+)\])?"
+_MAX_STACK = 16 * 1024
+
+
+def _is_kill_pending(status: Mapping[bytes, bytes]) -> bool:
+    """Whether SIGKILL waits for the thread with this *status*, or for any thread of its process.
+
+    The kernel adds it to the signals of each thread when one of them ends the process, too.
+    """
+    masks = (status.get(name, b"") for name in (b"SigPnd", b"ShdPnd"))
+    return any(re.fullmatch(rb"[0-9a-f]{1,16}", mask) and int(mask, 16) & _KILL for mask in masks)
+
+
+def _kernel_function(folder: ProcessFolder, state: str, inside: str) -> str | None:
+    """The kernel's function that a process sleeps in, or that it runs in; None where we may not know.
+
+    Neither file needs the target's memory lock. But to read `stack` the kernel waits for an exec that is
+    under way, which may be what a process in state D is stuck in; `wchan` waits for nothing.
+    """
+    asleep = text((folder.read(f"{inside}wchan", _MAX_STACK) or b"").strip())
+    if re.fullmatch(_FUNCTION, asleep):
+        return asleep
+    if state == "D":
+        return None
+    frames = re.findall(_FRAME, text(folder.read(f"{inside}stack", _MAX_STACK) or b""))
+    # One that runs may have been interrupted: what the interrupt added lies above the driver's function.
+    return next((name for name, module in frames if module), frames[0][0] if frames else None)
 
 
 def _is_trusted(folder: ProcessFolder, inside: str, executable: str | None, uid: int | None) -> bool | None:
