@@ -154,12 +154,14 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "vllm":
             found["/version"] = {"version": VERSIONS[kind]}
             metrics = f'# HELP x y\nvllm:num_requests_running{{model_name="m"}} {busy}.0\n'
-            found["/metrics"] = metrics.encode()
+            if "no-metrics" not in modes:
+                found["/metrics"] = metrics.encode()
             if "no-dev" not in modes:
                 found["/is_sleeping"] = {"is_sleeping": State.sleeping}
         elif kind == "sglang":
             saver = {"enable_memory_saver": "no-saver" not in modes, "version": VERSIONS[kind]}
-            found["/server_info"] = {**saver, "enable_weights_cpu_backup": "backup" in modes}
+            backup = {} if "old" in modes else {"enable_weights_cpu_backup": "backup" in modes}
+            found["/server_info"] = {**saver, **backup}
             if "no-loads" not in modes:
                 found["/v1/loads?include=core"] = {
                     "version": "x",

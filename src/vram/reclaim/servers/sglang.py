@@ -26,7 +26,7 @@ from vram.reclaim.servers.server import (
 
 class _Info(Struct):
     enable_memory_saver: bool | None = None
-    enable_weights_cpu_backup: bool = False
+    enable_weights_cpu_backup: bool | None = None
     version: str = ""
 
 
@@ -90,6 +90,11 @@ class Sglang:
             raise NotReachable("SGLang does not say how it was started: /server_info has no answer for us")
         if not info.enable_memory_saver:
             raise NotReachable("SGLang cannot release memory", hint="start it with --enable-memory-saver")
+        if info.enable_weights_cpu_backup is None:
+            # It may not know regions either, and would release weights that nobody has a copy of.
+            raise NotReachable(
+                "this SGLang is too old: it does not say whether it keeps a copy of its weights"
+            )
         busy = _in_progress(ask)
         if busy is None:
             raise NotReachable(

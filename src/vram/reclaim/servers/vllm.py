@@ -42,8 +42,8 @@ class Vllm:
     )
     words = ("vllm",)
     loses = (
-        "the KV cache, and requests that arrive meanwhile; weights move to host memory, and it serves"
-        " nothing until it is woken"
+        "the KV cache, and requests in progress; it serves nothing until it is woken. Weights move to host"
+        " memory, which must have room for them"
     )
     undone = "POST /wake_up"
     has_undo = True
@@ -58,6 +58,7 @@ class Vllm:
     def release(self, ask: Ask, *, by_us: bool) -> Requests:
         if self._is_sleeping(ask):
             raise NotReachable("vLLM is asleep already", hint="`vram release --undo PID` wakes it")
+        # Where it keeps no metrics nobody knows, and what is lost says so.
         busy = _in_progress(ask(get("/metrics")))
         if busy:
             raise NotReachable(
@@ -85,11 +86,11 @@ class Vllm:
         return bool(found.is_sleeping)
 
 
-def _in_progress(answer: ServerAnswer) -> float:
-    """How many requests its metrics say are in progress; 0 where they say nothing."""
+def _in_progress(answer: ServerAnswer) -> float | None:
+    """How many requests its metrics say are in progress; None where they say nothing of that."""
     if answer.status != 200:
-        return 0.0
-    total = 0.0
+        return None
+    total: float | None = None
     for line in answer.body.decode("utf-8", "replace").splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name in _COUNTS:
@@ -97,5 +98,6 @@ def _in_progress(answer: ServerAnswer) -> float:
                 value = float(line.rpartition(" ")[2])
             except ValueError:
                 continue
-            total += value if math.isfinite(value) else 0.0
+            if math.isfinite(value):
+                total = (total or 0.0) + value
     return total
