@@ -188,6 +188,7 @@ NEEDS = {
         "pip install torch; for three of them VRAM_PYTHON_WITH_TORCH and VRAM_MEMORY_VIZ are enough",
         modules=("torch",),
     ),
+    "mpi": Need("no Open MPI", "Debian: openmpi-bin", programs=("orterun",)),
     "frameworks": Need("no CuPy or JAX", "pip install cupy-cuda13x jax", modules=("cupy", "jax")),
 }
 

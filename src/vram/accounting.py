@@ -13,7 +13,6 @@ from vram.model.ledger import GpuLedger, Ledger
 
 if TYPE_CHECKING:
     from vram.host.ports import Host
-    from vram.model.observation import Survey
     from vram.model.plan import Draft, StepKind
     from vram.report.process_rows import ProcessRow
 
@@ -164,16 +163,8 @@ def why(
     return account(gpus=gpus, snapshot=snapshot, deadline_s=deadline_s)
 
 
-def take_survey(host: Host, deadline_s: float) -> Survey:
-    """Everything that is to be seen on *host*, and whom this user parked there."""
-    from vram.reading import read_survey
-    from vram.reclaim.state import parked
-
-    return read_survey(host, deadline_s, parked)
-
-
 def take_ledger(host: Host, deadline_s: float) -> Ledger:
-    """The ledger of what take_survey() finds."""
+    """The ledger of *host*, with whom this user parked there."""
     from vram.reading import read_ledger
     from vram.reclaim.state import parked
 

@@ -151,10 +151,8 @@ class HostReader:
         self._host.nvml.close()
 
 
-def main() -> None:
-    """Started as a program: descriptor 3 leads to the view, the argument is its options."""
-    # Before the rest is imported: it reads meanwhile, and what it is forked from is still small.
-    driver_reader = _start_driver_reader()
+def serve(driver_reader: Child | None) -> None:
+    """Answer until the view ends: descriptor 3 leads to it, the program's argument is its options."""
     reader = HostReader(msgspec.json.decode(sys.argv[1], type=ReaderOptions), driver_reader)
     encoder = msgspec.msgpack.Encoder()
     readings = 0
@@ -184,15 +182,6 @@ def release_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _start_driver_reader() -> Child | None:
-    from vram.host.local import start_kept_reader
-
-    try:
-        return start_kept_reader()
-    except OSError:  # met again, and reported, by the reading itself
-        return None
-
-
 # ---- in the view ----
 
 
@@ -200,7 +189,7 @@ class ReaderClient:
     """Asks the reading process, for one reading at a time; starts it again where it has ended."""
 
     def __init__(self, options: ReaderOptions) -> None:
-        self._command = interpreter("vram.live_reader", msgspec.json.encode(options).decode())
+        self._command = interpreter("vram.reading_process", msgspec.json.encode(options).decode())
         self._decode = msgspec.msgpack.Decoder(LiveReading).decode
         self._child: Child | None = None
         self._inbox = Inbox(self._decode)

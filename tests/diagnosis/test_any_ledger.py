@@ -28,7 +28,7 @@ from vram.model.ledger import (
     known_bytes,
 )
 from vram.model.observation import HostFacts, ProbeRun
-from vram.model.process import Workload
+from vram.model.process import Job, Workload
 from vram.model.windows import WindowsProcess, WindowsSide
 
 # Few pids, so that charged pids, parents and holders often meet; among them the largest there is.
@@ -63,7 +63,8 @@ def few(strategy: st.SearchStrategy[Any], most: int = 4) -> st.SearchStrategy[tu
     return st.lists(strategy, max_size=most).map(tuple)
 
 
-holders = any_of(Holder, workload=any_of(Workload))
+jobs = any_of(Job, key=st.sampled_from(["one", "other"]))
+holders = any_of(Holder, workload=any_of(Workload), job=st.none() | jobs)
 entries = any_of(
     Entry,
     holder=st.none() | holders,
@@ -169,9 +170,9 @@ def test_every_holder_is_named(ledger):
 # What a command may consist of: words of ours, pids, ids; nothing that a process wrote.
 SAFE = re.compile(
     r"(sudo )?kill -CONT \d+"
-    r'|(vram|sudo "\$\(command -v vram\)") kill( \d+)+|vram (trim|park) \d+'
+    r'|(vram|sudo "\$\(command -v vram\)") kill( --job)?( \d+)+|vram (trim|park) \d+'
     r"|ps -o [a-z,]+ -p \d+(,\d+)*"
-    r"|vram why --(deep|deadline 20)|wsl\.exe --(list --running|shutdown)"
+    r"|vram why --(deep|deadline 20s)|wsl\.exe --(list --running|shutdown)"
     r"|(vram (why|who --gpu \d+|snapshot -o vram-snapshot\.json --redact))"
     r'|sudo "\$\(command -v vram\)" why'
     r"|sudo cat /proc/\d+/stack|grep TracerPid /proc/\d+/status"

@@ -16,7 +16,7 @@ from vram.ledger.build import build_ledger
 from vram.model.gpu import GpuFacts, MemoryFacts
 from vram.model.ledger import Ledger
 from vram.model.observation import ProbeRun
-from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.process import LaunchClaim, ProcessFacts, ProcessRef
 from vram.report.layout import RenderOptions
 from vram.report.screen import screen
 from vram.units import GIB
@@ -34,14 +34,73 @@ class Machine(World):
         self._used: dict[int, int] = {}
 
     def job(
-        self, pid: int, command: str, gib: float, *, gpu: int = 0, workers: int = 0, state: str = "S"
+        self,
+        pid: int,
+        command: str,
+        gib: float,
+        *,
+        gpu: int = 0,
+        workers: int = 0,
+        state: str = "S",
+        parent: int = 1,
+        launch: LaunchClaim | None = None,
     ) -> Machine:
         """A process that holds *gib* of a GPU, and forked workers that hold nothing of their own."""
-        self.started(pid, command, state=state)
+        self.started(pid, command, state=state, parent=parent, launch=launch)
         self.charge(pid, self.hold(gpu, gib), gpu=gpu).files(pid, minors=(gpu,), family=pid)
         for worker in range(pid + 1, pid + 1 + workers):
             self.started(worker, command, parent=pid, forked=True)
             self.files(worker, minors=(gpu,), family=pid)
+        return self
+
+    def torchrun(
+        self,
+        pid: int,
+        gib: float,
+        *,
+        ranks: int,
+        agent: int | None = None,
+        stopped: int = -1,
+        workers: int = 0,
+    ) -> Machine:
+        """A rank on each GPU; without an *agent* that one is dead, and init has adopted them."""
+        if agent is None:
+            self.init()
+        else:
+            self.started(agent, "/usr/bin/python3 /usr/bin/torchrun --nproc-per-node 8 train.py")
+        for rank in range(ranks):
+            launch = LaunchClaim(
+                "torchrun", "torchrun.1", direct=True, rank=rank, size=ranks, local_size=ranks
+            )
+            self.job(
+                pid + 10 * rank,
+                "/usr/bin/python3 -u /home/alice/train.py --lr 3",
+                gib,
+                gpu=rank,
+                workers=workers,
+                state="T" if rank == stopped else "R",
+                parent=agent or 1,
+                launch=launch,
+            )
+        return self
+
+    def pool(self, pid: int, gib: float, *, parent: int, workers: int = 4) -> Machine:
+        """Workers of Python's multiprocessing on one GPU; their parent holds nothing."""
+        command = (
+            "python -c from multiprocessing.spawn import spawn_main; spawn_main() --multiprocessing-fork"
+        )
+        launch = LaunchClaim("multiprocessing", f"multiprocessing.{parent}", direct=True)
+        self.started(parent, "python pool.py")
+        for at in range(workers):
+            self.job(pid + at, command, gib, parent=parent, launch=launch)
+        return self
+
+    def init(self) -> Machine:
+        """The first process, which adopts those whose parents died."""
+        facts = ProcessFacts(
+            command="systemd", user="root", uid=0, executable="/usr/lib/systemd/systemd", namespace_pids=(1,)
+        )
+        self._see("proc.processes", process=ProcessRef(1, started_at=1), facts=facts)
         return self
 
     def ghost(self, dead: int, child: int, command: str, gib: float, *, gpu: int = 0) -> Machine:
@@ -52,7 +111,14 @@ class Machine(World):
         return self
 
     def started(
-        self, pid: int, command: str, *, parent: int = 1, state: str = "S", forked: bool = False
+        self,
+        pid: int,
+        command: str,
+        *,
+        parent: int = 1,
+        state: str = "S",
+        forked: bool = False,
+        launch: LaunchClaim | None = None,
     ) -> Machine:
         facts = ProcessFacts(
             command="python",
@@ -64,6 +130,7 @@ class Machine(World):
             parent=parent,
             executable="/usr/bin/python3",
             age_s=7500.0,
+            launch=launch,
         )
         self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
         return self
@@ -138,6 +205,20 @@ SITUATIONS: dict[str, Callable[[], Ledger]] = {
     "eight-busy": lambda: _eight_busy().with_gpus(8).ledger(),
     "eight-with-one-ghost": lambda: (
         _eight_busy().ghost(2990, 2995, "python train.py --rank 3", 30, gpu=3).with_gpus(8).ledger()
+    ),
+    "eight-ranks": lambda: (
+        Machine()
+        .torchrun(7010, 51.5, ranks=8, agent=7000, workers=4)
+        .pool(6101, 3, parent=6100)
+        .job(4711, "python serve.py", 4)
+        .with_gpus(8)
+        .ledger()
+    ),
+    "one-rank-stopped": lambda: (
+        Machine().torchrun(7010, 51.5, ranks=4, agent=7000, stopped=2).with_gpus(4).ledger()
+    ),
+    "orphaned-job": lambda: (
+        Machine().torchrun(31204, 4.5, ranks=2).job(4711, "python serve.py", 40).with_gpus(2, busy=0).ledger()
     ),
     "mig": _mig,
     "wsl2": _wsl,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from vram.payloads.arrays.heap.roots import Cells
@@ -23,6 +25,8 @@ BOUND = {
     "get_ipython().run_cell_magic('bash', '', 'model=1\\n')": set(),
     "get_ipython().run_cell_magic('time', '', 'not Python')": set(),
     "get_ipython().run_line_magic('time', 'x = 1')": set(),
+    "x = '\\d' + r'\\'' + '\\\\'; y = f'\\N{DASH}'": {"x", "y"},
+    "x = 1 + \\\n  2": {"x"},
     "print(x)": set(),
     "not Python": set(),
     "x = 1\0": set(),
@@ -34,6 +38,13 @@ def test_names_that_a_cell_binds(cell: str) -> None:
     cells = Cells({"In": ["", cell]})
     names = ("x", "y", "a", "b", "c", "d", "f", "g", "K", "own", "step", "model", "print")
     assert {name for name in names if cells.binding(name) == 1} == BOUND[cell]
+
+
+def test_reading_a_cell_warns_nobody() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert Cells({"In": ["", "pattern = '\\d'\nrun_cell_magic = '\\w'"]}).binding("pattern") == 1
+    assert said == []
 
 
 def test_the_last_cell_counts() -> None:

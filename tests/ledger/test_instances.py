@@ -10,7 +10,7 @@ from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
 from vram.cli.arguments import select_gpus
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
-from vram.ledger.mig import alone
+from vram.ledger.instances import alone
 from vram.model.ledger import Entry, GpuLedger, known_bytes
 from vram.units import GIB
 

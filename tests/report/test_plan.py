@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 
+import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
-from vram.model.plan import Draft, Outcome, Plan, Skipped, Step, Target
-from vram.model.process import ProcessRef
+from vram.model.plan import Draft, JobActivity, Outcome, Plan, Skipped, Step, Target
+from vram.model.process import Job, ProcessRef
 from vram.report.layout import RenderOptions
-from vram.report.plan import draft, outcomes
+from vram.report.plan import activity, draft, outcomes
 from vram.units import GIB
 
 SCREEN_LINES = 24
@@ -110,3 +112,56 @@ def test_outcomes_of_a_kind_are_one_line_with_the_reason_of_those_that_failed() 
     assert shown[1].strip() == "refused  trim 4 processes: 4× gil.py"
     assert shown[2].strip() == "it keeps the interpreter's lock"
     assert len(shown) == 3
+
+
+# ---- what a job still does ----
+
+
+def active(
+    cpu_s: float | None, gpu_percent: dict[int, int | None], pids: tuple[int, ...] = (1, 2)
+) -> JobActivity:
+    job = Job(by="torchrun", key="k", is_orphan=True, rank=0, size=len(pids))
+    return JobActivity(job=job, pids=pids, cpu_s=cpu_s, gpu_percent=gpu_percent)
+
+
+@pytest.mark.parametrize(
+    ("each", "sentence"),
+    [
+        (active(0.0, {0: 0}), "2 torchrun ranks: 0.0 s of CPU in the last second, GPU 0 is 0% busy"),
+        (
+            active(1.97, {0: 98, 1: 91, 3: 97}),
+            "2 torchrun ranks: 2.0 s of CPU in the last second, GPUs 0-1,3 are 91% to 98% busy",
+        ),
+        (
+            active(0.0, {0: 5, 1: 5, 2: None}),
+            "2 torchrun ranks: 0.0 s of CPU in the last second, GPUs 0-1 are 5% busy,"
+            " GPU 2 does not say how busy it is",
+        ),
+        (
+            active(None, {0: None, 1: None}),
+            "2 torchrun ranks: they have ended, GPUs 0-1 do not say how busy they are",
+        ),
+    ],
+)
+def test_what_a_job_still_does_is_one_sentence(each: JobActivity, sentence: str) -> None:
+    assert activity(each) == sentence
+
+
+def test_it_stands_between_the_actions_and_the_digest() -> None:
+    made = replace(plan(step(1, "python a.py"), step(2, "python a.py")), activity=(active(0.0, {0: 0}),))
+    shown = lines(draft(made, RenderOptions(80)))
+    at = shown.index("What they still do")
+    assert "2× python a.py" in flat(shown[:at])
+    assert shown[at + 1].rstrip() == "  - 2 torchrun ranks: 0.0 s of CPU in the last second, GPU 0 is 0% busy"
+    assert shown[-1].startswith("plan 0000")
+    assert "still do" not in flat(lines(draft(replace(made, activity=()), RenderOptions(80))))
+
+
+def test_of_many_jobs_the_busiest_are_shown() -> None:
+    jobs = tuple(active(float(used), {0: 0}, (used + 1,)) for used in range(9))
+    made = replace(plan(step(1, "python a.py")), activity=jobs)
+    shown = lines(draft(made, RenderOptions(80)))
+    at = shown.index("What they still do")
+    assert [line.split()[4] for line in shown[at + 1 : at + 6]] == ["8.0", "7.0", "6.0", "5.0", "4.0"]
+    assert shown[at + 6].strip() == "and 4 more jobs: -v lists them all"
+    assert flat(lines(draft(made, RenderOptions(80), verbose=True))).count("of CPU") == 9

@@ -18,7 +18,7 @@ from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.model.change import Change
 from vram.model.ledger import Entry, Holder, Ledger
-from vram.model.process import Workload
+from vram.model.process import Job, Workload
 from vram.report import json as report
 from vram.serve.config import ShowConfig
 from vram.serve.viewer import Viewer, aged, hidepid_of, viewer, with_holders
@@ -202,3 +202,11 @@ def test_with_hidepid_no_command_leaves_the_service(
         assert json.loads(service.request("/api/v1/ps")[1])["processes"][0]["pid"] == process.pid
     finally:
         process.communicate()
+
+
+def test_how_a_process_was_launched_is_its_users_business() -> None:
+    job = Job(by="torchrun", key="1001.torchrun.1", is_orphan=True)
+    held = with_holders(ledger("dave"), lambda holder: replace(holder, job=job))
+    for reader, seen in ((1000, {None}), (1001, {job}), (None, {None})):
+        shown = Viewer(reader, frozenset(), "commands").ledger(held)
+        assert {each.job for gpu in shown.gpus for entry in gpu.entries for each in entry.holders} == seen

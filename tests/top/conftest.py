@@ -12,6 +12,7 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.patience import until_async
+from tests.worker_pool import WorkerPool
 from vram.host.local import LocalHost
 from vram.live_reader import ReaderClient, ReaderOptions
 from vram.top.app import TopApp
@@ -70,7 +71,8 @@ class View:
         return self.app.query_one(DetailsPanel).text
 
     def line_of(self, pid: int) -> str | None:
-        return next((line for line in self.lines if f" {pid} " in line), None)
+        """The line that begins with *pid* in its column, alone or for a job ("4711+3")."""
+        return next((line for line in self.lines if f" {pid} " in line or f" {pid}+" in line), None)
 
     @property
     def pids(self) -> list[int]:
@@ -91,6 +93,11 @@ class View:
     def dialog_text(self) -> str:
         dialog = self.dialog
         return "" if dialog is None or not dialog.is_mounted else _plain(dialog._text())
+
+    @property
+    def dialog_title(self) -> str:
+        dialog = self.dialog
+        return "" if dialog is None else dialog._title
 
     async def ask(self, key: str) -> str:
         """Press an action's key; return the plan that is shown with its question."""
@@ -157,6 +164,10 @@ class Company:
         for _ in range(stages):
             demo.go()
         return demo
+
+    def pool(self, *does: str) -> WorkerPool:
+        """Workers of one job; each has 1 GiB and a context."""
+        return self._stack.enter_context(WorkerPool(self.gpu.environment(), *does))
 
 
 @pytest.fixture

@@ -176,8 +176,9 @@ def test_park_and_unpark(company: Company) -> None:
             await view.press("y")
             assert "is running again" in await view.receipt()
             await view.close_dialog()
-            await view.until(lambda: "1.5 GiB" in (view.line_of(pid) or ""))
-            assert "parked" not in str(view.line_of(pid))
+            # A parked one's line has its size, too: "1.5 GiB in host memory".
+            await view.until(lambda: "parked" not in (view.line_of(pid) or "parked"))
+            assert "1.5 GiB" in str(view.line_of(pid))
 
     run(play)
     assert is_alive(pid)
@@ -264,3 +265,111 @@ def test_where_processes_are_somebody_elses_numbers_nothing_is_done(company: Com
             assert not view.app._busy
 
     run(play)
+
+
+# ---- a job whose launcher is dead ----
+
+
+def test_kill_on_an_orphan_means_its_whole_job(company: Company) -> None:
+    neighbour = company.demo("memory.plain", 1 * GIB).pids["self"]
+    pool = company.pool("sleep", "sleep", "sleep")
+    first, *others = sorted(pool.workers)
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.until(lambda: set(view.pids) == {neighbour, *pool.workers})
+            pool.kill_head()
+            await view.until(lambda: view.pids == [first, neighbour])
+            await view.select(first)
+            plan = await view.ask("k")
+            assert f"This ends the whole job, 3 processes: pid {first}, {others[0]}, {others[1]}" in plan
+            assert "3 multiprocessing workers: " in plan
+            assert " s of CPU in the last second" in plan
+            assert view.dialog_title == f"vram kill the job of pid {first}"
+            assert all(map(is_alive, pool.workers))
+            await view.press("y")
+            assert "freed 4.5 GiB" in await view.receipt()
+            await view.close_dialog()
+            await view.until(lambda: view.pids == [neighbour])
+
+    run(play)
+    assert not any(map(is_alive, pool.workers))
+    assert is_alive(neighbour)
+
+
+def test_the_job_is_left_alone_without_a_yes(company: Company) -> None:
+    pool = company.pool("sleep", "sleep")
+    pool.kill_head()
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.until(lambda: view.pids == [min(pool.workers)])
+            await view.ask("k")
+            await view.press("enter")
+            await view.until(lambda: view.dialog is None)
+            await view.readings()
+
+    run(play)
+    assert all(map(is_alive, pool.workers))
+
+
+def test_in_the_tree_too_each_process_of_an_orphan_stands_for_its_job(company: Company) -> None:
+    pool = company.pool("sleep", "sleep")
+    pool.kill_head()
+    last = max(pool.workers)
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.press("t")
+            await view.until(lambda: set(view.pids) == set(pool.workers))
+            await view.select(last)
+            assert "This ends the whole job, 2 processes: pid " in await view.ask("k")
+            await view.press("n")
+
+    run(play)
+
+
+def test_kill_on_a_worker_of_a_healthy_job_means_that_one(company: Company) -> None:
+    pool = company.pool("sleep", "sleep")
+    chosen, other = sorted(pool.workers)
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(chosen)
+            plan = await view.ask("k")
+            assert "job" not in plan
+            assert str(other) not in plan
+            await view.press("y")
+            assert "freed 1.5 GiB" in await view.receipt()
+
+    run(play)
+    assert not is_alive(chosen)
+    assert is_alive(other)
+    assert is_alive(pool.head)
+
+
+def test_what_else_is_done_on_an_orphans_line_is_done_to_all_of_it(company: Company) -> None:
+    pool = company.pool("sleep", "sleep")
+    pool.kill_head()
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(min(pool.workers))
+            plan = await view.ask("p")
+            assert all(str(pid) in plan for pid in pool.workers)
+            await view.press("n")
+
+    run(play)
+
+
+def test_a_job_is_refused_where_one_of_its_pids_is_another_process_now(company: Company) -> None:
+    from vram.errors import WorldChanged
+    from vram.host.local import LocalHost
+    from vram.top.actions import ActionRequest, prepare
+
+    pool = company.pool("sleep", "sleep")
+    pool.kill_head()
+    first, second = sorted(pool.workers)
+    request = ActionRequest(name="kill", pid=first, others=((second, 1),), job=True)
+    with pytest.raises(WorldChanged, match=f"pid {second} is another process now"):
+        prepare(LocalHost(), request, 30.0)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from msgspec.structs import replace
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from tests.golden.screens import Machine
 from tests.ledger.world import CONTEXT, OVERHEAD, World
+from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
+from vram.report.job_rows import ORPHANS, rows_by_job
 from vram.report.layout import RenderOptions
-from vram.report.process_rows import ProcessRow, rows
+from vram.report.process_rows import JobRow, ProcessRow, rows
 from vram.top.panels import MAX_POINTS, History, sparkline
 from vram.top.table import column_at, formatted
-from vram.top.view import SORTS, ViewLine, ViewState, key_of, lines
+from vram.top.view import SORTS, ViewLine, ViewState, basis, details, key_of, lines
 from vram.units import GIB
 
 HEADING = "GPU     SIZE    PID USER  AGE STATE  COMMAND"
@@ -142,3 +149,64 @@ def test_a_sparkline_has_its_width_and_its_extremes() -> None:
     assert sparkline(range(100), 4, 99) == "████"
     assert sparkline([], 3, 100) == "   "
     assert sparkline([5], 0, 100) == ""
+
+
+# ---- jobs ----
+
+
+@pytest.fixture
+def lost() -> Ledger:
+    """Two ranks whose launcher is dead, beside a larger healthy process."""
+    return Machine().torchrun(300, 4, ranks=2).job(100, "python serve.py", 40).with_gpus(2).ledger()
+
+
+def test_an_orphaned_job_is_one_line_and_is_found_by_each_of_its_pids(lost: Ledger) -> None:
+    found = rows_by_job(lost, ORPHANS)
+    for words in ("", "310", "torchrun", "train.py"):
+        (first, *_) = lines(lost, found, ViewState(search=words))
+        assert (first.row.pid, first.row.state) == (300, "orphan") if first.row else False
+    assert lines(lost, found, ViewState(search="4711")) == []
+
+
+def test_its_line_is_the_same_when_its_first_rank_has_ended(lost: Ledger) -> None:
+    three = Machine().torchrun(300, 4, ranks=3).with_gpus(3).ledger()
+    (row,) = rows_by_job(three, ORPHANS)
+    assert isinstance(row, JobRow)
+    assert key_of(row) == key_of(replace(row, pid=310, started_at=3100, others=row.others[1:]))
+    assert key_of(row) != key_of(replace(row, job=replace(row.job, key="another")))  # type: ignore[type-var]
+
+
+def test_the_tree_has_a_line_for_each_process_of_a_job(lost: Ledger) -> None:
+    found = lines(lost, rows_by_job(lost, ORPHANS), ViewState(tree=True))
+    assert {line.row.pid for line in found if line.row} == {100, 300, 310}
+
+
+def test_the_cpu_time_of_a_job_is_that_of_all_its_processes(lost: Ledger) -> None:
+    row = rows_by_job(lost, ORPHANS)[0]
+    for known, shown in (({300: 40, 310: 60}, " 100 ORPHAN"), ({310: 60}, " 60 ORPHAN"), ({}, " - ORPHAN")):
+        _, (text,) = formatted([ViewLine(key_of(row), row)], 0.0, known, RenderOptions(120))
+        assert shown in text.plain
+
+
+def test_details_of_a_job_name_all_of_it(lost: Ledger) -> None:
+    findings = diagnose(lost)
+    job, healthy = rows_by_job(lost, ORPHANS)
+    text = plain(details(lost, findings, job, (), RenderOptions(100)))
+    assert text.startswith("pid 300, 310 · 9.0 GiB on GPU 0-1 · ORPHAN: its launcher is dead")
+    assert "torchrun train.py, 2 ranks" in text
+    assert "pid 300, the first of them:" in text
+    assert "vram kill --job 300" in text
+    (rank,) = [row for row in rows(lost) if row.pid == 310]
+    assert "rank 1 of 2 in a torchrun job; with pid 300; launcher dead" in plain(
+        details(lost, findings, rank, (), RenderOptions(100))
+    )
+    assert "launcher" not in plain(details(lost, findings, healthy, (), RenderOptions(100)))
+    assert basis(lost, findings, job) == basis(lost, findings, replace(job, age_s=0.0))
+    assert basis(lost, findings, job) != basis(lost, findings, rank)
+
+
+def plain(parts: list[RenderableType]) -> str:
+    console = Console(width=100, file=StringIO(), color_system=None)
+    console.print(Group(*parts))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()

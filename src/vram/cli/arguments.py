@@ -195,7 +195,7 @@ def select_gpus(ledger: Ledger, words: Sequence[str]) -> Ledger:
 
 
 def _choose(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
-    from vram.ledger.mig import alone
+    from vram.ledger.instances import alone
 
     for gpu in ledger.gpus:
         if (gpu.index, None, None) in chosen:
@@ -242,7 +242,7 @@ def _address(word: str) -> str:
 
 
 def _label(ledger: Ledger, place: Chosen) -> str:
-    from vram.ledger.mig import alone
+    from vram.ledger.instances import alone
 
     gpu = next(each for each in ledger.gpus if each.index == place[0])
     return gpu.name if place[1] is None else alone(gpu, place[1], place[2]).name

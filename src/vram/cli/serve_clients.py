@@ -110,7 +110,8 @@ def _read_report(data: bytes) -> Reclaimed:
     from vram.untrusted import decode
 
     report = decode(data, ReclaimReport)
-    return Reclaimed(Draft(plan=report.plan, skipped=report.skipped), report.receipt, report.left)
+    draft = Draft(plan=report.plan, skipped=report.skipped, activity=report.activity)
+    return Reclaimed(draft, report.receipt, report.left)
 
 
 # ---- allow-park ----

@@ -91,9 +91,10 @@ def read_survey(args: Namespace, host: LocalHost | None) -> Survey:
                 hint="ssh HOST vram snapshot -o - | vram why --from -",
             )
         return read(args.snapshot)
-    from vram.accounting import take_survey
+    from vram import reading
+    from vram.reclaim.state import parked
 
-    return take_survey(host, args.deadline)
+    return reading.read_survey(host, args.deadline, parked)
 
 
 def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:

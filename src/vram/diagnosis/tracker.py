@@ -71,11 +71,14 @@ class Tracker(Generic[Known]):
         before, self._known = self._known, {}
         self._unmatched = {id(each): each for same in before.values() for each in same}
         for thing in things:
-            same = [each for each in before.get(thing.key, ()) if is_same_memory(each, thing)]
-            known = next((each for each in same if id(each) in self._unmatched), None)
-            if known is not None:
-                del self._unmatched[id(known)]
-            yield thing, known, known or (same[0] if same else None)
+            known = same = None
+            for each in before.get(thing.key, ()):
+                if is_same_memory(each, thing):
+                    same = same or each
+                    known = self._unmatched.pop(id(each), None)
+                    if known is not None:
+                        break
+            yield thing, known, known or same
 
     def missing(self, is_proved: Callable[[Known], bool]) -> list[Known]:
         """The records that went on with nothing, forgotten; those of which *is_proved* is false are kept.

@@ -64,12 +64,15 @@ def inheriting(ghost: Hold) -> str:
     return ("one of " if ghost.one_of else "") + processes(ghost.holders)
 
 
-def members(job: Job, count: int) -> str:
-    """Several processes of a job, for a title: "2 of 8 torchrun ranks", "1 Jupyter kernel"."""
+def members(job: Job, count: int, *, launcher: bool = True) -> str:
+    """Several processes of a job, for a title: "2 of 8 torchrun ranks", "1 Jupyter kernel".
+
+    Without the *launcher*: "2 of 8 ranks".
+    """
     noun = _MEMBERS.get(job.by, "rank" if job.rank is not None else "worker")
     of = f" of {job.size}" if job.size is not None and job.size > count else ""
     plural = ("es" if noun.endswith("s") else "s") if count != 1 or of else ""
-    return f"{count}{of} {job.by} {noun}{plural}"
+    return f"{count}{of} {job.by + ' ' if launcher else ''}{noun}{plural}"
 
 
 def belonging(workload: Workload) -> str:

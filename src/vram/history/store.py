@@ -234,12 +234,13 @@ class HistoryStore:
         self._settle_idle(moment)
 
     def _compare(self, ledger: Ledger, at: int, ended_at: int, was_paused: bool) -> None:
+        idle = idle_pids(ledger)
         whole = divide(ledger)
         _, keys = self._answering.compare(whole)
         for place, gpu in enumerate(whole.gpus):
             self._gpu_id(gpu, keys[place])
         self._write_samples(whole, keys, at, was_paused)
-        idle, flags = idle_pids(ledger), schema.BEGAN_UNSEEN if was_paused else 0
+        flags = schema.BEGAN_UNSEEN if was_paused else 0
         for item, known, _ in self._holds.match(filter(self._is_comparable, things(whole, keys))):
             is_process = topic_of(item) == schema.PROCESS
             is_idle = is_process and item.holder is not None and item.holder.pid in idle

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from vram.diagnosis.tracker import Item, Key, items_of
 from vram.diagnosis.verdict import judge
 from vram.history.schema import EXPORTED, GHOST, HIDDEN, PROCESS, SAMPLED, TOGETHER, UNATTRIBUTED
-from vram.ledger.mig import alone
-from vram.ledger.processes import identity, is_stopped, processes
-from vram.model.hold import Identity
+from vram.ledger.holds import find_holds
+from vram.ledger.instances import alone
+from vram.ledger.processes import identity
+from vram.model.hold import Hold, Identity
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
 
 MAX_CHARACTERS = 1000  # of a command
@@ -64,8 +65,17 @@ def topic_of(item: Item) -> int:
 
 def idle_pids(ledger: Ledger) -> set[int]:
     """Processes that do nothing with their memory: asleep while their GPUs rest, or stopped."""
-    found = processes(ledger)
-    return {pid for pid, memory in found.items() if memory.idle or is_stopped(memory.holder)}
+    at_work = {gpu.index for gpu in ledger.gpus if gpu.facts is None or gpu.facts.utilization != 0}
+    return {
+        hold.holders[0].pid
+        for hold in find_holds(ledger)
+        if hold.what == "process" and (hold.state in ("idle", "stopped") or _is_idle_orphan(hold, at_work))
+    }
+
+
+def _is_idle_orphan(hold: Hold, at_work: set[int]) -> bool:
+    is_resting = hold.holders[0].state == "S" and at_work.isdisjoint(hold.gpus)
+    return hold.state == "orphan" and is_resting
 
 
 Sample = tuple[int | None, ...]

@@ -8,7 +8,7 @@ from weakref import ReferenceType, ref
 
 from msgspec.structs import replace
 
-from vram.ledger.mig import mig_device
+from vram.ledger.instances import mig_device
 from vram.ledger.processes import identity, in_use, living_holder, living_holders
 from vram.model.hold import HeldPart, Hold, State, What
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly
@@ -164,6 +164,8 @@ def _on_working_gpus(ledger: Ledger) -> set[int]:
 
 def open_only(ledger: Ledger) -> dict[int, OpenOnly]:
     """Everybody who has a GPU's files open and holds no memory on any GPU, by pid."""
+    if not any(gpu.open_only for gpu in ledger.gpus):
+        return {}
     holding = {
         holder.pid for gpu in ledger.gpus for entry in gpu.accounted for holder in living_holders(entry)
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -47,9 +47,19 @@ class HeldByJob(Struct, frozen=True):
 _MAX_RANKS = 1024
 
 
-def launcher_to_end(each: HeldByJob) -> int | None:
-    """The living process that would start the job's others again, where it exists for this job alone."""
-    return None if each.job.by in _SHARED_LAUNCHERS else each.job.launcher
+def starters(held: HeldByJob) -> tuple[int, ...]:
+    """Who would start the job's processes again, in the order in which they are to be ended.
+
+    The launcher, where it lives and exists for this job alone; and parts of the job that started others.
+    """
+    launcher = None if has_shared_launcher(held.job) else held.job.launcher
+    heads = (each.job.head for each in held.holders if each.job is not None)
+    return tuple(dict.fromkeys(pid for pid in (launcher, *heads) if pid is not None))
+
+
+def has_shared_launcher(job: Job) -> bool:
+    """Whether what its launcher starts need not have anything to do with each other."""
+    return job.by in _SHARED_LAUNCHERS
 
 
 # Jupyter's server and Ray's raylet start many that have nothing to do with each other.
@@ -58,12 +68,17 @@ _SHARED_LAUNCHERS = ("Jupyter", "Ray")
 
 def find_held_jobs(ledger: Ledger) -> Iterator[HeldByJob]:
     """Every job with processes that hold memory of their own, the one that holds most first."""
+    jobs = by_job(find_holds(ledger, empty=True))
+    yield from sorted(jobs, key=lambda each: (-each.known_bytes, each.pids))
+
+
+def by_job(holds: Iterable[Hold]) -> list[HeldByJob]:
+    """Those of *holds* that are a job's process's own, by job."""
     found: dict[str, list[Hold]] = {}
-    for hold in find_holds(ledger, empty=True):
+    for hold in holds:
         if hold.what == "process" and hold.holders[0].job is not None:
             found.setdefault(hold.holders[0].job.key, []).append(hold)
-    jobs = [_made(holds) for holds in found.values()]
-    yield from sorted(jobs, key=lambda each: (-each.known_bytes, each.pids))
+    return [_made(each) for each in found.values()]
 
 
 def job_of(ledger: Ledger, pid: int) -> HeldByJob | None:

@@ -8,7 +8,7 @@ lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from vram.model.process import Job, LaunchClaim, ProcessFacts, ProcessRef
 
@@ -19,18 +19,12 @@ Processes = Mapping[int, tuple[ProcessRef, ProcessFacts]]
 _ADOPTERS = frozenset(("systemd", "slurmstepd", "tini", "dumb-init", "catatonit", "docker-init"))
 # A first process that may have launched others itself, as where torchrun is all that a container runs.
 _MAY_LAUNCH = (
-    "python",
-    "pypy",
-    "mpirun",
-    "mpiexec",
-    "prterun",
-    "prted",
-    "orted",
-    "hydra_pmi_proxy",
-    "raylet",
+    *("python", "pypy", "mpirun", "mpiexec", "prterun", "prted", "orted", "orterun"),
+    *("hydra_pmi_proxy", "raylet"),
 )
 # These say by their environment which rank of which job they are. There is one process for each rank.
 _RANKED = frozenset(("torchrun", "deepspeed", "mpirun", "torch.distributed"))
+_NEVER = 1 << 63
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
 _MAX_DEPTH = 8
 
@@ -40,57 +34,78 @@ def find_jobs(processes: Processes) -> dict[int, Job]:
     members = {
         pid: facts.launch
         for pid, (_, facts) in processes.items()
-        if facts.launch is not None and not facts.is_dead
+        if facts.launch is not None
+        and not facts.is_dead
+        and (facts.launch.direct or facts.launch.by == "torch.distributed")
     }
     if not members:
         return {}
-    ranks = _ranks(members, processes)
-    launched = {pid: launch for pid, launch in members.items() if launch.direct or pid in ranks}
-    lost = {
-        pid for pid, launch in launched.items() if launch.direct and _has_lost_its_launcher(pid, processes)
-    }
-    lost -= _impostors(lost, launched, processes)
-    return {pid: _job(pid, launched, lost, processes) for pid in launched if _is_rank(pid, launched, ranks)}
+    lost = {pid for pid, claim in members.items() if claim.direct and _has_lost_its_launcher(pid, processes)}
+    for impostor in _impostors(members, lost, processes):
+        del members[impostor]
+        lost.discard(impostor)
+    return {pid: _job(pid, members, lost, processes) for pid in members}
 
 
-def _job(pid: int, launched: Mapping[int, LaunchClaim], lost: set[int], processes: Processes) -> Job:
+def _job(pid: int, members: Mapping[int, LaunchClaim], lost: Collection[int], processes: Processes) -> Job:
     """The job of the uppermost process above *pid* that was launched, too."""
     top = pid
     for _ in range(_MAX_DEPTH):
         above = processes[top][1].parent
-        # A notebook's programs are its own, and a kernel that one of them starts is another job.
-        if top in lost or above is None or above not in launched or launched[top].by == "Jupyter":
+        if above is None or above not in members or processes[above][1].uid != processes[top][1].uid:
+            break
+        # What a notebook starts is the notebook's; a kernel is never a part of another job.
+        if top in lost or members[top].by == "Jupyter":
             break
         top = above
-    launch, (_, facts) = launched[top], processes[top]
-    is_orphan = top in lost
-    launcher = facts.parent if launch.direct and not is_orphan else None
-    own = launched[pid]
+    claim, (_, facts), own = members[top], processes[top], members[pid]
+    launcher = facts.parent if claim.direct and top not in lost else None
     return Job(
-        by="multiprocessing" if launch.by == "fork server" else launch.by,
-        key=f"{facts.uid}.{launch.job}.{launcher or 0}",
+        by="multiprocessing" if claim.by == "fork server" else claim.by,
+        key=f"{facts.uid}.{claim.job}.{'orphan' if top in lost else launcher or 0}",
         launcher=launcher,
-        is_orphan=is_orphan,
+        head=top if top != pid else None,
+        is_orphan=top in lost,
         rank=own.rank,
         size=own.size,
         local_size=own.local_size,
     )
 
 
-def _ranks(members: Mapping[int, LaunchClaim], processes: Processes) -> set[int]:
-    """One process for each rank of each job, the oldest: what it started has inherited its environment."""
-    oldest: dict[tuple[object, ...], int] = {}
-    for pid, launch in members.items():
-        if launch.by in _RANKED:
-            key = (processes[pid][1].uid, launch.by, launch.job, launch.rank)
-            known = oldest.get(key)
-            if known is None or _began(pid, processes) < _began(known, processes):
-                oldest[key] = pid
-    return set(oldest.values())
+def _impostors(members: Mapping[int, LaunchClaim], lost: set[int], processes: Processes) -> set[int]:
+    """Those that say which rank they are, as whatever a rank starts says too, and are none.
+
+    Nobody below a rank is another one. For each rank that one launcher started, or that lost its launcher,
+    there is one process, the oldest. And who has lost its launcher is none where that launcher lives and was
+    there before: a job that was started again has another one.
+    """
+    found: set[int] = set()
+    ranks: dict[tuple[_JobName, int | None, int | None], int] = {}
+    launched_since: dict[_JobName, int] = {}
+    ranked = [pid for pid, claim in members.items() if claim.by in _RANKED]
+    for pid in sorted(ranked, key=lambda pid: _began(pid, processes)):
+        job, above = _job_name(pid, members, processes), processes[pid][1].parent or 0
+        if above in members and _job_name(above, members, processes) == job:
+            found.add(pid)
+            continue
+        has_launcher = members[pid].direct and pid not in lost
+        rank = (job, members[pid].rank, above if has_launcher else None)
+        if ranks.setdefault(rank, pid) != pid:
+            found.add(pid)
+        elif has_launcher and above in processes:
+            launched_since[job] = min(launched_since.get(job, _NEVER), _began(above, processes)[0])
+    for pid in lost - found:
+        since = launched_since.get(_job_name(pid, members, processes), _NEVER)
+        if since <= _began(pid, processes)[0]:
+            found.add(pid)
+    return found
 
 
-def _is_rank(pid: int, launched: Mapping[int, LaunchClaim], ranks: set[int]) -> bool:
-    return launched[pid].by not in _RANKED or pid in ranks
+_JobName = tuple[int | None, str, str]
+
+
+def _job_name(pid: int, members: Mapping[int, LaunchClaim], processes: Processes) -> _JobName:
+    return processes[pid][1].uid, members[pid].by, members[pid].job
 
 
 def _began(pid: int, processes: Processes) -> tuple[int, int]:
@@ -126,13 +141,3 @@ def _is_first(facts: ProcessFacts) -> bool:
 
 def _inner_pid(process: ProcessRef, facts: ProcessFacts) -> int:
     return facts.namespace_pids[-1] if facts.namespace_pids else process.pid
-
-
-def _impostors(lost: Iterable[int], launched: Mapping[int, LaunchClaim], processes: Processes) -> set[int]:
-    """Those that say they are ranks of a job of which another rank has its launcher: they are none of it."""
-    alive = {
-        (processes[pid][1].uid, launch.by, launch.job)
-        for pid, launch in launched.items()
-        if launch.by in _RANKED and launch.direct and pid not in lost
-    }
-    return {pid for pid in lost if (processes[pid][1].uid, launched[pid].by, launched[pid].job) in alive}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey
 from vram.ledger.remainder import fit, split
 from vram.model.gpu import MemoryFacts, MigFacts
-from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice, Note, known_bytes
+from vram.model.ledger import Entry, Instance, MigDevice, Note, known_bytes
 from vram.units import size
 
 
@@ -131,40 +130,6 @@ def instance(part: Part, notes: tuple[Note, ...]) -> Instance:
         message=None if part.memory else "the driver reports no memory figures for this instance",
         notes=notes,
     )
-
-
-def alone(gpu: GpuLedger, number: int, index: int | None = None) -> GpuLedger:
-    """The ledger of one instance of *gpu*: its entries, which sum to its own total.
-
-    Where several MIG devices share it, it bears the name of device *index*, else of the first.
-    """
-    found = next(each for each in gpu.instances if each.gpu_instance == number)
-    device = next((each for each in found.devices if each.index == index), found.devices[0])
-    return replace(
-        gpu,
-        uuid=device.uuid,
-        name=device.name,
-        total_bytes=found.total_bytes,
-        entries=tuple(entry for entry in gpu.entries if entry.gpu_instance == number),
-        status="ok" if found.total_bytes is not None else "unsupported",
-        message=found.message,
-        notes=found.notes,
-        memory=found.memory,
-        instances=(found,),
-        mig=f"{gpu.index}:{device.index}",
-    )
-
-
-def mig_device(gpu: GpuLedger, entry: Entry) -> str | None:
-    """Return the MIG device that an entry's bytes are on, as --gpu takes it.
-
-    None on a whole GPU, and in an instance that has no device yet.
-    """
-    for instance in gpu.instances:
-        if instance.gpu_instance == entry.gpu_instance and instance.devices:
-            own = [each for each in instance.devices if each.compute_instance == entry.compute_instance]
-            return f"{gpu.index}:{(own or instance.devices)[0].index}"
-    return None
 
 
 def note(gpu: GpuObservations, found: Sequence[Part]) -> tuple[Note, ...]:

@@ -128,7 +128,9 @@ def living_holder(entry: Entry) -> Holder | None:
 def living_holders(entry: Entry) -> tuple[Holder, ...]:
     """Everyone alive who must release *entry* before its bytes return."""
     first = living_holder(entry)
-    return tuple(holder for holder in (first, *entry.co_holders) if holder is not None and holder.alive)
+    # Nearly all entries have one holder, and every view of a reading asks this of each.
+    others = tuple(holder for holder in entry.co_holders if holder.alive) if entry.co_holders else ()
+    return others if first is None else (first, *others)
 
 
 def in_use(entry: Entry) -> bool:

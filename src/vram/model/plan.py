@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.model.process import ProcessRef
+from vram.model.process import Job, ProcessRef
 
 PLAN_SCHEMA = 2
 
@@ -115,11 +115,28 @@ class Plan(Struct, frozen=True, kw_only=True):
     digest: str
 
 
+class JobActivity(Struct, frozen=True, kw_only=True):
+    """What a job that a plan ends did in the second before: it may look idle, and still compute.
+
+    ``cpu_s`` is the CPU time that ``pids`` used in that second, together; None where they had ended.
+    ``gpu_percent`` is how busy each of their GPUs is, whoever uses it; None where the driver does not say.
+    """
+
+    job: Job
+    pids: tuple[int, ...]
+    cpu_s: float | None
+    gpu_percent: dict[int, int | None]
+
+
 class Draft(Struct, frozen=True, kw_only=True):
-    """A plan, and who is left alone by it: the second is for reading, and no part of the digest."""
+    """A plan, who is left alone by it, and what the jobs do that it ends.
+
+    Only the plan has a digest: the rest is for reading, and differs each time it is read.
+    """
 
     plan: Plan
     skipped: tuple[Skipped, ...] = ()
+    activity: tuple[JobActivity, ...] = ()
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -82,12 +82,14 @@ class Job(Struct, frozen=True, kw_only=True):
     """What a process was launched as a part of, with all others of the same ``key``.
 
     ``launcher`` is the launcher's pid while it lives, where that is known; ``is_orphan``: proved, it is dead.
+    ``head`` is the pid of the part of the job that started this one, as vLLM's engine starts its workers.
     ``rank``, ``size`` and ``local_size`` are as :class:`LaunchClaim` has them.
     """
 
     by: Launcher
     key: str
     launcher: int | None = None
+    head: int | None = None
     is_orphan: bool = False
     rank: int | None = None
     size: int | None = None

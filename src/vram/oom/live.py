@@ -13,7 +13,7 @@ from vram.diagnosis import words
 from vram.diagnosis.engine import diagnose
 from vram.diagnosis.leftover import ghost_code
 from vram.ledger.holds import find_holds
-from vram.ledger.mig import alone
+from vram.ledger.instances import alone
 from vram.ledger.processes import living_holder, living_holders
 from vram.model.finding import Finding, Remedy
 from vram.model.hold import Hold

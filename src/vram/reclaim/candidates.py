@@ -16,7 +16,7 @@ from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import CannotPark, DeviceError, NoSuchProcess, NotOnGpu
 from vram.host.ports import Host
 from vram.ledger.holds import find_holds, in_ledger_order, narrow
-from vram.ledger.jobs import find_held_jobs, job_of, launcher_to_end
+from vram.ledger.jobs import find_held_jobs, job_of, starters
 from vram.ledger.processes import (
     ProcessMemory,
     freed_by,
@@ -87,28 +87,27 @@ def _launched_together(ledger: Ledger, pid: int) -> tuple[int, ...]:
             f"pid {pid} belongs to no job that holds GPU memory: no launcher is known that started it",
             hint=f"`vram kill --tree {pid}` terminates it and its descendants",
         )
-    launcher = launcher_to_end(job)
-    # The launcher first: it would start others again.
-    return (*(() if launcher is None else (launcher,)), *(each for each in job.pids if each != launcher))
+    # Those first who would start others again.
+    return tuple(dict.fromkeys((*starters(job), *job.pids)))
 
 
-def launchers(host: Host, ledger: Ledger, pids: Iterable[int]) -> dict[int, ProcessMemory]:
-    """Those of *pids* that launched a job and are on no GPU themselves."""
+def starters_on_no_gpu(host: Host, ledger: Ledger) -> dict[int, ProcessMemory]:
+    """Those that started processes of a job, would do it again, and hold nothing on a GPU themselves."""
     found: dict[int, ProcessMemory] = {}
-    wanted, known = set(pids), processes(ledger)
-    for each in find_held_jobs(ledger):
-        pid = launcher_to_end(each)
-        seen = host.proc.facts(pid) if pid is not None and pid in wanted and pid not in known else None
-        if seen is not None:
-            holder = Holder(
-                pid=seen[0].pid,
-                started_at=seen[0].started_at,
-                user=seen[1].user,
-                command=" ".join(seen[1].argv) or seen[1].command,
-                alive=True,
-                state=seen[1].state,
-            )
-            found[holder.pid] = ProcessMemory(holder=holder, gpus=each.gpus)
+    known = processes(ledger)
+    for held in find_held_jobs(ledger):
+        for pid in starters(held):
+            seen = host.proc.facts(pid) if pid not in known else None
+            if seen is not None and seen[1].uid == held.holders[0].uid and not seen[1].is_dead:
+                holder = Holder(
+                    pid=pid,
+                    started_at=seen[0].started_at,
+                    user=seen[1].user,
+                    command=" ".join(seen[1].argv) or seen[1].command,
+                    alive=True,
+                    state=seen[1].state,
+                )
+                found[pid] = ProcessMemory(holder=holder, gpus=held.gpus)
     return found
 
 
@@ -248,8 +247,8 @@ class PlanContext(Struct, frozen=True):
     """The pids on the command line, before they were replaced by those whom they mean."""
     works: frozenset[int] = frozenset()
     """Healthy processes with GPU memory of their own."""
-    launchers: dict[int, ProcessMemory] = {}
-    """Processes to be ended that hold nothing on a GPU, and would start others again that do."""
+    starters: dict[int, ProcessMemory] = {}
+    """Processes of jobs that hold nothing on a GPU, and would start others again that do."""
 
     @classmethod
     def of(
@@ -284,7 +283,7 @@ class PlanContext(Struct, frozen=True):
         # Who is to be ended is meant as soon as it has the GPU's files open.
         there = self._here(by_files=not self.request.gpus or self.request.only == "kill")
         there |= {pid: _paused(each) for pid, each in self.parked.items() if pid not in there}
-        there |= self.launchers
+        there |= self.starters
         missing = [pid for pid in self.request.pids if pid not in there]
         if missing:
             raise self._not_found(missing[0])
@@ -408,7 +407,9 @@ def _orphans(context: PlanContext) -> Iterator[ActionCandidate]:
     for each in find_held_jobs(context.ledger):
         if each.job.is_orphan and set(each.gpus) & set(context.gpus) and all(map(is_healthy, each.holders)):
             reason = f"{words.members(each.job, len(each.pids))}, launcher dead"
-            people = tuple(context.known[pid] for pid in each.pids)
+            everyone = context.known | context.starters
+            pids = dict.fromkeys((*starters(each), *each.pids))
+            people = tuple(everyone[pid] for pid in pids if pid in everyone)
             yield _named_kill(context, people, reason, ORPHAN)
 
 

@@ -25,7 +25,7 @@ from vram.errors import (
 from vram.host.ports import Host
 from vram.interrupts import raise_if_interrupted
 from vram.ledger.holds import find_holds
-from vram.ledger.jobs import find_held_jobs
+from vram.ledger.jobs import find_held_jobs, starters
 from vram.ledger.processes import processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
@@ -53,7 +53,7 @@ def revalidate(
     a GPU, and is still meant.
     """
     known = processes(ledger)
-    launchers = {each.job.launcher for each in find_held_jobs(ledger)}
+    start_again = {pid for held in find_held_jobs(ledger) for pid in starters(held)}
     named = {(code, pid) for each in leftovers(ledger, known) for pid in each.pids for code in CODES}
     named |= {(each.code, pid) for each in findings if each.code not in CODES for pid in each.pids}
     for step in plan.steps:
@@ -62,7 +62,7 @@ def revalidate(
             continue
         process = step.target.process
         holding = known.get(process.pid)
-        if holding is None and (process.pid in parked or process.pid in launchers):
+        if holding is None and (process.pid in parked or process.pid in start_again):
             continue
         if holding is None or holding.holder.started_at != process.started_at:
             raise WorldChanged(f"pid {process.pid} no longer holds anything here", hint=_HINT)
@@ -238,8 +238,17 @@ class _Run:
         done = tuple(step for step, (status, _) in zip(steps, results, strict=True) if status == "done")
         self._last = settled_bytes(self._host, self._plan.gpus, before, promised(done) if done else None)
         took_s = self._host.clock.monotonic() - began
+        # What came back is measured for all of them together, and stands in the last that is done.
+        whole = done[-1] if done else None
         outcomes = [
-            self._outcome(step, status, before, took_s, message)
+            Outcome(
+                step=step,
+                status=status,
+                used_before=before if step is whole else None,
+                used_after=self._last if step is whole else None,
+                took_s=took_s,
+                message=message,
+            )
             for step, (status, message) in zip(steps, results, strict=True)
         ]
         with suppress(AuditUnavailable):  # it is done, and nothing further is

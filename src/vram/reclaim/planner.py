@@ -27,9 +27,10 @@ from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, is_silent, processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
-from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
+from vram.model.plan import Draft, Plan, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import GENTLE, Action
+from vram.reclaim.activity import measure_jobs
 from vram.reclaim.candidates import (
     ORPHAN,
     STOPPED,
@@ -37,8 +38,8 @@ from vram.reclaim.candidates import (
     Leftover,
     PlanContext,
     candidates,
-    launchers,
     leftovers,
+    starters_on_no_gpu,
     with_holders,
 )
 from vram.reclaim.device_state import available_bytes, read_and_diagnose
@@ -72,8 +73,8 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     request, instead_of = with_holders(host, ledger, _check_words(request))
     paused = parked(host) if request.pids else ()
     context = PlanContext.of(ledger, findings, request, paused, instead_of, asked)
-    if request.job:
-        context = replace(context, launchers=launchers(host, ledger, request.pids))
+    if request.job or request.orphans or ORPHAN in request.findings:
+        context = replace(context, starters=starters_on_no_gpu(host, ledger))
     choice = _Choice(host, context)
     for pid in request.pids:
         # Whether it may be touched at all comes before whether it holds anything.
@@ -91,7 +92,17 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Pla
     else:
         chosen = choice.enough()
         plan = made(chosen.goal, (chosen.gpu,), chosen.steps, wanted)
-    return Draft(plan=plan, skipped=skipped(host, context, plan, choice.refusals))
+    return Draft(
+        plan=plan,
+        skipped=skipped(host, context, plan, choice.refusals),
+        activity=measure_jobs(host, ledger, _ended_with_their_job(plan, request)),
+    )
+
+
+def _ended_with_their_job(plan: Plan, request: PlanRequest) -> Iterator[int]:
+    for step in plan.steps:
+        if step.kind == "kill" and step.target and (request.job or step.finding == ORPHAN):
+            yield step.target.process.pid
 
 
 class _Choice:

@@ -11,7 +11,7 @@ from vram.model.doctor import CheckResult, Examination, Verdict
 from vram.model.inside import InsideReceipt
 from vram.model.observation import HostFacts
 from vram.model.oom import Case
-from vram.model.plan import Blocker, Draft, Plan, Receipt, Skipped
+from vram.model.plan import Blocker, Draft, JobActivity, Plan, Receipt, Skipped
 from vram.report.json import encode
 
 
@@ -73,7 +73,7 @@ class ReclaimReport(Struct, frozen=True, kw_only=True):
     """``receipt`` is null where nothing was run. ``returned_bytes`` in it are measured.
 
     ``left`` is memory of dead owners that was still there
-    when all of it had been asked for.
+    when all of it had been asked for. ``activity`` is what jobs that the plan ends did while it was made.
     """
 
     schema: Literal[2] = 2
@@ -82,12 +82,18 @@ class ReclaimReport(Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...]
     receipt: Receipt | None
     left: tuple[Skipped, ...] = ()
+    activity: tuple[JobActivity, ...] = ()
 
 
 def reclaim(draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...] = ()) -> bytes:
     return encode(
         ReclaimReport(
-            executed=receipt is not None, plan=draft.plan, skipped=draft.skipped, receipt=receipt, left=left
+            executed=receipt is not None,
+            plan=draft.plan,
+            skipped=draft.skipped,
+            receipt=receipt,
+            left=left,
+            activity=draft.activity,
         )
     )
 

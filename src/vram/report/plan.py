@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.plan import Blocker, Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
+from vram.diagnosis import words
+from vram.model.plan import Blocker, Draft, JobActivity, Outcome, OutcomeStatus, Receipt, Skipped, Step
 from vram.report.layout import RenderOptions, paragraph
 from vram.report.phrases import one_line
+from vram.report.process_table import ranges
 from vram.units import counted, size
 
 SHORT_DIGEST = 12
@@ -34,10 +36,11 @@ _UNDO = {"release": "`vram release --undo`", "park": "`vram unpark`"}
 
 
 def draft(found: Draft, options: RenderOptions, *, verbose: bool = False) -> RenderableType:
-    """Return the steps, what is left alone, and the digest that stands for all of it."""
+    """Return the steps, what their jobs still do, what is left alone, and the digest of the plan."""
     plan = found.plan
     blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), options, style="bold")]
     blocks += _actions(plan.steps, options, verbose=verbose)
+    blocks += _still_active(found.activity, options, verbose=verbose)
     blocks += _left_alone(found.skipped, options, verbose=verbose)
     if plan.steps:
         blocks += [Text(), Text(f"plan {plan.digest[:SHORT_DIGEST]}  (digest)", style="dim")]
@@ -203,6 +206,46 @@ def _pids(pids: list[int]) -> str:
         return f"pid {pids[0]}"
     more = f" and {len(pids) - MAX_PIDS} more" if len(pids) > MAX_PIDS else ""
     return f"pids {', '.join(map(str, pids[:MAX_PIDS]))}{more}"
+
+
+def _still_active(
+    found: Sequence[JobActivity], options: RenderOptions, *, verbose: bool
+) -> Iterator[RenderableType]:
+    """A line for each job that would be ended: whether it still works, the busiest first."""
+    if not found:
+        return
+    yield Text()
+    yield Text("What they still do", style="bold")
+    in_order = sorted(found, key=lambda each: -(each.cpu_s or 0.0))
+    shown = in_order if verbose else in_order[:MAX_LISTED]
+    for each in shown:
+        yield paragraph("- ", Text(options.clean(activity(each))), options, indent=2)
+    if len(shown) < len(found):
+        rest = len(found) - len(shown)
+        yield Text(f"    and {rest} more {'job' if rest == 1 else 'jobs'}: -v lists them all", style="dim")
+
+
+def activity(each: JobActivity) -> str:
+    """Say "2 torchrun ranks: 0.0 s of CPU in the last second, GPU 0 is 0% busy"."""
+    used = "they have ended" if each.cpu_s is None else f"{each.cpu_s:.1f} s of CPU in the last second"
+    parts = [used, *_busy(each.gpu_percent)]
+    return f"{words.members(each.job, len(each.pids))}: {', '.join(parts)}"
+
+
+def _busy(percents: Mapping[int, int | None]) -> Iterator[str]:
+    known = {gpu: percent for gpu, percent in percents.items() if percent is not None}
+    if known:
+        least, most = min(known.values()), max(known.values())
+        span = f"{most}%" if least == most else f"{least}% to {most}%"
+        yield f"{_gpus(known)} {'is' if len(known) == 1 else 'are'} {span} busy"
+    if silent := [gpu for gpu in percents if gpu not in known]:
+        verb, busy = ("does", "it is") if len(silent) == 1 else ("do", "they are")
+        yield f"{_gpus(silent)} {verb} not say how busy {busy}"
+
+
+def _gpus(gpus: Iterable[int]) -> str:
+    found = sorted(gpus)
+    return f"GPU{'s' * (len(found) > 1)} {ranges(found)}"
 
 
 def _left_alone(

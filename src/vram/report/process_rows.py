@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from vram.ledger.holds import find_holds, open_only
 from vram.ledger.processes import identity
-from vram.model.hold import STATES, Hold, State, place_order
+from vram.model.hold import STATES, Hold, Identity, State, place_order
 from vram.model.ledger import Holder, Ledger
 from vram.model.observation import HostFacts
+from vram.model.process import Job
 from vram.report.phrases import workload
 from vram.units import counted, size
 
@@ -30,8 +31,8 @@ class ProcessRow(Struct, frozen=True, kw_only=True):
     has their sizes, and ``nbytes`` the sum, None where the driver does not report it. ``pid`` is None where
     there is no process to name; under WSL2 it may be a Windows pid (state "windows"). ``dead_pids`` are the
     dead owners of memory that a ghost holds, ``co_holders`` the others that hold the same bytes, ``workers``
-    the processes that hold nothing of their own and belong to this one. ``group`` is the container, job or
-    unit.
+    the processes that hold nothing of their own and belong to this one. ``group`` is the container, Slurm
+    job or unit, ``job`` what the process was launched as a part of.
     """
 
     gpus: tuple[int, ...]
@@ -52,11 +53,27 @@ class ProcessRow(Struct, frozen=True, kw_only=True):
     workers: tuple[int, ...] = ()
     certain: bool = True
     """False: it is likely, and not proven, that this process holds the memory."""
+    job: Job | None = None
 
     @property
     def trouble(self) -> bool:
         """Whether its user should act on it."""
         return STATES[self.state].trouble
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """The processes whose memory it shows; none where there is no process to name."""
+        return () if self.pid is None else ((self.pid, self.started_at),)
+
+
+class JobRow(ProcessRow, frozen=True, kw_only=True):
+    """Several processes of one job as one row; the first rank stands for all, ``others`` are the rest."""
+
+    others: tuple[Identity, ...]
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        return (*super().identities, *self.others)
 
 
 class ProcessesReport(Struct, frozen=True, kw_only=True):
@@ -79,7 +96,7 @@ def rows(ledger: Ledger, *, every_process: bool = False) -> tuple[ProcessRow, ..
     merely have a GPU's files open are left out; with *every_process* each has a row of its own.
     """
     holds = find_holds(ledger)
-    found = [_row(hold, shows_workers=not every_process) for hold in holds]
+    found = [row_of(hold, shows_workers=not every_process) for hold in holds]
     if every_process:
         found += _stand_alone(ledger, holds)
     return tuple(sorted(found, key=rank))
@@ -110,7 +127,8 @@ def in_order(found: tuple[ProcessRow, ...], by: str, *, reverse: bool = False) -
     return tuple(sorted(sorted(found, key=rank), key=_ORDERS[by], reverse=reverse))
 
 
-def _row(hold: Hold, *, shows_workers: bool = True) -> ProcessRow:
+def row_of(hold: Hold, *, shows_workers: bool = True) -> ProcessRow:
+    """The row of one hold."""
     holder = hold.holder if hold.what != "together" else None
     workers = hold.workers if shows_workers else ()
     by_place = hold.bytes_by_place()
@@ -134,6 +152,7 @@ def _row(hold: Hold, *, shows_workers: bool = True) -> ProcessRow:
         co_holders=tuple(each.pid for each in hold.co_holders) if holder else (),
         workers=tuple(each.pid for each in workers),
         certain=hold.certain,
+        job=holder.job if holder else None,
     )
 
 
@@ -225,4 +244,5 @@ def row_of_files(holder: Holder, state: State, note: str) -> ProcessRow:
         note=note,
         parent=holder.parent,
         group=workload(holder.workload) or None,
+        job=holder.job,
     )

@@ -11,7 +11,7 @@ from rich.text import Text
 from vram.model.hold import STATES
 from vram.report.layout import RenderOptions
 from vram.report.phrases import one_line
-from vram.report.process_rows import ProcessRow
+from vram.report.process_rows import JobRow, ProcessRow
 from vram.units import size
 
 
@@ -66,6 +66,11 @@ def command_line(row: ProcessRow) -> str:
     return (program.rpartition("/")[2] or program) + blank + rest
 
 
+def _pid(row: ProcessRow) -> str:
+    more = f"+{len(row.others)}" if isinstance(row, JobRow) else ""
+    return _number(row.pid) + more
+
+
 def _number(number: int | None) -> str:
     return "-" if number is None else str(number)
 
@@ -74,7 +79,7 @@ COLUMNS: dict[str, Column] = {
     "gpu": Column("GPU", gpu_names, right=True, widest=11),
     "size": Column("SIZE", row_size, right=True),
     "bytes": Column("BYTES", lambda row: _number(row.nbytes), right=True),
-    "pid": Column("PID", lambda row: _number(row.pid), right=True),
+    "pid": Column("PID", _pid, right=True),
     "ppid": Column("PPID", lambda row: _number(row.parent), right=True),
     "user": Column("USER", lambda row: row.user or "-", widest=12),
     "age": Column("AGE", lambda row: age(row.age_s), right=True),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vram.diagnosis.leftover import way_back
 from vram.ledger.holds import by_gpu, find_holds, overhead
-from vram.ledger.mig import mig_device
+from vram.ledger.instances import mig_device
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, Sharing
 from vram.model.observation import HostFacts
 from vram.model.process import ParkedProcess

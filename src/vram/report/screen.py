@@ -1,4 +1,4 @@
-"""The answer on one screen: a bar for each GPU, a line for each process, two lines for each problem."""
+"""The answer on one screen: a bar for each GPU, a line for each process or job, two for each problem."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from vram.diagnosis.leftover import GHOST_CODES
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Kind, Ledger, known_bytes
 from vram.report.entries import device_names, drawn_kinds, instance_entries, profile
+from vram.report.job_rows import rows_by_job
 from vram.report.layout import SEVERITIES, RenderOptions, legend, padded
 from vram.report.phrases import gpu_label
-from vram.report.process_rows import ProcessRow, rows
+from vram.report.process_rows import ProcessRow
 from vram.report.process_table import NARROW, USUAL, process_lines
 from vram.report.text import gaps, gpu_range, masthead
 from vram.units import GIB, MIB, size
@@ -292,8 +293,9 @@ def certainty(finding: Finding) -> str:
 
 def _surplus(hidden: Sequence[ProcessRow]) -> Text:
     nbytes = sum(row.nbytes or 0 for row in hidden)
-    noun = "process" if len(hidden) == 1 else "processes"
-    return Text(f"+{len(hidden)} more {noun}, {size(nbytes)}: vram ps", style="dim")
+    count = sum(max(1, len(row.identities)) for row in hidden)
+    noun = "process" if count == 1 else "processes"
+    return Text(f"+{count} more {noun}, {size(nbytes)}: vram ps", style="dim")
 
 
 def screen(
@@ -312,7 +314,7 @@ def screen(
     top += gpu_lines(gpu_bars(ledger), options)
     if not ledger.gpus:
         top.append(Text("No GPU was found."))
-    found = rows(ledger)
+    found = rows_by_job(ledger)
     problems = [finding for finding in findings if finding.severity != "info"]
     missing = [
         Text(line, style="yellow")

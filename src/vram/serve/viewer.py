@@ -114,7 +114,8 @@ class Viewer(Struct, frozen=True):
         is_own = holder.uid == self.uid if holder.uid is not None else self._is_open(holder.user)
         if is_own or self.others == "everything":
             return holder
-        shown = self._strip(holder)
+        # How it was launched is read from its environment.
+        shown = replace(self._strip(holder), job=None)
         if self.others == "nothing":
             shown = replace(shown, uid=None)
         if keeps_executables:

@@ -1,7 +1,8 @@
 """What can be done to the selected process: planned, shown, and run exactly as shown.
 
-The plans are those of `vram free --pid N`, `vram kill N`, `vram free --pid N --up-to park` and so on, with
-the same checks of identity, the same protections, the same audit log and the same measured receipt.
+The plans are those of `vram free --pid N`, `vram kill N`, `vram kill --job N` for an orphan,
+`vram free --pid N --up-to park` and so on, with the same checks of identity, the same protections, the same
+audit log and the same measured receipt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from vram.errors import CannotPark, UsageError, VramError, WorldChanged
 from vram.host.ports import Host
+from vram.model.hold import Identity
 from vram.model.parking import Parked
 from vram.model.plan import Draft, Outcome, Skipped, StepKind
 from vram.reclaim import execute, plan, remaining
@@ -22,7 +24,7 @@ from vram.reclaim.audit import refusals_logged
 from vram.report import plan as plan_text
 from vram.report.layout import RenderOptions, paragraph
 from vram.report.phrases import unparked_sentence
-from vram.units import size
+from vram.units import counted, size
 
 ActionName = Literal["free", "trim", "park", "unpark", "kill"]
 GRACE_S = 10.0
@@ -33,16 +35,34 @@ class ActionRequest(Struct, frozen=True, kw_only=True):
     """An action on one process; without a pid, on all leftovers of ``gpus`` (empty: all).
 
     ``started_at`` is when the process was started that the user saw: another one with its pid is not meant.
+    ``others`` are on the same line, and meant too. ``job``: all that was launched together with it is meant.
     """
 
     name: ActionName
     pid: int | None = None
     started_at: int | None = None
+    others: tuple[Identity, ...] = ()
+    job: bool = False
     gpus: tuple[int, ...] = ()
 
     @property
+    def start_times(self) -> dict[int, int | None]:
+        """When each process was started that the user saw, by pid."""
+        return {} if self.pid is None else {self.pid: self.started_at, **dict(self.others)}
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Whom the plan is to name; naming one of a job names all."""
+        return tuple(self.start_times)[:1] if self.job else tuple(self.start_times)
+
+    @property
     def title(self) -> str:
-        return self.name if self.pid is None else f"{self.name} pid {self.pid}"
+        if self.pid is None:
+            return self.name
+        if self.job:
+            return f"{self.name} the job of pid {self.pid}"
+        more = f" and {len(self.others)} more" if self.others else ""
+        return f"{self.name} pid {self.pid}{more}"
 
 
 class PreparedAction(Protocol):
@@ -56,25 +76,29 @@ class PreparedAction(Protocol):
 
 def prepare(host: Host, request: ActionRequest, deadline_s: float) -> PreparedAction:
     """Plan *request*; nothing is touched. Raises why it is refused."""
-    pids = () if request.pid is None else (request.pid,)
-    with refusals_logged(request.name, pids):
+    with refusals_logged(request.name, request.pids):
         if request.name == "unpark":
             return _prepare_unpark(host, request)
         made = plan(
-            only=_ONLY.get(request.name), pids=pids, gpus=request.gpus, host=host, deadline_s=deadline_s
+            only=_ONLY.get(request.name),
+            pids=request.pids,
+            job=request.job,
+            gpus=request.gpus,
+            host=host,
+            deadline_s=deadline_s,
         )
     _require_same(request, made)
     return PlannedSteps(host, request, made, deadline_s)
 
 
 def _require_same(request: ActionRequest, made: Draft) -> None:
-    """The plan must be for the process that was on the screen."""
+    """The plan must be for the processes that were on the screen."""
     for step in made.plan.steps:
-        if step.target is None or step.target.process.pid != request.pid or request.started_at is None:
-            continue
-        if step.target.process.started_at != request.started_at:
+        process = step.target.process if step.target else None
+        started_at = request.start_times.get(process.pid) if process else None
+        if process is not None and started_at is not None and process.started_at != started_at:
             raise WorldChanged(
-                f"pid {request.pid} is another process now than the one that was selected",
+                f"pid {process.pid} is another process now than the one that was selected",
                 hint="select it again",
             )
 
@@ -97,7 +121,13 @@ class PlannedSteps:
         return self._draft.plan.digest
 
     def shown(self, options: RenderOptions) -> RenderableType:
-        return plan_text.draft(self._draft, options)
+        shown = plan_text.draft(self._draft, options)
+        if not self._request.job:
+            return shown
+        pids = [step.target.process.pid for step in self._draft.plan.steps if step.target]
+        # All of them, also where the plan names the first few: one key ends them all.
+        ends = f"This ends the whole job, {counted(len(pids), 'process')}: pid {', '.join(map(str, pids))}"
+        return Group(paragraph("", Text(ends, style="bold"), options), Text(), shown)
 
     def run(self, on_line: Callable[[RenderableType], None], options: RenderOptions) -> RenderableType:
         def show_outcome(outcome: Outcome) -> None:
@@ -109,6 +139,7 @@ class PlannedSteps:
             deadline_s=self._deadline_s,
             patience_s={"kill": GRACE_S},
             on_outcome=show_outcome,
+            together=self._request.job,
         )
         shown: list[RenderableType] = [plan_text.receipt(receipt, options)]
         left = () if self._request.pid is not None else self._left()

@@ -24,8 +24,9 @@ from vram.host.ports import Host
 from vram.live_reader import LiveReading
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger, known_bytes
+from vram.report.job_rows import ORPHANS, rows_by_job
 from vram.report.layout import RenderOptions
-from vram.report.process_rows import ProcessRow, rows
+from vram.report.process_rows import JobRow, ProcessRow, rows
 from vram.report.process_table import age
 from vram.report.screen import problem_lines, unseen
 from vram.top.actions import ActionName, ActionRequest, PreparedAction, prepare
@@ -208,9 +209,11 @@ class TopApp(TerminalApp):
         self.refreshes += 1
 
     def _take(self, ledger: Ledger, findings: tuple[Finding, ...]) -> None:
-        self._rows = rows(ledger)
+        self._rows = rows_by_job(ledger, ORPHANS)
         self.ledger, self.findings = ledger, findings
         self._figures = {key_of(row): row.nbytes or 0 for row in self._rows}
+        if any(isinstance(row, JobRow) for row in self._rows):  # the tree has a line for each process
+            self._figures |= {key_of(row): row.nbytes or 0 for row in rows(ledger)}
         for gpu in ledger.gpus:
             if gpu.total_bytes is not None:
                 used = known_bytes(entry for entry in gpu.entries if entry.kind_facts.used)
@@ -259,7 +262,7 @@ class TopApp(TerminalApp):
         parts = ["vram top", ledger.host.name, f"{self._taken_at[11:19]} UTC"]
         if self.view.filters:
             parts.append(f"only {self.view.filters}")
-        parts.append(counted(len(self._rows), "process"))
+        parts.append(counted(sum(max(1, len(row.identities)) for row in self._rows), "process"))
         parts.append(f"every {self._every_s:g} s")
         if ledger.driver and ledger.driver.driver_version:
             parts.append(f"driver {ledger.driver.driver_version}")
@@ -463,7 +466,17 @@ class TopApp(TerminalApp):
         if row is None or row.pid is None or row.state == "windows":
             self.notify(f"there is no process to {name} on this line", markup=False)
             return
-        self._begin(ActionRequest(name=name, pid=row.pid, started_at=row.started_at))
+        # One rank of an orphan is of no use without the others, and nobody starts it again.
+        ends_job = name == "kill" and row.state == "orphan"
+        self._begin(
+            ActionRequest(
+                name=name,
+                pid=row.pid,
+                started_at=row.started_at,
+                others=row.identities[1:],
+                job=ends_job,
+            )
+        )
 
     def _begin(self, request: ActionRequest) -> None:
         if self._read_only:

@@ -183,7 +183,7 @@ _PAGE = (
             ("f", "free: all holders of a ghost are terminated, or caches released"),
             ("m", "trim: a Python process releases what it only caches, and continues"),
             ("p  u", "park: pause it and move its memory to host memory; unpark brings it back"),
-            ("k", "kill: SIGTERM, 10 s, SIGKILL"),
+            ("k", "kill: SIGTERM, 10 s, SIGKILL; on an orphan's line, its whole job"),
             ("F", "free all ghosts, as `vram free` does"),
         ),
     ),

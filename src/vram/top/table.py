@@ -46,7 +46,8 @@ def formatted(
     """
 
     def cpu(row: ProcessRow) -> str:
-        return "-" if row.pid is None or row.state == "windows" else str(cpu_percent.get(row.pid, "-"))
+        known = [cpu_percent[pid] for pid, _ in row.identities if pid in cpu_percent]
+        return "-" if not known or row.state == "windows" else str(sum(known))
 
     shown = [_with_age(line.row, elapsed_s) for line in lines if line.row is not None]
     more = {"cpu": Column("%CPU", cpu, right=True)}

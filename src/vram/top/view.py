@@ -16,8 +16,8 @@ from vram.model.hold import STATES
 from vram.model.ledger import Ledger
 from vram.report import text, tree
 from vram.report.layout import RenderOptions, paragraph
-from vram.report.phrases import parked_process
-from vram.report.process_rows import ProcessRow, in_order, row_of_files, rows
+from vram.report.phrases import membership, parked_process
+from vram.report.process_rows import JobRow, ProcessRow, in_order, row_of_files, rows
 from vram.report.process_table import command_line, gpu_names, row_size
 from vram.report.process_tree import ProcessNode, who
 from vram.top.panels import trend
@@ -61,7 +61,8 @@ class ViewState(Struct, frozen=True, kw_only=True):
             return False
         if not self.search:
             return True
-        words = (str(row.pid or ""), row.user, row.command, row.note, row.group, row.state)
+        pids = " ".join(str(pid) for pid, _ in row.identities)
+        words = (pids, row.user, row.command, row.note, row.group, row.state)
         text = " ".join(word for word in words if word).casefold()
         return all(word in text for word in self.search.casefold().split())
 
@@ -77,7 +78,9 @@ class ViewLine(NamedTuple):
 
 
 def key_of(row: ProcessRow) -> Hashable:
-    """What tells this row's process from every other one, dead or alive."""
+    """What tells this row's process, or job, from every other one, dead or alive."""
+    if isinstance(row, JobRow) and row.job is not None:
+        return ("job", row.job.key, row.state)
     if row.pid is None:
         return (row.state, row.places, row.note)
     return (row.pid, row.started_at)
@@ -194,7 +197,8 @@ def basis(ledger: Ledger, findings: tuple[Finding, ...], row: ProcessRow) -> Has
         (gpu.index, gpu.entries, gpu.open_only, gpu.system) for gpu in concerning(ledger, row.pid).gpus
     )
     parked = tuple(each for each in ledger.parked if each.pid == row.pid)
-    return (row.note, row.state, own, findings_about(findings, row.pid), parked)
+    job = (row.identities, row.nbytes) if isinstance(row, JobRow) else membership(ledger, row.pid)
+    return (row.note, row.state, own, findings_about(findings, row.pid), parked, job)
 
 
 def details(
@@ -212,6 +216,10 @@ def details(
     for process in ledger.parked:
         if process.pid == row.pid:
             blocks.append(paragraph("", parked_process(process), options))
+    if isinstance(row, JobRow):
+        blocks.append(Text(f"pid {row.pid}, the first of them:", style="bold"))
+    elif job := membership(ledger, row.pid):
+        blocks.append(paragraph("", job, options))
     theirs = concerning(ledger, row.pid)
     about = findings_about(findings, row.pid)
     family = tree.family(who(ledger), row.pid, options)
@@ -219,8 +227,9 @@ def details(
 
 
 def _summary(row: ProcessRow, points: Sequence[int], options: RenderOptions) -> Iterator[RenderableType]:
-    name = f"pid {row.pid}" if row.pid is not None else STATES[row.state].label
     facts = STATES[row.state]
+    pids = ", ".join(str(pid) for pid, _ in row.identities)
+    name = f"pid {pids}" if pids else facts.label
     yield Text.assemble(
         (name, "bold"),
         options.clean(f" · {row_size(row)} on GPU {gpu_names(row)} · {facts.label}: {facts.meaning}"),

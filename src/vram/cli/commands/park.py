@@ -44,6 +44,7 @@ def add_arguments(parser: Parser) -> None:
     add_pids_argument(parser)
     parser.add_duration("--lock-timeout", default=10.0, help="wait up to this long for GPU work in progress")
     parser.add_flag("--tree", help="also their descendants that hold GPU memory")
+    parser.add_flag("--job", help="all that was launched together with them and holds GPU memory")
     parser.add_flag("--anyway", help="with NCCL peers or managed memory, let the driver decide")
     add_yes_argument(parser)
     parser.add_flag("--json", help="one JSON object instead of text")
@@ -68,6 +69,8 @@ def run(args: Namespace) -> int:
         report = read_driver(host)
         if args.tree:
             pids = _with_descendants(host, report.listed, pids)
+        if args.job:
+            pids = _with_jobs(host, pids)
         with refusals_logged("park", pids):
             orders = parks.check_all(host, parking, report, pids, anyway=args.anyway)
         named = f"pid {pids[0]}" if len(pids) == 1 else counted(len(pids), "process")
@@ -79,8 +82,9 @@ def run(args: Namespace) -> int:
 
 
 def _list_parked(args: Namespace) -> int:
-    if args.tree or args.anyway:
-        option = "--tree" if args.tree else "--anyway"
+    option = next((name for name in ("tree", "job", "anyway") if getattr(args, name)), None)
+    if option is not None:
+        option = f"--{option}"
         raise UsageError(f"{option} needs the processes to park", hint=f"vram park {option} PID")
     from vram.reclaim.parking import Parking
     from vram.report import parked
@@ -103,6 +107,25 @@ def _list_parked(args: Namespace) -> int:
     report = parked.report(standings, set_aside, host.clock.now())
     show_report(args, report, lambda options: parked.text(report, options))
     return ExitCode.OK
+
+
+def _with_jobs(host: Host, pids: Sequence[int]) -> list[int]:
+    """*pids* and the others of their jobs; a launcher, which holds nothing, stands for what it launched."""
+    from vram.errors import NotOnGpu
+    from vram.ledger.jobs import job_of
+    from vram.reclaim.device_state import READ_S, read_ledger
+
+    ledger = read_ledger(host, (), READ_S)
+    found: dict[int, None] = {}
+    for pid in pids:
+        job = job_of(ledger, pid)
+        if job is None:
+            raise NotOnGpu(
+                f"pid {pid} belongs to no job that holds GPU memory: no launcher is known that started it",
+                hint=f"`vram park --tree {pid}` parks it and its descendants",
+            )
+        found.update(dict.fromkeys(job.pids))
+    return list(found)
 
 
 def _with_descendants(host: Host, on_gpu: Collection[int], pids: Sequence[int]) -> list[int]:

@@ -5,12 +5,12 @@ environment is handed on to whatever they start themselves, so it alone proves n
 only of a process that shows what no more than the launcher's own child has:
 
     torchrun, accelerate    TORCHELASTIC_RUN_ID, leads its session, and runs as "python -u ..."
-    deepspeed               LOCAL_RANK and the same number as --local_rank, and "python -u ..."
-    mpirun (Open MPI)       OMPI_COMM_WORLD_RANK, PMIX_RANK, and leads its process group
-    mpirun (Hydra)          PMI_RANK, PMI_FD, and leads its process group
+    deepspeed               LOCAL_SIZE, LOCAL_RANK and the same number as --local_rank, and "python -u ..."
+    mpirun (Open MPI)       OMPI_COMM_WORLD_RANK, PMIX_RANK, and leads its process group but no session
+    mpirun (Hydra)          PMI_RANK, leads its session, and has the socket open that PMI_FD names
     multiprocessing         "... spawn_main(...) --multiprocessing-fork"; a fork of its fork server
     vLLM, SGLang, Ray       the title that they give to their workers, which are Python programs
-    Jupyter                 ipykernel with a connection file, JPY_PARENT_PID, and leads its session
+    Jupyter                 "-m ipykernel_launcher" with a connection file, JPY_PARENT_PID, leads its session
 
 A process can make all of this up, but only for itself: a job is of one user, and being a part of one is no
 reason to be ended.
@@ -22,20 +22,20 @@ import re
 from collections.abc import Mapping
 
 from vram.model.process import LaunchClaim, Launcher, ProcessFacts
+from vram.payloads.procfs import ProcessFolder
 
 # Read only where one of these words is in the environment: most have none.
 CLAIMS = (b"RANK=", b"JPY_PARENT_PID=")
 _WANTED = frozenset(
     (
         *(b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE", b"MASTER_ADDR", b"MASTER_PORT"),
-        *(b"TORCHELASTIC_RUN_ID", b"TORCHELASTIC_ERROR_FILE"),
+        *(b"LOCAL_SIZE", b"TORCHELASTIC_RUN_ID", b"TORCHELASTIC_ERROR_FILE"),
         *(b"OMPI_COMM_WORLD_RANK", b"OMPI_COMM_WORLD_SIZE", b"OMPI_COMM_WORLD_LOCAL_SIZE"),
-        *(b"PMIX_RANK", b"PMIX_NAMESPACE", b"PMI_RANK", b"PMI_SIZE", b"PMI_FD"),
+        *(b"PMIX_RANK", b"PMIX_NAMESPACE", b"PMIX_SERVER_TMPDIR", b"PMI_RANK", b"PMI_SIZE", b"PMI_FD"),
         *(b"JPY_PARENT_PID", b"SLURM_PROCID"),
     )
 )
-_MAX_VALUE = 200
-_MAX_RANK = 1 << 20
+_MAX_VALUE = 400
 
 _SPAWN = "from multiprocessing.spawn import spawn_main"
 _FORK_SERVER = "from multiprocessing.forkserver import main"
@@ -57,14 +57,15 @@ def variables(environ: bytes) -> dict[bytes, str]:
     return found
 
 
-def launch(pid: int, facts: ProcessFacts, environ: bytes) -> LaunchClaim | None:
+def launch(folder: ProcessFolder, facts: ProcessFacts, environ: bytes) -> LaunchClaim | None:
     """How the process with these *facts* was launched; None where nothing tells of a launcher."""
+    pid = folder.pid
     by_command = _by_title(facts) or _by_multiprocessing(facts)
     # A fork has its parent's command line and environment, which say nothing of itself.
     if by_command or facts.forked or not any(word in environ for word in CLAIMS):
         return by_command
     said = variables(environ)
-    return _by_jupyter(pid, facts, said) or _by_mpi(pid, facts, said) or _by_torch(pid, facts, said)
+    return _by_jupyter(pid, facts, said) or _by_mpi(folder, facts, said) or _by_torch(pid, facts, said)
 
 
 def _by_multiprocessing(facts: ProcessFacts) -> LaunchClaim | None:
@@ -82,31 +83,52 @@ def _by_title(facts: ProcessFacts) -> LaunchClaim | None:
     if "::" not in title or not is_python(facts.executable):
         return None
     by = next((name for name, pattern in _TITLES if re.match(pattern, title)), None)
+    if by == "Ray":  # its workers lead groups of their own; what they fork has their title
+        return None if facts.forked else LaunchClaim(by, f"{by}.{facts.session}", direct=True)
     return LaunchClaim(by, _together(by, facts), direct=True) if by else None
 
 
 def _by_jupyter(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
     recorded = _number(said.get(b"JPY_PARENT_PID"))
-    is_kernel = any("ipykernel" in word for word in facts.argv[:4])
+    modules = [name for word, name in zip(facts.argv, facts.argv[1:], strict=False) if word == "-m"][:1]
+    has_file = any(word.endswith(".json") for word in facts.argv)
+    is_kernel = has_file and modules in (["ipykernel_launcher"], ["ipykernel"])
     if recorded is None or not is_kernel or facts.session != pid:
         return None
     return LaunchClaim("Jupyter", _together("Jupyter", facts), direct=True, recorded_pid=recorded)
 
 
-def _by_mpi(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
+def _by_mpi(folder: ProcessFolder, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
     if b"SLURM_PROCID" in said:
         return None  # srun starts ranks of its own, with the same variables
+    return _by_open_mpi(folder.pid, facts, said) or _by_hydra(folder, facts, said)
+
+
+def _by_open_mpi(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
     rank, size = _number(said.get(b"OMPI_COMM_WORLD_RANK")), _number(said.get(b"OMPI_COMM_WORLD_SIZE"))
-    key = said.get(b"PMIX_NAMESPACE", "")
-    direct = rank is not None and _number(said.get(b"PMIX_RANK")) == rank
-    if rank is None and b"PMI_FD" in said:
-        rank, size = _number(said.get(b"PMI_RANK")), _number(said.get(b"PMI_SIZE"))
-        key, direct = "", rank is not None
     if rank is None or size is None:
         return None
-    local = _number(said.get(b"OMPI_COMM_WORLD_LOCAL_SIZE"))
-    direct = direct and facts.group == pid
-    return LaunchClaim("mpirun", _name("mpirun", key), direct=direct, rank=rank, size=size, local_size=local)
+    # The folder of its launcher is named by that one's pid.
+    recorded = re.search(r"/pid\.(\d{1,8})$", said.get(b"PMIX_SERVER_TMPDIR", ""))
+    return LaunchClaim(
+        by="mpirun",
+        job=_name("mpirun", said.get(b"PMIX_NAMESPACE", "")),
+        direct=_number(said.get(b"PMIX_RANK")) == rank and facts.group == pid != facts.session,
+        rank=rank,
+        size=size,
+        local_size=_number(said.get(b"OMPI_COMM_WORLD_LOCAL_SIZE")),
+        recorded_pid=int(recorded[1]) if recorded else None,
+    )
+
+
+def _by_hydra(folder: ProcessFolder, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
+    rank, size = _number(said.get(b"PMI_RANK")), _number(said.get(b"PMI_SIZE"))
+    descriptor = _number(said.get(b"PMI_FD"))
+    if rank is None or size is None or descriptor is None:
+        return None
+    is_connected = (folder.link(f"fd/{descriptor}") or b"").startswith(b"socket:")
+    direct = facts.session == folder.pid and is_connected
+    return LaunchClaim("mpirun", "hydra", direct=direct, rank=rank, size=size)
 
 
 def _by_torch(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
@@ -124,7 +146,7 @@ def _by_torch(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> Launc
         key = _name("torchrun", folder or where)
         return LaunchClaim("torchrun", key, direct=direct, rank=rank, size=size, local_size=local)
     number = said.get(b"LOCAL_RANK")
-    is_deepspeed = number is not None and f"--local_rank={number}" in facts.argv
+    is_deepspeed = b"LOCAL_SIZE" in said and number is not None and f"--local_rank={number}" in facts.argv
     by: Launcher = "deepspeed" if is_deepspeed else "torch.distributed"
     direct = unbuffered and is_deepspeed
     return LaunchClaim(by, _name(by, where), direct=direct, rank=rank, size=size, local_size=local)
@@ -149,4 +171,4 @@ def is_python(executable: str | None) -> bool:
 
 def _number(text: str | None) -> int | None:
     is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= 8
-    return int(text) if text is not None and is_number and int(text) <= _MAX_RANK * 8 else None
+    return int(text) if text is not None and is_number else None

@@ -57,8 +57,10 @@ class LocalProc:
         inside = inside_of(thread)
         alive = (folder.stat(thread) if thread else None) or stat
         facts = _facts(folder, stat, alive, inside)
-        environ = b"" if alive.state == "D" else folder.read(f"{inside}environ", _MAX_ENVIRONMENT) or b""
-        if launched := launch(folder.pid, facts, environ):
+        read = None if alive.state == "D" else folder.read(f"{inside}environ", _MAX_ENVIRONMENT)
+        environ = read or b""
+        # What only its command line tells counts where the rest may be read, too.
+        if read is not None and (launched := launch(folder, facts, environ)):
             facts = replace(facts, launch=self._with_recorded(launched, stat, facts))
         nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
         if nameless and not any(word in environ for word in _TELLING):

@@ -102,7 +102,8 @@ def _names_bound(source: str) -> set[str]:
     import symtable
 
     try:
-        tables = [symtable.symtable(source, "<cell>", "exec")]
+        # What a backslash means is the notebook's business: Python warns of those that mean nothing.
+        tables = [symtable.symtable(re.sub(r"\\[^\r\n]", "__", source), "<cell>", "exec")]
         text = _text_run_by_magic(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return set()
@@ -117,9 +118,9 @@ def _names_bound(source: str) -> set[str]:
 
 def _text_run_by_magic(source: str) -> str:
     """The cell under a magic: the history has it as ``get_ipython().run_cell_magic('time', '', text)``."""
-    code = compile(source, "<cell>", "exec") if "run_cell_magic" in source else None
-    if code is None or "run_cell_magic" not in code.co_names:
+    if not source.startswith("get_ipython().run_cell_magic("):
         return ""
+    code = compile(source, "<cell>", "exec")
     name, _, text = (*(each for each in code.co_consts if type(each) is str), "", "", "")[:3]
     return text if name in _RUN_HERE else ""
 
