@@ -200,7 +200,7 @@ class Protected(Refused, exit_code=ExitCode.PROTECTED):
 
 
 class NotReachable(Refused, exit_code=ExitCode.NOT_REACHABLE):
-    """vram cannot attach to the process: it runs no Python, is stopped, or does not answer."""
+    """vram cannot attach to the process, or cannot ask it: no Python, no known server, stopped, no answer."""
 
 
 class CallsGivenUp(NotReachable):

@@ -70,6 +70,7 @@ REPLACED = (
     # Those above train.py and serve.py are written down with them.
     (re.compile(r"^written: 1 GPU, \d+ processes", re.MULTILINE), "written: 1 GPU, N processes"),
     (re.compile(r"\brunning for \d+"), "running for N"),  # "s" may stand on the next line
+    (re.compile(r"\b127\.0\.0\.1:[3-6]\d{4}\b"), "127.0.0.1:11434"),  # that the kernel chose
     (re.compile(r"\bplan [0-9a-f]{12}\b"), "plan 0123456789ab"),
     (re.compile(r"\bPython 3\.\d+(?:\.\d+)?"), "Python 3.x"),
 )
@@ -437,6 +438,18 @@ def _changes() -> str:
 # ---- on real processes, in this order: each finds what the one before it has left ----
 
 
+def _released(situation: Situation) -> str:
+    server = situation.start("ollama", 4303)
+    train = situation.start("train", 4304)
+    vram = situation.vram
+    return (
+        vram("release", train)
+        + vram("release", server)
+        + vram("release", server, "--yes")
+        + vram("release", server, "--undo")
+    )
+
+
 def _live(situation: Situation) -> dict[str, str]:
     vram = situation.vram
     train, serve = situation.start("train", 4101), situation.start("serve", 4202)
@@ -473,6 +486,8 @@ def _live(situation: Situation) -> dict[str, str]:
         "lab": lambda: vram("lab", "show", "kill-nine") + vram("lab", "run", "kill-nine"),
         "demo": lambda: ANSWER.sub(r"\1│ …\n", demo()),
         "virtual": lambda: vram("virtual", "nvidia-smi") + vram("virtual", "fault", "cuMemAlloc* sometimes"),
+        # At the end: nobody else is to meet its server.
+        "release": lambda: _released(situation),
     }
     assert serve
     return {name: page() for name, page in pages.items()}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Every command, in the order and under the headings of the help.
 GROUPS = {
     "Look": ("why", "ps", "top", "who", "watch", "inside", "oom"),
-    "Free": ("free", "trim", "park", "unpark", "kill", "wait", "borrow"),
+    "Free": ("free", "release", "trim", "park", "unpark", "kill", "wait", "borrow"),
     "Record": ("run", "attach", "report"),
     "Serve": ("serve", "history", "fleet", "slurm"),
     "Check": ("check", "doctor", "explain"),
@@ -32,6 +32,7 @@ _WITH_NAME = {
     "why": "(default)",
     "inside": "PID",
     "oom": "LOG",
+    "release": "PID",
     "trim": "PID",
     "kill": "PID",
     "wait": "SIZE",

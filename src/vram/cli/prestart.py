@@ -22,7 +22,7 @@ READ_ONLY = frozenset(("why", "ps", "who", "check", "doctor", "explain", "oom"))
 FINISHED = frozenset(("park", "unpark", "borrow"))
 
 _READ_THE_DRIVER = READ_ONLY - {"explain", "oom"} | {
-    *("inside", "snapshot", "free", "kill", "reset", "trim", "park", "borrow")
+    *("inside", "snapshot", "free", "kill", "reset", "trim", "release", "park", "borrow")
 }
 _PARK = frozenset(("park", "unpark", "borrow"))
 # With these words another source is read, or nothing, or the same more than once.

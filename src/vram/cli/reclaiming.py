@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vram.model.plan import Draft, Outcome, Receipt, Skipped
 
 MIN_DIGEST_LENGTH = 8
+# As reclaim.actions has it, which is imported only where something is planned.
+GENTLE = ("release", "trim")
 
 
 def add_plan_arguments(parser: Parser) -> None:
@@ -64,6 +66,7 @@ def plan_words(args: Namespace) -> dict[str, Any]:
         "pids": tuple(args.pid),
         "orphans": args.orphans,
         "caches": args.caches,
+        "release": getattr(args, "release", False),  # the service asks no servers
         "park_idle": args.park_idle,
         "alone": args.only,
     }
@@ -231,13 +234,13 @@ def _exit_code(args: Namespace, done: Reclaimed) -> int:
     if receipt is None:
         waits = not args.pid and any(each.leftover for each in done.draft.skipped)
         return ExitCode.HELD if done.draft.plan.steps or waits else ExitCode.OK
-    if any(each.step.kind == "trim" and each.status == "failed" for each in receipt.outcomes):
+    if any(each.step.kind in GENTLE and each.status == "failed" for each in receipt.outcomes):
         return ExitCode.PARTIAL  # a program was harmed: no number of bytes makes up for that
     goal, returned = receipt.goal_bytes, receipt.returned_bytes
     if goal is not None and returned is not None and returned >= goal:
         return ExitCode.OK
     # Caches are a welcome extra: that one of many Pythons does not answer is said, and no failure.
-    required = [each for each in receipt.outcomes if each.step.kind != "trim" or args.pid]
+    required = [each for each in receipt.outcomes if each.step.kind not in GENTLE or args.pid]
     if any(each.status in ("refused", "failed", "unkillable") for each in required):
         return ExitCode.PARTIAL
     return ExitCode.HELD if goal is not None or done.left else ExitCode.OK

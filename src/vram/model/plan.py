@@ -10,7 +10,7 @@ from vram.model.process import Job, ProcessRef
 
 PLAN_SCHEMA = 2
 
-StepKind = Literal["trim", "park", "kill", "reset"]
+StepKind = Literal["release", "trim", "park", "kill", "reset"]
 """The actions, least harm first."""
 
 OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
@@ -22,10 +22,11 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     ``available_bytes`` are to be available on one GPU afterwards: one of ``gpus`` (empty: any), whoever has
     freed them. ``goal_bytes`` are to be freed there, however much is available already. Without either all
     leftovers are planned. ``orphans`` allows to end jobs whose launcher is dead. ``caches`` allows to trim
-    live processes too, ``park_idle`` to park idle ones that nobody named. ``up_to`` is the most harmful
-    action allowed; ``only`` is the one action to use. Who is named and holds a leftover with others stands
-    for all of them, unless ``alone``. ``tree`` means the descendants of ``pids`` too, as far as they are on
-    a GPU, and ``job`` all that was launched together with them, their launcher first.
+    live processes too, ``release`` to ask servers for their memory, ``park_idle`` to park idle ones that
+    nobody named. ``up_to`` is the most harmful action allowed; ``only`` is the one action to use. Who is
+    named and holds a leftover with others stands for all of them, unless ``alone``. ``tree`` means the
+    descendants of ``pids`` too, as far as they are on a GPU, and ``job`` all that was launched together
+    with them, their launcher first.
     """
 
     available_bytes: int | None = None
@@ -36,6 +37,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     caches: bool = False
+    release: bool = False
     park_idle: bool = False
     alone: bool = False
     tree: bool = False

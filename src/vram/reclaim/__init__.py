@@ -31,6 +31,7 @@ def plan(
     findings: tuple[str, ...] = (),
     pids: tuple[int, ...] = (),
     caches: bool = False,
+    release: bool = False,
     park_idle: bool = False,
     alone: bool = False,
     tree: bool = False,
@@ -43,7 +44,8 @@ def plan(
 
     *available* is what should be available on one GPU afterwards, as "20GiB" or ``20 * vram.GiB``; *more*
     is what should be freed there, however much is available already. Without
-    either, all leftovers are planned, with *caches* those of live processes too. See
+    either, all leftovers are planned, with *caches* those of live processes too, and with *release* what
+    servers release when they are asked. See
     :class:`vram.model.plan.PlanRequest`.
     """
     from vram.model.plan import PlanRequest
@@ -58,6 +60,7 @@ def plan(
         findings=findings,
         pids=pids,
         caches=caches,
+        release=release,
         park_idle=park_idle,
         alone=alone,
         tree=tree,

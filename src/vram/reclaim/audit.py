@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from vram import untrusted
 from vram.errors import AuditUnavailable, NotPermitted, Protected, Refused
 from vram.reclaim import state
 
@@ -85,6 +86,21 @@ def failures_logged(*tokens: str) -> Iterator[None]:
         if tokens:
             log_outcomes(dict.fromkeys(tokens, outcome))
         raise
+
+
+def records(*needles: bytes) -> Iterator[dict[str, Any]]:
+    """Our own records that have one of *needles* in them, the oldest first; of the last two files."""
+    for name in (f"{FILE}.1", FILE):
+        try:
+            content = untrusted.read_file(
+                os.path.join(state.folder_path(), name), nbytes=2 * MAX_BYTES, owner=os.geteuid()
+            )
+        except untrusted.Rejected:
+            continue
+        for line in content.splitlines():
+            if any(needle in line for needle in needles):
+                with suppress(untrusted.Rejected):  # a line that a full disk cut off
+                    yield untrusted.decode(line, dict[str, Any])
 
 
 def why_unusable() -> AuditUnavailable | None:

@@ -337,7 +337,15 @@ def _paused(process: ParkedProcess) -> ProcessMemory:
 
 def candidates(context: PlanContext, kind: StepKind) -> Iterator[ActionCandidate]:
     """All candidates for one action."""
-    return {"trim": _trims, "park": _parks, "kill": _kills}[kind](context)
+    return {"release": _releases, "trim": _trims, "park": _parks, "kill": _kills}[kind](context)
+
+
+def _releases(context: PlanContext) -> Iterator[ActionCandidate]:
+    """Everybody who works: whether it is a server, the action asks."""
+    for process in context.chosen():
+        if process.charged and is_healthy(process.holder):
+            reason = "it may be a server that can release its memory"
+            yield ActionCandidate(kind="release", processes=(process,), predicted=(None,), reason=reason)
 
 
 def _trims(context: PlanContext) -> Iterator[ActionCandidate]:

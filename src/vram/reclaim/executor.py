@@ -31,7 +31,7 @@ from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import Outcome, OutcomeStatus, Plan, Receipt, Step, StepKind
 from vram.reclaim import audit
-from vram.reclaim.actions import TIMEOUT_S, Unkillable, action
+from vram.reclaim.actions import GENTLE, TIMEOUT_S, Unkillable, action
 from vram.reclaim.actions.reset import blockers
 from vram.reclaim.candidates import ORPHAN, leftovers
 from vram.reclaim.device_state import settled_bytes, used_bytes
@@ -295,7 +295,7 @@ class _Run:
         if returned >= goal:
             return "not-needed", "the goal is met"
         known = [step.predicted_bytes for step in left if step.predicted_bytes is not None]
-        if len(known) == len(left) and returned + sum(known) < goal and left[0].kind != "trim":
+        if len(known) == len(left) and returned + sum(known) < goal and left[0].kind not in GENTLE:
             # Harm that cannot lead to what was asked for is not done.
             return "refused", "skipped: the rest of the plan could no longer reach the goal"
         return None
@@ -350,7 +350,7 @@ class _Run:
         return ("done", message) if is_as_promised else self._unverified(message)
 
     def _not_done(self, step: Step, error: VramError) -> tuple[OutcomeStatus, str]:
-        # A trim or a park that failed leaves its target as it was, and the next one may succeed.
+        # A release, a trim or a park that failed leaves its target as it was, and the next one may succeed.
         # A kill is different: others may hold the same bytes, and would die for nothing.
         if isinstance(error, WorldChanged | TargetDied) or step.kind in ("kill", "reset"):
             if isinstance(error, Refused) and not self._touched:

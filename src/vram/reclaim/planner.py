@@ -30,7 +30,7 @@ from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import Draft, Plan, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
-from vram.reclaim.actions import Action
+from vram.reclaim.actions import GENTLE, Action
 from vram.reclaim.activity import measure_jobs
 from vram.reclaim.candidates import (
     ORPHAN,
@@ -52,6 +52,7 @@ from vram.reclaim.state import parked
 from vram.units import size
 
 LOSES: dict[StepKind, str] = {
+    "release": "what the server has loaded",
     "trim": "nothing; later allocations are slower at first",
     "park": "no work; it is stopped until `vram unpark` (its parent sees that), its memory is in host RAM",
     "kill": "all unsaved work",
@@ -111,7 +112,7 @@ class _Choice:
     def __init__(self, host: Host, context: PlanContext) -> None:
         self._host = host
         self._context = context
-        self._trims: dict[int, Step] = {}
+        self._asked: dict[tuple[StepKind, int], Step | Refused] = {}
         self._targets: dict[int, Target] = {}
         self.refusals: dict[int, Refused] = {}
 
@@ -126,8 +127,8 @@ class _Choice:
         found: list[Option] = []
         for kind in _actions(self._context):
             for option in self._options(self._context, kind, found):
-                if kind == "trim" or not any(
-                    option.pids & each.pids for each in found if each.kind != "trim"
+                if kind in GENTLE or not any(
+                    option.pids & each.pids for each in found if each.kind not in GENTLE
                 ):
                     found.append(option)
         steps = tuple(step for option in found for step in option.steps)
@@ -191,8 +192,11 @@ class _Choice:
     def _steps(self, action: Action, candidate: ActionCandidate, before: list[Step]) -> Iterator[Step]:
         for process, predicted in zip(candidate.processes, candidate.predicted, strict=True):
             pid = process.pid
-            if candidate.kind == "trim" and pid in self._trims:
-                yield self._trims[pid]  # asked once, for whichever GPU
+            asked = self._asked.get((candidate.kind, pid))
+            if isinstance(asked, Refused):
+                raise asked
+            if asked is not None:
+                yield asked  # asked once, for whichever GPU
                 continue
             step = Step(
                 kind=candidate.kind,
@@ -204,9 +208,14 @@ class _Choice:
                 reason=candidate.reason,
                 finding=candidate.finding,
             )
-            step = action.check(self._host, step, before)
-            if candidate.kind == "trim":
-                self._trims[pid] = step
+            try:
+                step = action.check(self._host, step, before)
+            except Refused as error:
+                if candidate.kind == "release":
+                    self._asked[candidate.kind, pid] = error
+                raise
+            if candidate.kind in GENTLE:
+                self._asked[candidate.kind, pid] = step
             yield step
 
     def _target(self, candidate: ActionCandidate, process: ProcessMemory) -> Target:
@@ -287,11 +296,11 @@ class _Choice:
 
 
 def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ...]:
-    """A framework reports its caches for all GPUs of its process: of one among several nothing is known."""
+    """A framework or server reports for all GPUs of its process: of one among several nothing is known."""
     if context.request.goal_bytes is None and context.request.available_bytes is None:
         return steps
     return tuple(
-        replace(step, predicted_bytes=None) if step.kind == "trim" and len(step.gpus) > 1 else step
+        replace(step, predicted_bytes=None) if step.kind in GENTLE and len(step.gpus) > 1 else step
         for step in steps
     )
 
@@ -309,11 +318,18 @@ def _actions(context: PlanContext) -> tuple[StepKind, ...]:
     request = context.request
     if request.only is not None:
         return (request.only,)
-    allowed = actions.up_to(request.up_to or "kill")
+    # Only where it was asked for: a server loses what it has loaded.
+    allowed = tuple(
+        kind for kind in actions.up_to(request.up_to or "kill") if kind != "release" or request.release
+    )
     if not request.pids:
-        ends = "kill" in allowed
-        wanted = {"kill": ends, "trim": _asks_for_caches(request), "park": request.park_idle}
-        return tuple(kind for kind in ("kill", "trim", "park") if wanted[kind])
+        wanted = {
+            "kill": "kill" in allowed,
+            "release": request.release,
+            "trim": _asks_for_caches(request),
+            "park": request.park_idle,
+        }
+        return tuple(kind for kind in actions.HARMLESS_FIRST if wanted[kind])
     if request.goal_bytes is not None or request.available_bytes is not None:
         return allowed
     if request.up_to:
@@ -323,7 +339,9 @@ def _actions(context: PlanContext) -> tuple[StepKind, ...]:
         any(code_of(entry) for entry in process.retained) and not process.charged
         for process in context.named()
     )
-    return ("kill",) if leftover else ("trim",)
+    if leftover:
+        return ("kill",)
+    return GENTLE if request.release else ("trim",)
 
 
 def _asks_for_caches(request: PlanRequest) -> bool:

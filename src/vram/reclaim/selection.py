@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from vram.model.plan import Step, StepKind
+from vram.reclaim.actions import GENTLE
 
 
 class Choosable(Protocol):
@@ -138,11 +139,11 @@ def _sum(options: Sequence[Option]) -> int:
 
 
 def _rank(option: Option) -> tuple[bool, int]:
-    """Leftovers, which are nobody's, then caches; of those who work, parked before ended."""
-    order = ("park", "kill") if option.harms else ("kill", "trim", "reset")
+    """Leftovers, which are nobody's, what servers release, caches; of those who work, parked before ended."""
+    order = ("park", "kill") if option.harms else ("kill", "release", "trim", "reset")
     return option.harms, order.index(option.kind)
 
 
 def _excludes(chosen: Option, other: Option) -> bool:
     """One process is parked or terminated, not both."""
-    return other.kind != "trim" and bool(other.pids & chosen.pids)
+    return other.kind not in GENTLE and bool(other.pids & chosen.pids)

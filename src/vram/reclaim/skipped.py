@@ -16,6 +16,7 @@ from vram.ledger.holds import find_holds, in_ledger_order
 from vram.ledger.processes import ProcessMemory, is_stopped, is_stuck, living_holders
 from vram.model.ledger import Entry, Holder, known_bytes
 from vram.model.plan import Plan, Skipped
+from vram.reclaim.actions import GENTLE
 from vram.reclaim.candidates import PlanContext
 
 MAX_CHECKED = 8
@@ -27,7 +28,7 @@ def skipped(
 ) -> tuple[Skipped, ...]:
     """Everything that is held on the GPUs meant, and gets no step; the largest first."""
     planned = {step.target.process.pid for step in plan.steps if step.target}
-    ended = {step.target.process.pid for step in plan.steps if step.target and step.kind != "trim"}
+    ended = {step.target.process.pid for step in plan.steps if step.target and step.kind not in GENTLE}
     gpus = plan.gpus or context.gpus
     rest = [*_leftovers(context, gpus, ended, refusals), *_hidden(context, gpus)]
     found = [(each, False) for each in rest] + list(_in_use(context, gpus, planned, refusals))

@@ -32,6 +32,9 @@ STYLES: dict[OutcomeStatus, str] = {
 }
 
 
+_UNDO = {"release": "`vram release --undo`", "park": "`vram unpark`"}
+
+
 def draft(found: Draft, options: RenderOptions, *, verbose: bool = False) -> RenderableType:
     """Return the steps, what their jobs still do, what is left alone, and the digest of the plan."""
     plan = found.plan
@@ -156,7 +159,7 @@ def _action(steps: list[Step], options: RenderOptions, reason: str = "") -> Rend
     why += f" ({first.finding})" if first.finding and not reason else ""
     why += f", through {first.via}" if first.via and not reason else ""
     words.append(f"\n{options.clean(why)}", style="dim")
-    undo = "" if not first.reversible or first.kind == "trim" else "; `vram unpark` undoes it"
+    undo = f"; {_UNDO[first.kind]} undoes it" if first.reversible and first.kind in _UNDO else ""
     words.append(f"\nlost: {options.clean(first.loses)}{undo}", style="dim")
     mark = Text.assemble((f"{first.kind:<5}", style), f" {amount:>9}  ")
     grid = Table.grid(padding=0)

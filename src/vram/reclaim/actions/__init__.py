@@ -1,4 +1,4 @@
-"""The actions that free memory, least harm first: trim, park, kill, reset. One module each.
+"""The actions that free memory, least harm first: release, trim, park, kill, reset. One module each.
 
 A plan names an action by its kind; its module is imported when it is needed.
 """
@@ -14,6 +14,7 @@ from vram.host.ports import Host
 from vram.model.plan import Step, StepKind, Target
 
 ACTIONS: dict[StepKind, str] = {
+    "release": "vram.reclaim.actions.release:Release",
     "trim": "vram.reclaim.actions.trim:Trim",
     "park": "vram.reclaim.actions.park:Park",
     "kill": "vram.reclaim.actions.kill:Kill",
@@ -21,10 +22,20 @@ ACTIONS: dict[StepKind, str] = {
 }
 
 ORDER: tuple[StepKind, ...] = get_args(StepKind)
+HARMLESS_FIRST: tuple[StepKind, ...] = ("kill", "release", "trim", "park")
+"""The order where nobody was named: who is killed then only holds memory of the dead."""
+GENTLE: tuple[StepKind, ...] = ("release", "trim")
+"""Those after which a process still runs: more may be done to it where they were not enough."""
 
 # Seconds that one step may take. A kill waits this long after SIGTERM before it sends SIGKILL; a park
-# copies the whole GPU memory of a process (measured: 32 GiB in 17 s).
-TIMEOUT_S: dict[StepKind, float] = {"trim": 10.0, "park": 600.0, "kill": 10.0, "reset": 120.0}
+# copies the whole GPU memory of a process (measured: 32 GiB in 17 s), and so does a server that sleeps.
+TIMEOUT_S: dict[StepKind, float] = {
+    "release": 60.0,
+    "trim": 10.0,
+    "park": 600.0,
+    "kill": 10.0,
+    "reset": 120.0,
+}
 
 
 class Unkillable(VramError):

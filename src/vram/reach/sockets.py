@@ -1,0 +1,178 @@
+"""The sockets that a process listens on, from /proc, and a connection to one of them and to no other's.
+
+A socket belongs to the process that has its inode open; the tables of its network namespace say where it
+listens. No port is guessed, and only this machine's own addresses are connected to.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.errors import VramError
+
+SocketFamily = Literal["tcp", "tcp6", "unix"]
+
+_LISTEN = "0A"  # TCP_LISTEN
+_ACCEPTS = 0x10000  # __SO_ACCEPTCON, in the flags of /proc/net/unix
+_STREAM = "0001"
+_MAX_TABLE_NBYTES = 64 << 20
+_UCRED = struct.Struct("3i")
+
+
+class Listener(Struct, frozen=True):
+    """A listening socket of *pid*: an address and a port, or the path of a Unix socket (``@``: abstract)."""
+
+    pid: int
+    inode: int
+    family: SocketFamily
+    address: str
+    port: int = 0
+
+    @property
+    def connects_to(self) -> str:
+        """The address that reaches it from here: loopback where it listens on every address."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+
+    @property
+    def name(self) -> str:
+        if self.family == "unix":
+            return self.address
+        host = f"[{self.connects_to}]" if ":" in self.connects_to else self.connects_to
+        return f"{host}:{self.port}"
+
+
+class NotConnected(VramError):
+    """Nothing was sent: nobody accepted, or it is no longer certain whose socket it is."""
+
+
+def listeners(pid: int) -> tuple[Listener, ...]:
+    """What *pid* listens on. Raises OSError where that may not be read."""
+    inodes = _inodes(pid)
+    return tuple(each for each in _listening(pid) if each.inode in inodes) if inodes else ()
+
+
+def same_network(pid: int) -> bool:
+    """Whether *pid* is in our network namespace: elsewhere its addresses are not those that we reach."""
+    return os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
+
+
+def connect(listener: Listener, until: float, pids: Collection[int]) -> socket.socket:
+    """Connect to *listener*, which one of *pids*, the server's own processes, must hold.
+
+    The tables are read after the connection is made: a socket that listened before and listens still took it,
+    unless another shares its port. Raises NotConnected, and then nothing was sent.
+    """
+    unix = listener.family == "unix"
+    kind = {"unix": socket.AF_UNIX, "tcp": socket.AF_INET, "tcp6": socket.AF_INET6}[listener.family]
+    connection = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        if not unix and not same_network(listener.pid):
+            raise NotConnected(f"{listener.name} is in another network namespace")
+        connection.settimeout(max(0.001, until - time.monotonic()))
+        if unix:
+            _connect_to_path(connection, listener)
+        else:
+            connection.connect((listener.connects_to, listener.port))
+        _require_owner(listener, connection, pids)
+    except OSError as error:
+        connection.close()
+        raise NotConnected(f"{listener.name} cannot be connected to: {error.strerror or error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _require_owner(listener: Listener, connection: socket.socket, pids: Collection[int]) -> None:
+    if listener.family == "unix":
+        # Of the process that called listen(2).
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        if _UCRED.unpack(raw)[0] not in pids:
+            raise NotConnected(f"{listener.name} is another process's socket")
+    found = [each for each in _listening(listener.pid) if each.family == listener.family]
+    own = {inode for pid in pids for inode in _inodes_or_none(pid)}
+    if not any(each.inode == listener.inode for each in found) or listener.inode not in own:
+        raise NotConnected(f"{listener.name} no longer belongs to pid {listener.pid}")
+    if listener.family == "unix":
+        return
+    wild = ("0.0.0.0", "::")
+    for each in found:
+        overlaps = each.address == listener.address or each.address in wild or listener.address in wild
+        if each.port == listener.port and overlaps and each.inode not in own:
+            raise NotConnected(f"{listener.name} is shared with another process (SO_REUSEPORT)")
+
+
+def _inodes_or_none(pid: int) -> set[int]:
+    with suppress(OSError):
+        return _inodes(pid)
+    return set()
+
+
+def _inodes(pid: int) -> set[int]:
+    """The inodes of the sockets that *pid* has open."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError, ValueError):  # closed since
+            kind, _, rest = os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")
+            if kind == "socket":
+                found.add(int(rest[:-1]))
+    return found
+
+
+def _listening(pid: int) -> Iterator[Listener]:
+    """Every listening socket of the network namespace of *pid*, as if it were that process's."""
+    for family in ("tcp", "tcp6"):
+        for line in _table(pid, family):
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTEN:
+                address, _, port = fields[1].partition(":")
+                with suppress(ValueError, OSError):
+                    yield Listener(pid, int(fields[9]), family, _address(address), int(port, 16))
+    for line in _table(pid, "unix"):
+        fields = line.split(None, 7)
+        with suppress(ValueError):
+            listens = len(fields) == 8 and int(fields[3], 16) & _ACCEPTS and fields[4] == _STREAM
+            # vram's own agent is bound through a descriptor: no name leads there, and it speaks no HTTP.
+            if listens and not fields[7].startswith("/proc/self/"):
+                yield Listener(pid, int(fields[6]), "unix", fields[7].rstrip("\n"))
+
+
+def _table(pid: int, name: str) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/net/{name}", "rb") as file:
+            return file.read(_MAX_TABLE_NBYTES).decode("utf-8", "surrogateescape").splitlines()[1:]
+    except FileNotFoundError:  # a kernel without IPv6; or the process has ended
+        return []
+
+
+def _address(digits: str) -> str:
+    """The address that the kernel prints word by word, each in the machine's byte order."""
+    raw = bytes.fromhex(digits)
+    if sys.byteorder == "little":
+        raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def _connect_to_path(connection: socket.socket, listener: Listener) -> None:
+    """A Unix socket is where its owner sees it: a container has another file system."""
+    name = os.fsencode(listener.address)
+    if name.startswith(b"@"):
+        connection.connect(b"\0" + name[1:])
+        return
+    start = f"/proc/{listener.pid}/root" if name.startswith(b"/") else f"/proc/{listener.pid}/cwd/"
+    folder, last = os.path.split(os.fsencode(start) + name)
+    # Through its folder: a path that we made longer may be too long for an address.
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection.connect(os.fsencode(f"/proc/self/fd/{opened}/") + last)
+    finally:
+        os.close(opened)

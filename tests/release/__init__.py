@@ -1,0 +1,1 @@
+"""``vram release``: servers that are asked to release their memory."""
