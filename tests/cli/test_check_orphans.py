@@ -17,6 +17,7 @@ from tests.patience import PATIENCE_S
 from tests.serve.jobs import SpawnedJob
 from vram.virtualgpu import VirtualGpu
 
+FOR_EVER = "7d"  # a command that waited for it would not end within a test's patience
 Check = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -56,17 +57,15 @@ def test_an_orphan_is_1_with_the_command_that_ends_it(check: Check, job: Spawned
 
 def test_wait_ends_as_soon_as_it_is_clean(check: Check, job: SpawnedJob, virtual_gpu: VirtualGpu) -> None:
     job.orphan()
-    words = ("check", "--deadline", "60s", "--leftovers", "--orphans", "--wait", f"{PATIENCE_S:g}s")
+    words = ("check", "--deadline", "60s", "--leftovers", "--orphans", "--wait", FOR_EVER)
     waiting = virtual_gpu.popen([*PROGRAM, *words], env=os.environ, stdout=-1, text=True)
     try:
         assert check("--leftovers", "--orphans").returncode == 1
         assert waiting.poll() is None, "it ended while there was an orphan"
-        began = time.monotonic()
         for at in range(2):
             job.end(at)
         out, _ = waiting.communicate(timeout=PATIENCE_S)
         assert (waiting.returncode, "clean" in out) == (0, True)
-        assert time.monotonic() - began < PATIENCE_S / 2
     finally:
         waiting.kill()
         waiting.wait()
@@ -81,18 +80,15 @@ def test_wait_is_1_when_the_time_is_up(check: Check, job: SpawnedJob) -> None:
 
 
 def test_what_is_clean_is_not_waited_for(check: Check, virtual_gpu: VirtualGpu) -> None:
-    began = time.monotonic()
-    assert check("--leftovers", "--orphans", "--wait", f"{PATIENCE_S:g}s").returncode == 0
-    assert time.monotonic() - began < PATIENCE_S / 2
+    assert check("--leftovers", "--orphans", "--wait", FOR_EVER).returncode == 0
 
 
 @needs("no-driver")
 @pytest.mark.fault(8)
 def test_no_driver_is_not_waited_for() -> None:
-    began = time.monotonic()
-    words = ("check", "--leftovers", "--orphans", "--wait", f"{PATIENCE_S:g}s")
+    words = ("check", "--leftovers", "--orphans", "--wait", FOR_EVER)
     done = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, time.monotonic() - began < PATIENCE_S / 2) == (3, True)
+    assert done.returncode == 3, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,15 @@ from tests.reach.conftest import world as world  # the fixture
 PROGRAM = Path(__file__).with_name("server_program.py")
 
 
+# A word of their command lines by which they look like a server that is known.
+LOOKS = {"llamacpp": ("llama-server",), "unknown": ("vllm",), "not-http": ("vllm",)}
+
+
 class StandIn:
     """One running server; ``heard`` are the requests that reached it."""
 
     def __init__(self, world: World, *words: str) -> None:
-        argv = [sys.executable, str(PROGRAM), *words]
+        argv = [sys.executable, str(PROGRAM), *words, *LOOKS.get(words[0], ())]
         self.process = subprocess.Popen(
             argv, env=world.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

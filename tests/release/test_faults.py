@@ -14,7 +14,7 @@ import pytest
 
 from tests.needs import needs, skip_without
 from tests.patience import PATIENCE_S, until
-from tests.release.conftest import ServerWorld, freed
+from tests.release.conftest import LOOKS, ServerWorld, freed
 from tests.release.server_program import CACHE, WEIGHTS
 
 NOBODY = 65534
@@ -34,6 +34,16 @@ def test_an_unknown_server_gets_nothing_but_reads(servers: ServerWorld) -> None:
     assert {method for method, _ in asked} == {"GET"}
     paths = {path for _, path in asked}
     assert paths == {"/v1/models", "/is_sleeping", "/api/version", "/system_stats", "/v2"}
+
+
+def test_what_does_not_look_like_a_server_gets_nothing(
+    servers: ServerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(LOOKS, "unknown")
+    server = servers.start("unknown")
+    code, said = servers.refusal(server.pid)
+    assert (code, "nothing was sent" in said) == (14, True), said
+    assert server.heard == []
 
 
 def test_no_http(servers: ServerWorld) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.release.conftest import ServerWorld
+from tests.release.conftest import LOOKS, ServerWorld
 from tests.release.server_program import CACHE, WEIGHTS
 
 ALL = WEIGHTS + CACHE
@@ -79,6 +79,7 @@ def test_a_process_that_looks_like_no_server_is_not_asked(
     servers: ServerWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(LOOKS, "unknown")
     server = servers.start("unknown")
     assert free(servers, "--release", "--dry-run")["plan"]["steps"] == []
     assert server.heard == []

@@ -153,6 +153,9 @@ class Search:
         asked: set[int] = set()
         until = self._host.clock.monotonic() + SEARCH_S
         for pid in self._family.pids:
+            seen = self._host.proc.facts(pid)
+            if seen is not None and seen[1].launch is not None:
+                continue  # an engine or a rank: what it listens on is for its peers
             for listener in self._listeners(pid):
                 # Forked workers have the same socket.
                 if listener.inode in asked:

@@ -24,7 +24,7 @@ def main() -> None:
         manager.start_kernel()
         client = manager.client()
         client.start_channels()
-        client.wait_for_ready(timeout=600)
+        client.wait_for_ready()
         client.execute(CELL.format(folder=folder, function=function, address=address, name=name))
         kept.append((manager, client))
     worker.wait_for_end(worker.report_head(address))

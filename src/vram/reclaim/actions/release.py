@@ -34,6 +34,7 @@ from vram.reclaim.server_search import (
     looks_like_a_server,
     relatives,
 )
+from vram.reclaim.servers import SERVERS
 from vram.reclaim.servers.server import Requests
 
 READ_S = 5.0
@@ -59,7 +60,7 @@ class Release:
 
     def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> Step:
         """Add whom it asks and what for, by asking the server what it is. Raises where it is none."""
-        prepared = prepare_release(host, target_of(step).process.pid, undo=False, hinted=True)
+        prepared = prepare_release(host, target_of(step).process.pid, undo=False)
         order = prepared.order
         checked = replace(
             step,
@@ -77,7 +78,7 @@ class Release:
         return checked
 
     def apply(self, host: Host, step: Step, timeout_s: float) -> str:
-        prepared = prepare_release(host, target_of(step).process.pid, undo=False, hinted=True)
+        prepared = prepare_release(host, target_of(step).process.pid, undo=False)
         if f"{prepared.order.server} at {prepared.order.where}" != step.via:
             raise WorldChanged("another server answers now", hint="make a new plan")
         receipt = release(host, prepared, timeout_s)
@@ -111,12 +112,11 @@ def summary(receipt: ReleaseReceipt) -> str:
 # ---- who is asked, and for what ----
 
 
-def prepare_release(
-    host: Host, pid: int, *, undo: bool, deadline_s: float = READ_S, hinted: bool = False
-) -> PreparedRelease:
+def prepare_release(host: Host, pid: int, *, undo: bool, deadline_s: float = READ_S) -> PreparedRelease:
     """Find the server that *pid* belongs to and what to ask of it; nothing is changed by that.
 
-    With *hinted* only a process that looks like a known server is asked what it is. Raises the refusal.
+    Only a process that looks like a known server is asked what it is: what listens in a training job (a store
+    of its ranks, NCCL) is not made for strangers' requests. Raises the refusal.
     """
     identify(host, pid)
     family = relatives(host, pid)
@@ -130,8 +130,11 @@ def prepare_release(
     for each in family.pids:
         if each in known:
             require_certain(ledger.host, known[each])
-    if hinted and not looks_like_a_server(host, family):
-        raise NotReachable(f"pid {pid} does not look like a server that vram can ask")
+    if not looks_like_a_server(host, family):
+        raise NotReachable(
+            f"pid {pid} does not look like a server that vram can ask: nothing was sent",
+            hint=f"vram release asks {', '.join(SERVERS)}, known by command, program or folder",
+        )
     found, wanted = _choose(host, family, undo)
     return _prepared(host, family, found, wanted, known, undo)
 
