@@ -331,7 +331,8 @@ def test_findings_are_about_holds(ledger: Ledger) -> None:
 
 @given(LEDGERS)
 def test_what_a_screen_calls_certain_is_certain_in_its_row(ledger: Ledger) -> None:
-    likely = {row.pid for row in rows(ledger, every_process=True) if row.state == "ghost" and not row.certain}
+    ghosts = [row for row in rows(ledger, every_process=True) if row.state == "ghost" and not row.certain]
+    likely = {pid for row in ghosts for pid in (row.pid, *row.dead_pids)}
     for finding in diagnose(ledger):
         for hold in finding.holds if finding.code in GHOST_CODES else ():
             people = {hold.dead_pid, *finding.pids}

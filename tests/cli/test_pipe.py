@@ -66,6 +66,7 @@ def test_a_pid_is_shown_as_a_whole_or_not_at_all(machine: Path, words: tuple[str
     """A pid that has lost a digit is another process's, and somebody kills it."""
     text = printed(machine, *words, columns=columns)
     assert "4194301" in text
+    text = text.replace(str(machine), "")  # its folder has a number of its own
     for found in re.findall(r"\d+", text):
         assert int(found) in PIDS or found not in " ".join(map(str, PIDS)) or len(found) < 3, found
 
