@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable
 
@@ -65,7 +66,8 @@ def test_seen_from_inside_a_container_its_first_process_is_a_launcher(
     require_container()
     style = next(style for style in CONTAINED if style.name == f"{first} as a container's first process")
     play(machine, style)
-    enter = ("nsenter", "--target", str(machine["head"].pid), "--pid", "--mount")
+    own = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
+    enter = ("nsenter", "--target", str(machine["head"].pid), *own, "--pid", "--mount")
     states = [row["state"] for row in machine.ask("ps", prefix=enter)["processes"]]
     assert len(states) == 2
     assert "orphan" not in states
