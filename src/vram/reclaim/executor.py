@@ -63,7 +63,9 @@ def revalidate(
             continue
         process = step.target.process
         holding = known.get(process.pid)
-        if holding is None and (process.pid in parked or process.pid in start_again):
+        # What starts a job's processes was planned without memory; who had some and has none is not meant.
+        starts = process.pid in start_again and not step.predicted_bytes and step.finding in (None, ORPHAN)
+        if holding is None and (process.pid in parked or starts):
             continue
         if holding is None or holding.holder.started_at != process.started_at:
             raise WorldChanged(f"pid {process.pid} no longer holds anything here", hint=_HINT)
