@@ -11,7 +11,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 import pytest
 from msgspec.structs import replace
 
-from tests.diagnosis.ledgers import entry, gpu, holder, ledger, process
+from tests.diagnosis.ledgers import entry, gpu, holder, job, ledger, process
 from tests.patience import PATIENCE_S
 from tests.reclaim.town import PidHandle, Town
 from vram.diagnosis.engine import diagnose
@@ -90,6 +90,16 @@ def test_a_plan_for_a_pid_that_was_given_to_another_process_no_longer_holds(stat
     revalidate(what, town.ledger, diagnose(town.ledger))
     other = replace(holder(51), started_at=(holder(51).started_at or 0) + 1)
     now = ledger(gpu(entry("orphaned", 2 * GIB, charged_pid=1, holder=other)))
+    with pytest.raises(WorldChanged):
+        revalidate(what, now, diagnose(now))
+
+
+@pytest.mark.parametrize("request_words", [{}, {"pids": (51,)}], ids=["leftover", "named"])
+def test_who_released_it_is_not_meant_although_it_starts_a_job(state: Path, request_words: dict[str, object]):
+    """It holds nothing any more, as what starts a job's processes holds nothing."""
+    town = Town(orphans(51))
+    what = made(town, **request_words)
+    now = ledger(gpu(process(60, job=job(is_orphan=False, head=51))))
     with pytest.raises(WorldChanged):
         revalidate(what, now, diagnose(now))
 
