@@ -112,3 +112,13 @@ def test_a_launcher_that_was_recorded_and_lives_makes_no_orphans(processes: Proc
         claim = processes[pid][1].launch
         if claim is not None and claim.recorded_lives and job.head is None:
             assert not job.is_orphan
+
+
+def test_a_shell_is_no_launcher() -> None:
+    """A rank's environment was left in it, and what is started there looks like a rank."""
+    claim = LaunchClaim("torchrun", "torchrun.a", direct=True, rank=0)
+    started = ProcessFacts(command="python", uid=1000, executable="/usr/bin/python3", parent=7, launch=claim)
+    for program, launcher in (("/usr/bin/bash", None), ("/usr/bin/python3.12", 7)):
+        parent = ProcessFacts(command="x", uid=1000, executable=program, parent=1)
+        jobs = find_jobs({7: (ProcessRef(7, 1), parent), 8: (ProcessRef(8, 2), started)})
+        assert (jobs[8].launcher, jobs[8].is_orphan) == (launcher, False)

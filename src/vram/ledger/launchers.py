@@ -59,7 +59,7 @@ def _job(pid: int, members: Mapping[int, LaunchClaim], lost: Collection[int], pr
             break
         top = above
     claim, (_, facts), own = members[top], processes[top], members[pid]
-    launcher = facts.parent if claim.direct and top not in lost else None
+    launcher = _living_launcher(facts, processes) if claim.direct and top not in lost else None
     return Job(
         by="multiprocessing" if claim.by == "fork server" else claim.by,
         key=f"{facts.uid}.{claim.job}.{'orphan' if top in lost else launcher or 0}",
@@ -70,6 +70,12 @@ def _job(pid: int, members: Mapping[int, LaunchClaim], lost: Collection[int], pr
         size=own.size,
         local_size=own.local_size,
     )
+
+
+def _living_launcher(facts: ProcessFacts, processes: Processes) -> int | None:
+    """The parent, where it is a program that launches others; a shell is none, whatever was started in it."""
+    parent = processes.get(facts.parent or 0)
+    return parent[0].pid if parent is not None and _program(parent[1]).startswith(_MAY_LAUNCH) else None
 
 
 def _impostors(members: Mapping[int, LaunchClaim], lost: set[int], processes: Processes) -> set[int]:
@@ -126,12 +132,17 @@ def _has_lost_its_launcher(pid: int, processes: Processes) -> bool:
 
 def is_adopter(process: ProcessRef, facts: ProcessFacts) -> bool:
     """Whether *process* takes in those whose parents died, and cannot have launched them itself."""
-    # No user can choose the name of a process of root's, whose program not everybody may read.
-    name = facts.command if facts.executable is None and facts.uid == 0 else (facts.executable or "")
-    name = name.rpartition("/")[2]
+    name = _program(facts)
     if facts.is_dead or not name or name.startswith(_MAY_LAUNCH):
         return False
     return process.pid == 1 or _is_first(facts) or name in _ADOPTERS
+
+
+def _program(facts: ProcessFacts) -> str:
+    """The name of its program; "" where it is not known."""
+    # No user can choose the name of a process of root's, whose program not everybody may read.
+    name = facts.command if facts.executable is None and facts.uid == 0 else (facts.executable or "")
+    return name.rpartition("/")[2]
 
 
 def _is_first(facts: ProcessFacts) -> bool:
