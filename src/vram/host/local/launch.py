@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from vram.host.local.workload import variables
 from vram.model.process import LaunchClaim, Launcher, ProcessFacts
 from vram.payloads.procfs import ProcessFolder
 
@@ -35,7 +36,6 @@ _WANTED = frozenset(
         *(b"JPY_PARENT_PID", b"SLURM_PROCID"),
     )
 )
-_MAX_VALUE = 400
 
 _SPAWN = "from multiprocessing.spawn import spawn_main"
 _FORK_SERVER = "from multiprocessing.forkserver import main"
@@ -47,16 +47,6 @@ _TITLES: tuple[tuple[Launcher, str], ...] = (
 )
 
 
-def variables(environ: bytes) -> dict[bytes, str]:
-    """The variables that launchers set, of all that a process was started with."""
-    found = {}
-    for line in environ.split(b"\0"):
-        key, _, value = line.partition(b"=")
-        if key in _WANTED and value:
-            found[key] = value.decode("utf-8", "backslashreplace")[:_MAX_VALUE]
-    return found
-
-
 def launch(folder: ProcessFolder, facts: ProcessFacts, environ: bytes) -> LaunchClaim | None:
     """How the process with these *facts* was launched; None where nothing tells of a launcher."""
     pid = folder.pid
@@ -64,7 +54,7 @@ def launch(folder: ProcessFolder, facts: ProcessFacts, environ: bytes) -> Launch
     # A fork has its parent's command line and environment, which say nothing of itself.
     if by_command or facts.forked or not any(word in environ for word in CLAIMS):
         return by_command
-    said = variables(environ)
+    said = variables(environ, _WANTED)
     return _by_jupyter(pid, facts, said) or _by_mpi(folder, facts, said) or _by_torch(pid, facts, said)
 
 

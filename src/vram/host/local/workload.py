@@ -119,12 +119,12 @@ def _telling(path: str) -> tuple[int, int]:
 # ---- names, where the control group knows only a number ----
 
 
-def variables(environ: bytes) -> dict[bytes, str]:
+def variables(environ: bytes, wanted: frozenset[bytes] = _WANTED) -> dict[bytes, str]:
     """The few variables that name something, of all that a process was started with."""
     found = {}
     for line in environ.split(b"\0"):
         key, _, value = line.partition(b"=")
-        if key in _WANTED and value:
+        if key in wanted and value:
             found[key] = value.decode("utf-8", "backslashreplace")[:_MAX_LENGTH]
     return found
 
