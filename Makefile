@@ -11,7 +11,7 @@ RUN := $(VENV)/bin
 WORKERS ?= $(shell expr $$(nproc) + 4)
 
 PYTHON_FOLDERS := src tests bench tools docs native examples hatch_build.py
-C_FILES = $$(find native examples -name '*.[ch]' -o -name '*.cpp')
+C_FILES = $$(find native examples src/vram/include tests/header -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu')
 PROGRAMS := src/vram/virtualgpu/programs
 
 # Where the environment forbids Python to keep what it compiled, each of the thousands of programs that
@@ -67,8 +67,8 @@ repeat: $(VENV)/ready-test native ## the suite QUIET and BUSY times, and a table
 	@$(RUN)/python tools/pycuda_wheel.py --install
 	@$(RUN)/python tools/repeat.py --workers $(WORKERS) $(if $(QUIET),--quiet $(QUIET)) $(if $(BUSY),--busy $(BUSY)) $(ARGS)
 
-# VRAM_PID_REUSES, VRAM_KILLS, VRAM_MACHINES and VRAM_LOOKS make its longest rows as long as the promise is: 10000,
-# 1000, 10000 and 1000.
+# VRAM_PID_REUSES, VRAM_KILLS, VRAM_MACHINES, VRAM_LOOKS and VRAM_VISITS make its longest rows as long as the promise is:
+# 10000, 1000, 10000, 1000 and 5000.
 faults: $(VENV)/ready-test native ## every row of the fault table, and its page docs/reference/faults.md
 	@$(RUN)/python -m pytest -q -n $(WORKERS) -m fault --faults-page=docs/reference/faults.md $(ARGS)
 
@@ -131,7 +131,7 @@ explore: $(VENV)/ready-test native ## the property tests, on examples that nobod
 # keeps the results there. Driver faults are the virtual GPU's: they need no hardware.
 hardware = $(1) tests/blackbox/run.py $(ARGS) $(if $(EVIDENCE),--evidence $(EVIDENCE)) && { \
 	export VRAM_EVIDENCE=$(EVIDENCE); \
-	$(1) -m pytest -q -p no:cacheprovider --real-gpu -m shares_gpu -n 4 tests/hardware; shared=$$?; \
+	$(1) -m pytest -q -p no:cacheprovider --real-gpu -m shares_gpu -n 6 --dist worksteal tests/hardware; shared=$$?; \
 	$(1) -m pytest -q -p no:cacheprovider --real-gpu -m "not shares_gpu" \
 	--ignore=tests/ghosts/test_faults.py tests/ghosts tests/hardware tests/reclaim/test_no_victim.py && exit $$shared; }
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parent
 DECLARATIONS = EXAMPLES / "declarations"
+INCLUDE = EXAMPLES.parent / "src" / "vram" / "include"
 BUILT = EXAMPLES.parent / ".build" / "examples"
 VIRTUAL_RUNTIME = "libcudart.so.13"
 
@@ -87,7 +88,8 @@ class Toolchain:
 
 def _digest(source: Path, line: list[str]) -> str:
     digest = hashlib.sha256(shlex.join(line).encode())
-    for path in (source, *sorted(EXAMPLES.glob("*.h")), *sorted(source.parent.glob("*.h"))):
+    headers = (*sorted(EXAMPLES.glob("*.h")), *sorted(source.parent.glob("*.h")), INCLUDE / "vram.hpp")
+    for path in (source, *headers):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -112,7 +114,8 @@ def with_nvcc(runtime: str = "shared") -> Toolchain:
     folders = re.findall(r'-L([^\s"]+)|^#\$ LD_LIBRARY_PATH=([^:\n]+)', plan.stderr, re.MULTILINE)
     found = (Path(first or second).resolve() for first, second in folders)
     libraries = next((str(path) for path in found if list(path.glob("libcudart.so.*"))), "")
-    return Toolchain((compiler, "-cudart", runtime), ("-x", "cu"), (), runtime, libraries)
+    command = (compiler, "-cudart", runtime, f"-I{INCLUDE}")
+    return Toolchain(command, ("-x", "cu"), (), runtime, libraries)
 
 
 def with_declarations() -> Toolchain:
@@ -121,7 +124,7 @@ def with_declarations() -> Toolchain:
 
     if not (folder.BUILT / VIRTUAL_RUNTIME).exists():
         raise CannotRun(f"the virtual GPU's {VIRTUAL_RUNTIME} is not built: run native/build.py")
-    command = (*_cpp_compiler(), "-std=c++17", f"-I{DECLARATIONS}")
+    command = (*_cpp_compiler(), "-std=c++17", f"-I{DECLARATIONS}", f"-I{INCLUDE}")
     link = (f"-L{folder.BUILT}", f"-l:{VIRTUAL_RUNTIME}")
     # What nvcc does by itself with files that end in .cu.
     return Toolchain(command, ("-include", "cuda_runtime.h"), link, "shared")

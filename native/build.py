@@ -8,6 +8,8 @@ The libraries go into the package folder, beside the Python that loads them:
     virtualgpu/lib/libcupti.so.12, .13   from virtualgpu/cupti, likewise
     host/local/lib/libvramscan.so        from procscan
     guard/lib/libvrambuffer.so           from buffer
+    trace/lib/libvramlines.so            from lines
+    reach/lib/libvramvisitor.so          from visitor: loaded into running programs for one visit
     trace/lib/libvramreader.so           from tracereader
     trace/lib/libvramtracer.so           from tracer: the recorder, loaded into traced programs
 
@@ -87,6 +89,9 @@ LIBRARIES = (
     _cupti(13),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
     Library("guard/lib/libvrambuffer.so", ("buffer",)),
+    Library("trace/lib/libvramlines.so", ("lines",)),
+    # All symbols are bound when it is loaded: its last instruction jumps through one of them.
+    Library("reach/lib/libvramvisitor.so", ("visitor",), ("-Wl,-z,now",)),
     # "." has traceformat.h, which both include.
     Library("trace/lib/libvramreader.so", ("tracereader",), headers=(".",)),
     Library("trace/lib/libvramtracer.so", ("tracer",), headers=(".",)),

@@ -120,6 +120,9 @@ NEEDS = {
         "Debian: build-essential",
         programs=("cc", "gcc", "make", "readelf"),
     ),
+    "clang": Need("no clang++", "`make test-tools` installs it; Debian: clang", programs=("clang++",)),
+    "llvm": Need("no LLVM tools", "`make test-tools` installs them; Debian: llvm", programs=("llvm-dwp",)),
+    "rust": Need("no Rust compiler", "Debian: rustc", programs=("rustc",)),
     "strace": Need("no strace", "Debian: strace", programs=("strace",)),
     "systemd": Need("no systemd-analyze that judges files", "Debian: systemd", programs=("systemd-analyze",)),
     "shells": Need(
@@ -153,7 +156,7 @@ NEEDS = {
         "a package of the dependency group `test` is missing",
         "`make test` installs it",
         modules=(
-            *("ipykernel", "jupyter_client", "IPython", "zmq", "numpy", "typing_extensions"),
+            *("ipykernel", "jupyter_client", "IPython", "debugpy", "zmq", "numpy", "typing_extensions"),
             *("pyarrow", "pyarrow.parquet", "textual", "prometheus_client", "hatchling"),
         ),
     ),

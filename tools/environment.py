@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     say("installing vram" + "".join(f" + {group}" for group in groups))
     # One call, so that everything is resolved together.
     install(python, ["--editable", ROOT, *compiler(), *requirements_of(groups)])
-    load_numba_hook_on_demand(folder)
+    start_faster(folder)
     return 0
 
 
@@ -102,13 +102,17 @@ sys.meta_path.insert(0, NumbaHook)
 """
 
 
-def load_numba_hook_on_demand(folder: Path) -> None:
-    """Two thirds of every start of Python is numba-cuda's hook, and the suite starts thousands.
+def start_faster(folder: Path) -> None:
+    """Two thirds of every start of Python is what packages hook into it, and the suite starts thousands.
 
-    Its start-up file imports the hook at once; here it does when somebody imports numba.
+    numba-cuda's start-up file imports its hook at once; here it does when somebody imports numba. setuptools'
+    own would replace the standard library's distutils, which nothing here needs.
     """
-    for startup in folder.glob("lib/python*/site-packages/_numba_cuda_redirector.pth"):
-        startup.write_text(f"import builtins; builtins.exec({ON_DEMAND!r}, {{}})\n")
+    for packages in folder.glob("lib/python*/site-packages"):
+        (packages / "distutils-precedence.pth").unlink(missing_ok=True)
+        startup = packages / "_numba_cuda_redirector.pth"
+        if startup.exists():
+            startup.write_text(f"import builtins; builtins.exec({ON_DEMAND!r}, {{}})\n")
 
 
 def install(python: Path, words: list[str | Path]) -> None:

@@ -103,7 +103,7 @@ def _index(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
 
 def _front_page(summary: str, commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     yield "# vram\n"
-    yield "## Synopsis\n\n```text\nvram COMMAND [argument ...]\nvram --help | --version\n```\n"
+    yield "## Synopsis\n\n```text\nvram COMMAND [argument ...]\nvram --help | --version | --include\n```\n"
     yield f"## Description\n\n{grammar.sentence(summary)} {DESCRIPTION}\n"
     rows = ((f"vram-{command.words[0]}(1)", command.summary) for command in commands)
     yield from _table("Commands", ("command", "meaning"), rows)

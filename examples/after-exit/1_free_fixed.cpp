@@ -1,10 +1,10 @@
 // The array owns its memory: the end of the block frees it. A GPU without room is an error and exit code 1.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <iostream>
 
 void work() {
-    auto values = device_array<float>(256 * 1024 * 1024); // 1 GiB
+    vram::DeviceArray<float> values(256 * 1024 * 1024); // 1 GiB
     step("allocated");
 }
 
@@ -13,7 +13,7 @@ int main() {
     try {
         work();
         step("freed");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         std::cerr << error.what() << std::endl;
         return 1;
     }

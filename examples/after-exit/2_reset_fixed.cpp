@@ -1,11 +1,11 @@
-// A process that goes on without the GPU resets it after the last owner is gone, and checks that call: an owner that
-// outlives the reset would free a pointer that is no longer valid. A process that ends needs no reset.
-#include "../device_array.h"
+// A process that goes on without the GPU resets it after the last owner is gone, and checks that call: memory that a
+// reset has freed must not be used any more. A process that ends needs no reset.
 #include "../step.h"
+#include "vram.hpp"
 #include <iostream>
 
 void work() {
-    auto values = device_array<float>(256 * 1024 * 1024); // 1 GiB
+    vram::DeviceArray<float> values(256 * 1024 * 1024); // 1 GiB
     step("allocated");
 }
 
@@ -14,9 +14,9 @@ int main() {
     try {
         work();
         step("freed");
-        check(cudaDeviceReset(), "cudaDeviceReset");
+        VRAM_CHECK(cudaDeviceReset());
         step("reset");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         std::cerr << error.what() << std::endl;
         return 1;
     }

@@ -1,14 +1,14 @@
 // The array owns its memory. Managed memory uses device memory where the device has written, 128 MiB of the 1 GiB here,
 // until the end of the block frees it all. (The driver takes it in pieces of 128 MiB, also for the first byte.)
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <iostream>
 
 void work() {
-    auto values = managed_array<float>(256 * 1024 * 1024); // 1 GiB
+    vram::ManagedArray<float> values(256 * 1024 * 1024); // 1 GiB
     step("allocated");
-    check(cudaMemset(values.get(), 0, 128 * 1024 * 1024), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    VRAM_CHECK(cudaMemset(values.data(), 0, 128 * 1024 * 1024));
+    VRAM_CHECK(cudaDeviceSynchronize());
     step("128 MiB written by the device");
 }
 
@@ -17,7 +17,7 @@ int main() {
     try {
         work();
         step("freed");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         std::cerr << error.what() << std::endl;
         return 1;
     }

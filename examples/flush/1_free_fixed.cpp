@@ -1,10 +1,10 @@
 // The array owns its memory: leaving its scope is enough.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <stdio.h>
 
 void work() {
-    auto values = device_array<int>(1024 * 1024); // 4 MiB
+    vram::DeviceArray<int> values(1024 * 1024); // 4 MiB
     step("allocated");
 }
 
@@ -13,7 +13,7 @@ int main() {
     try {
         work();
         step("freed");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         fprintf(stderr, "%s\n", error.what());
         return 1;
     }

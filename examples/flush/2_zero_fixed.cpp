@@ -1,22 +1,22 @@
 // The secret is erased by a call that is checked and awaited, whatever happens to the work before it, and the array
 // frees its memory afterwards.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <stdio.h>
 
 const size_t COUNT = 1024 * 1024; // 4 MiB
 
-void erase(const DeviceArray<int> &secret) {
-    check(cudaMemset(secret.get(), 0, COUNT * sizeof(int)), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+void erase(const vram::DeviceArray<int> &secret) {
+    VRAM_CHECK(cudaMemset(secret.data(), 0, secret.size_bytes()));
+    VRAM_CHECK(cudaDeviceSynchronize());
 }
 
-void work(const DeviceArray<int> &) {
+void work(const vram::DeviceArray<int> &) {
     throw std::runtime_error("a bad batch");
 }
 
 void with_secret() {
-    auto secret = device_array<int>(COUNT);
+    vram::DeviceArray<int> secret(COUNT);
     step("allocated");
     try {
         work(secret);
@@ -32,7 +32,7 @@ int main() {
     try {
         with_secret();
         step("freed");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         fprintf(stderr, "%s\n", error.what());
         return 1;
     }

@@ -1,12 +1,12 @@
 // Arrays and streams have owners: an exception destroys the streams and frees both arrays, and each cudaFree waits for
 // the device. The 2 MiB that a second stream takes stay with the context, also when the stream is destroyed.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <stdio.h>
 
 struct Stream {
     Stream() {
-        check(cudaStreamCreate(&handle), "cudaStreamCreate");
+        VRAM_CHECK(cudaStreamCreate(&handle));
     }
     Stream(const Stream &) = delete;
     ~Stream() {
@@ -17,14 +17,14 @@ struct Stream {
 
 void work() {
     const size_t count = 1024 * 1024; // 4 MiB
-    auto first = device_array<int>(count);
+    vram::DeviceArray<int> first(count);
     step("first allocated");
-    auto second = device_array<int>(count);
+    vram::DeviceArray<int> second(count);
     step("second allocated");
     Stream one, other;
     step("two streams");
-    check(cudaMemsetAsync(first.get(), 1, count * sizeof(int), one.handle), "cudaMemsetAsync");
-    check(cudaMemsetAsync(second.get(), 2, count * sizeof(int), other.handle), "cudaMemsetAsync");
+    VRAM_CHECK(cudaMemsetAsync(first.data(), 1, first.size_bytes(), one.handle));
+    VRAM_CHECK(cudaMemsetAsync(second.data(), 2, second.size_bytes(), other.handle));
     throw std::runtime_error("a bad batch");
 }
 
@@ -32,7 +32,7 @@ int main() {
     step("started");
     try {
         work();
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         fprintf(stderr, "%s\n", error.what());
         return 1;
     } catch (const std::runtime_error &error) {

@@ -1,10 +1,10 @@
 // With the runtime's header it compiles, and the array owns its memory.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <iostream>
 
 void work() {
-    auto values = device_array<int>(1024);
+    vram::DeviceArray<int> values(1024);
     step("allocated");
 }
 
@@ -13,7 +13,7 @@ int main() {
     try {
         work();
         step("freed");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         std::cerr << error.what() << std::endl;
         return 1;
     }

@@ -1,12 +1,12 @@
 // With the runtime's header it compiles, and the array owns its memory. The host writes to it: no device memory.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <iostream>
 
 void work() {
-    auto values = managed_array<int>(1024);
+    vram::ManagedArray<int> values(1024);
     step("allocated");
-    for (int index = 0; index < 1024; index++) values[index] = index;
+    for (int &value : values.view()) value = 1;
     step("written by the host");
 }
 
@@ -15,7 +15,7 @@ int main() {
     try {
         work();
         step("freed");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         std::cerr << error.what() << std::endl;
         return 1;
     }

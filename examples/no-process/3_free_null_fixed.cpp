@@ -1,12 +1,12 @@
 // The context is made on purpose, by a call that is checked, and destroyed on purpose when the last owner is gone.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <iostream>
 
 void work() {
-    check(cudaFree(nullptr), "making the context");
+    VRAM_CHECK(cudaFree(nullptr));
     step("cudaFree(0)");
-    auto values = device_array<int>(1024);
+    vram::DeviceArray<int> values(1024);
     step("allocated");
 }
 
@@ -15,9 +15,9 @@ int main() {
     try {
         work();
         step("freed");
-        check(cudaDeviceReset(), "cudaDeviceReset");
+        VRAM_CHECK(cudaDeviceReset());
         step("reset");
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         std::cerr << error.what() << std::endl;
         return 1;
     }

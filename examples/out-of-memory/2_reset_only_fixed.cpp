@@ -1,11 +1,11 @@
 // A context with an owner of its own: made before any memory, destroyed after it, also when an exception comes between.
-#include "../device_array.h"
 #include "../step.h"
+#include "vram.hpp"
 #include <iostream>
 
 struct Context {
     Context() {
-        check(cudaFree(nullptr), "making the context");
+        VRAM_CHECK(cudaFree(nullptr));
     }
     Context(const Context &) = delete;
     ~Context() {
@@ -16,7 +16,7 @@ struct Context {
 void work() {
     Context context;
     step("context");
-    auto values = device_array<float>(256 * 1024 * 1024); // 1 GiB
+    vram::DeviceArray<float> values(256 * 1024 * 1024); // 1 GiB
     step("allocated");
     throw std::runtime_error("a bad batch");
 }
@@ -25,7 +25,7 @@ int main() {
     step("started");
     try {
         work();
-    } catch (const CudaError &error) {
+    } catch (const vram::Error &error) {
         std::cerr << error.what() << std::endl;
         return 1;
     } catch (const std::runtime_error &error) {

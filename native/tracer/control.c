@@ -9,16 +9,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 EXPORTED int InitializeInjection(void);
 EXPORTED int vram_tracer_start(const char *lines);
 EXPORTED int vram_tracer_stop(void);
+EXPORTED int vram_tracer_stop_after(double seconds);
 EXPORTED const char *vram_tracer_error(void);
 EXPORTED const char *vram_tracer_file(void);
 EXPORTED void vram_tracer_counts(uint64_t *events, uint64_t *bytes, uint64_t *lost);
@@ -304,6 +307,45 @@ static int stop(enum end_reason reason) {
 
 int vram_tracer_stop(void) {
     return stop(END_DETACHED);
+}
+
+/* ---- a recording that ends by itself, whatever becomes of who began it ---- */
+
+struct timer {
+    double seconds;
+    char file[PATH_MAX];
+};
+
+/* A recording that was stopped meanwhile, or begun anew, is left alone. */
+static void *stop_later(void *given) {
+    struct timer *timer = given;
+    struct timespec rest = {.tv_sec = (time_t)timer->seconds};
+    rest.tv_nsec = (long)((timer->seconds - (double)rest.tv_sec) * 1e9);
+    while (nanosleep(&rest, &rest) != 0 && errno == EINTR) {
+    }
+    if (!strcmp(section_path(), timer->file)) vram_tracer_stop();
+    free(timer);
+    return NULL;
+}
+
+int vram_tracer_stop_after(double seconds) {
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    struct timer *timer = malloc(sizeof *timer);
+    if (!timer) return 1;
+    timer->seconds = seconds > 0 && seconds < 1e9 ? seconds : 0;
+    snprintf(timer->file, sizeof timer->file, "%s", section_path());
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    /* No handler of the program runs in a thread that it does not know. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int failed = pthread_create(&thread, &attributes, stop_later, timer);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (failed) free(timer);
+    return failed != 0;
 }
 
 /* An interpreter that ends frees what the program held to the end, as far as objects own it: it would look

@@ -61,8 +61,8 @@ static uint64_t mix_text(uint64_t hash, const char *text) {
     return hash;
 }
 
-/* Libraries whose files are needed for names: which build it was is noted once in a section. Where there are more
-   than fit, the names are taken from whatever is in the file by then. */
+/* Libraries whose files are needed for names and lines: which build it was is noted once in a section. Where there are
+   more than fit, that is left to the time when the file was last changed. */
 static _Atomic uint64_t libraries_noted[1024];
 
 void stacks_forget_libraries(void) {
@@ -91,7 +91,7 @@ static uint32_t library_place_number(struct writer *writer, const struct native_
     uint32_t *number = table_value(&writer->place_numbers, key);
     if (!number) return 0;
     if (!*number) {
-        if (!*place->symbol) note_library(place, library);
+        note_library(place, library);
         *number = define_place(writer, 1, place->symbol, place->library, place->offset);
     }
     return *number;

@@ -57,7 +57,7 @@ void vramreader_free(struct vramreader *reader) {
         &reader->nodes,    &reader->blocks,       &reader->sites,       &reader->failures,    &reader->gaps,
         &reader->marks,    &reader->before,       &reader->blobs,       &reader->damage,      &reader->holes,
         &reader->reserved, &reader->timeline,     &reader->hole_blocks, &reader->site_places, &reader->site_rows,
-        &reader->gpu_rows, &reader->section_rows,
+        &reader->gpu_rows, &reader->section_rows, &reader->windows,
     };
     for (size_t at = 0; at < sizeof vectors / sizeof *vectors; at++) free(vectors[at]->items);
     struct map *maps[] = {&reader->writer_numbers, &reader->context_numbers, &reader->thread_numbers,
@@ -82,6 +82,23 @@ int vramreader_index(struct vramreader *reader) {
     index_files(reader);
     if (!reader->error) wake_writers(reader);
     return reader->error;
+}
+
+uint64_t vramreader_latest_chunk(const struct vramreader *reader) {
+    uint64_t latest = 0;
+    for (uint64_t number = 0; number < reader->writers.count; number++) {
+        const struct writer *writer = WRITER(reader, number);
+        if (!writer->chunks.count) continue;
+        uint64_t base = AT(writer->chunks, struct chunk, writer->chunks.count - 1).base;
+        uint64_t time = relative_time(SECTION(reader, writer->section), base);
+        if (time > latest && time < MAX_NS) latest = time;
+    }
+    return latest;
+}
+
+void vramreader_window(struct vramreader *reader, uint64_t begin_ns, uint64_t end_ns) {
+    set_window(reader, begin_ns, end_ns);
+    reader->window_next = begin_ns;
 }
 
 int vramreader_run(struct vramreader *reader, uint64_t until_ns, uint64_t most, uint32_t *more) {
@@ -240,6 +257,7 @@ int vramreader_table(struct vramreader *reader, uint32_t table, const void **row
     case TABLE_HOLES: from = &reader->holes, item = sizeof(struct row_holes); break;
     case TABLE_HOLE_BLOCKS: from = &reader->hole_blocks, item = sizeof(struct row_block); break;
     case TABLE_RESERVED: from = &reader->reserved, item = sizeof(struct row_reserved); break;
+    case TABLE_WINDOWS: from = &reader->windows, item = sizeof(struct row_window); break;
     case TABLE_TOTALS:
         build_totals(reader);
         *rows = &reader->totals;

@@ -198,10 +198,24 @@ struct point {
     bool used;
 };
 
+enum { LAYERS = 5 };
+
+struct layer {
+    struct row_window row;
+    uint64_t highest_event;
+    struct vector gone; /* struct gone_in_window: was live at the highest moment and is not any more */
+};
+
+struct gone_in_window {
+    uint64_t nbytes;
+    uint32_t site;
+};
+
 struct gpu {
     struct row_gpu row;
     uint64_t identity;
     struct vector gone; /* struct gone */
+    struct layer layers[LAYERS];
     struct point *points;
     uint64_t latest; /* point */
 };
@@ -249,10 +263,14 @@ struct vramreader {
     uint64_t failures_in_all, unmap_steps, segments_moved;
     struct where nowhere; /* of events that name none */
 
+    /* windows.c */
+    uint64_t window_bounds[4], window_next; /* where its quarters begin; the next that no event has reached */
+    uint32_t window_quarter;                /* how many quarters have begun */
+
     struct vector failures, gaps, marks, before, blobs, damage;
     struct map damage_rows, reserved_rows;
     /* result.c */
-    struct vector holes, hole_blocks, reserved, site_places, timeline, site_rows, section_rows, gpu_rows;
+    struct vector windows, holes, hole_blocks, reserved, site_places, timeline, site_rows, section_rows, gpu_rows;
     struct row_totals totals;
 };
 
@@ -317,7 +335,11 @@ void release_allocation(struct vramreader *reader, uint32_t allocation);
 /* ---- replay.c ---- */
 
 extern const uint8_t space_of_kind[KINDS];
-bool is_on_gpu(uint32_t kind);
+static inline bool is_on_gpu(uint32_t kind) {
+    return kind < KINDS &&
+           (1u << kind & (1u << KIND_DEVICE | 1u << KIND_MANAGED | 1u << KIND_STREAM_ORDERED | 1u << KIND_GRAPH |
+                          1u << KIND_PHYSICAL | 1u << KIND_ARRAY | 1u << KIND_MODULE));
+}
 /* What was replayed, for vramreader_events(). */
 struct replayed {
     uint64_t allocation, nbytes;
@@ -337,6 +359,41 @@ bool count_allocation(struct vramreader *reader, const struct allocation *alloca
 void count_end(struct vramreader *reader, const struct allocation *allocation, uint64_t time, bool freed);
 uint64_t median_life(const struct site *site);
 void release_totals(struct vramreader *reader);
+
+/* ---- windows.c ---- */
+
+void set_window(struct vramreader *reader, uint64_t begin_ns, uint64_t end_ns);
+void cross_window_bound(struct vramreader *reader);
+static inline struct layer *layer_of(struct gpu *gpu, uint32_t kind) {
+    if (likely(is_on_gpu(kind))) return &gpu->layers[0];
+    return kind >= KIND_BLOCK ? &gpu->layers[1 + kind - KIND_BLOCK] : NULL;
+}
+
+static inline void window_allocation(struct vramreader *reader, struct gpu *gpu, const struct allocation *allocation) {
+    struct layer *layer = layer_of(gpu, allocation->kind);
+    if (!layer) return;
+    layer->row.used = 1;
+    layer->row.end_nbytes += (int64_t)allocation->nbytes;
+    if (layer->row.end_nbytes <= layer->row.highest_nbytes || !reader->window_quarter) return;
+    layer->row.highest_nbytes = layer->row.end_nbytes;
+    layer->row.highest_ns = allocation->time;
+    layer->highest_event = allocation->event;
+    layer->gone.count = 0;
+}
+
+static inline void window_end(struct vramreader *reader, struct gpu *gpu, const struct allocation *allocation) {
+    struct layer *layer = layer_of(gpu, allocation->kind);
+    if (!layer) return;
+    layer->row.end_nbytes -= (int64_t)allocation->nbytes;
+    if (!reader->window_quarter) return;
+    int64_t *lowest = &layer->row.lowest[reader->window_quarter - 1];
+    if (layer->row.end_nbytes < *lowest) *lowest = layer->row.end_nbytes;
+    if (likely(allocation->event > layer->highest_event)) return;
+    struct gone_in_window *gone = push(reader, &layer->gone, sizeof *gone);
+    if (gone) *gone = (struct gone_in_window){allocation->nbytes, allocation->site};
+}
+
+void finish_window(struct vramreader *reader);
 
 /* ---- segments.c ---- */
 

@@ -12,6 +12,7 @@
  *   replay.c    what each event means: which memory lives, and until when
  *   live.c      the table of live memory
  *   totals.c    sums by GPU and by site, peaks, lifetimes, the timeline
+ *   windows.c   what was live when a window of the trace began, its highest moment, what came of each site
  *   segments.c  which memory of the driver a framework's blocks lie in
  *   result.c    the tables at the end: what is left, what was live at the peaks, sites
  *   holes.c     holes between what is live
@@ -40,6 +41,10 @@ VRAMREADER_API void vramreader_free(struct vramreader *reader);
 VRAMREADER_API int vramreader_add_file(struct vramreader *reader, int descriptor);
 /* Finds what the files have gained since the last call. */
 VRAMREADER_API int vramreader_index(struct vramreader *reader);
+/* When the latest chunk of the files begins, in ns since the start of the trace: about when it ends. */
+VRAMREADER_API uint64_t vramreader_latest_chunk(const struct vramreader *reader);
+/* The window of TABLE_WINDOWS, in ns since the start of the trace; before vramreader_run(). Without it: all. */
+VRAMREADER_API void vramreader_window(struct vramreader *reader, uint64_t begin_ns, uint64_t end_ns);
 /* Goes on through the records up to a time (CLOCK_MONOTONIC of this machine, ns; UINT64_MAX: all), but at most so
  * many: *more* says whether there are others. */
 VRAMREADER_API int vramreader_run(struct vramreader *reader, uint64_t until_ns, uint64_t most, uint32_t *more);
@@ -88,6 +93,7 @@ enum vramreader_table {
     TABLE_HOLE_BLOCKS,
     TABLE_RESERVED,
     TABLE_TOTALS,
+    TABLE_WINDOWS,
     TABLES
 };
 
@@ -137,6 +143,24 @@ struct row_site {
     } leaked,         /* their context was destroyed, and the program went on */
         kept,         /* the others that were never freed */
         cache;        /* never freed, and a framework's blocks lie in them: its cache, no leak */
+    struct row_site_window {
+        uint64_t base_count; /* live when the window began */
+        int64_t base_nbytes;
+        uint64_t earlier_count; /* of count, nbytes and freed: before the window */
+        int64_t earlier_nbytes;
+        uint64_t earlier_freed;
+        uint64_t highest_count; /* live at the highest moment of its layer; after vramreader_finish() */
+        int64_t highest_nbytes;
+    } window;
+};
+
+/* A GPU's memory of the driver (kind 0), or a framework's blocks of a kind, in the window. */
+struct row_window {
+    uint32_t gpu, kind;
+    int64_t base_nbytes, highest_nbytes, end_nbytes;
+    int64_t lowest[4]; /* of each quarter */
+    uint64_t highest_ns, begin_ns;
+    uint64_t used;
 };
 
 struct row_timeline {

@@ -4,12 +4,6 @@
 const uint8_t space_of_kind[KINDS] = {0, 0, 0,  0,  0,  2,  2,  2,  1,  1,  3,  4,  5,  6,  7,  2,
                                       8, 9, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11};
 
-bool is_on_gpu(uint32_t kind) {
-    return kind < KINDS &&
-           (1u << kind & (1u << KIND_DEVICE | 1u << KIND_MANAGED | 1u << KIND_STREAM_ORDERED | 1u << KIND_GRAPH |
-                          1u << KIND_PHYSICAL | 1u << KIND_ARRAY | 1u << KIND_MODULE));
-}
-
 static bool outlives_context(uint32_t kind) {
     return kind == KIND_STREAM_ORDERED || kind == KIND_PHYSICAL || kind == KIND_PHYSICAL_HOST || kind == KIND_POOL;
 }
@@ -294,6 +288,7 @@ void replay(struct vramreader *reader, struct writer *writer, struct replayed *r
     const struct event *event = &writer->event;
     struct section *section = SECTION(reader, writer->section);
     bool ends_context = event->type == RECORD_FREE && event->space == SPACE_CONTEXTS;
+    while (unlikely(event->time >= reader->window_next)) cross_window_bound(reader);
     reader->events++;
     /* After the process's end only its libraries take down what is left. */
     if (!ends_context && !section->has_end) section->last_active = reader->events;

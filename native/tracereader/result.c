@@ -126,6 +126,15 @@ static void add_site(struct row_site *sum, const struct row_site *row) {
     sum->live_nbytes += row->live_nbytes;
     sum->peak_count += row->peak_count;
     sum->peak_nbytes += row->peak_nbytes;
+    sum->window.base_count += row->window.base_count;
+    sum->window.base_nbytes += row->window.base_nbytes;
+    sum->window.earlier_count += row->window.earlier_count;
+    sum->window.earlier_nbytes = sum->window.earlier_nbytes > MAX_SUM - row->window.earlier_nbytes
+                                     ? MAX_SUM
+                                     : sum->window.earlier_nbytes + row->window.earlier_nbytes;
+    sum->window.earlier_freed += row->window.earlier_freed;
+    sum->window.highest_count += row->window.highest_count;
+    sum->window.highest_nbytes += row->window.highest_nbytes;
     add_left_of(&sum->leaked, &row->leaked);
     add_left_of(&sum->kept, &row->kept);
     add_left_of(&sum->cache, &row->cache);
@@ -202,6 +211,7 @@ void finish(struct vramreader *reader) {
     reader->finished = true;
     if (!reader->growing) release_lookup(reader, &reader->live); /* nothing is looked up any more */
     judge_allocations(reader);
+    if (!reader->error) finish_window(reader);
     for (uint32_t gpu = 0; gpu < reader->gpus.count && !reader->error; gpu++) {
         find_holes(reader, gpu, false);
         find_holes(reader, gpu, true);

@@ -151,6 +151,8 @@ void release_totals(struct vramreader *reader) {
         struct gpu *gpu = GPU(reader, at);
         release_memory(reader, gpu->points, reader->points_wanted * sizeof *gpu->points);
         release_vector(reader, &gpu->gone, sizeof(struct gone));
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            release_vector(reader, &gpu->layers[layer].gone, sizeof(struct gone_in_window));
     }
 }
 
@@ -208,6 +210,7 @@ bool count_allocation(struct vramreader *reader, const struct allocation *alloca
     add_to(&site->row.nbytes, allocation->nbytes);
     site->row.live_count++;
     site->row.live_nbytes += nbytes;
+    window_allocation(reader, gpu, allocation);
     if (is_on_gpu(allocation->kind)) {
         int64_t before = gpu->row.live_nbytes;
         gpu->row.live_nbytes += nbytes;
@@ -239,6 +242,7 @@ void count_end(struct vramreader *reader, const struct allocation *allocation, u
                                   allocation->framework, is_mapping,         allocation->kind};
     }
     if (is_mapping) return;
+    window_end(reader, gpu, allocation);
     site->row.live_count--;
     site->row.live_nbytes -= nbytes;
     if (freed) {

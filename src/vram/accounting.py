@@ -24,7 +24,7 @@ _HTML_COLUMNS = ("GPU memory", "GPU", "state", "pid", "user", "command")
 class Account(Struct, frozen=True):
     """Who holds GPU memory at one moment, and what is wrong. Its text is the screen of `vram why`.
 
-    ``ledger`` accounts for every byte of every GPU. ``holds`` are what somebody holds: each has ``holders``,
+    ``ledger`` accounts for every byte of every GPU. ``holds`` say who holds which: each has ``holders``,
     ``state``, ``nbytes`` and ``gpus``. ``findings`` are what the rules found, the gravest first.
     """
 
@@ -51,7 +51,7 @@ class Account(Struct, frozen=True):
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """The findings that somebody should do something about."""
+        """The findings that call for action."""
         return tuple(finding for finding in self.findings if finding.severity != "info")
 
     @property
@@ -65,13 +65,13 @@ class Account(Struct, frozen=True):
         """Plan what frees *hold*, as `vram free --pid` does for its holders: the gentlest way, or *only* one.
 
         Nothing is touched; ``vram.reclaim.execute(draft.plan)`` carries the plan out. The machine is read
-        anew. Raises where nobody who holds it is visible, and where a holder must be left alone.
+        anew. Raises where no holder is visible, and where a holder must be left alone.
         """
         from vram.errors import NoSuchProcess
         from vram.reclaim import plan
 
         if not hold.holders:
-            raise NoSuchProcess("nobody who holds it is visible", hint="as root more can be seen")
+            raise NoSuchProcess("no process that holds it is visible", hint="as root more can be seen")
         return plan(pids=tuple(holder.pid for holder in hold.holders), only=only)
 
     def json(self) -> bytes:

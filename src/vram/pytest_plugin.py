@@ -260,7 +260,7 @@ def _never_freed(item: pytest.Item, view: TraceView, allowed: int, opened: Scope
 def _places(item: pytest.Item, view: TraceView, sites: Iterable[Site]) -> Iterator[str]:
     """The largest, each with its stack up to the test function."""
     from vram.report.escape import inert
-    from vram.trace_report.places import function_name
+    from vram.trace.places import function_name
     from vram.units import counted, size
 
     chosen = sorted(sites, key=lambda site: -site.nbytes)

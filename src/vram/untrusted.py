@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import re
 import select
-import socket
 import stat
 import time
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from vram.errors import BadInput
+
+if TYPE_CHECKING:
+    from socket import socket
 
 Code = Literal[
     "cut-short",  # it ends before its end
@@ -121,7 +123,7 @@ def read_stream(descriptor: int, *, nbytes: int) -> bytes:
 
 
 def receive(
-    source: int | socket.socket,
+    source: int | socket,
     *,
     nbytes: int,
     until: float,
@@ -176,7 +178,7 @@ def _first_not_text(data: bytes) -> int:
     return 0
 
 
-def _portion(source: int | socket.socket) -> bytes | None:
+def _portion(source: int | socket) -> bytes | None:
     """What is there to read; nothing at the end, None where nothing has come yet."""
     try:
         if isinstance(source, int):

@@ -38,7 +38,7 @@ def test_a_trace_from_a_file_is_shown(native_libraries: Path, opened: Opened, tm
 
     assert text("h1") == "python '<b>train</b>.py'"
     assert "GPU 0 was highest at 867.0 MiB, after 1 s, and held 612.0 MiB at the end." in text("#sentences")
-    assert "1 place kept growing to the end: 100.0 MiB." in text("#sentences")
+    assert "100.0 MiB kept growing, from 1 place: " in text("#sentences")
     assert "remember" in text("#leaks")
     assert "metrics.py:5" in text("#leaks")
     assert text("#places-count") == "3 places: 867.0 MiB at the peak, 612.0 MiB never freed"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tests.browser.chromium import Page
 from tests.browser.conftest import Opened
+from tests.trace_report import steady_traces
 from tests.trace_report.extreme_traces import empty, hostile, large
 from tests.trace_report.page_traces import training
 from tests.trace_report.training_traces import SECOND
@@ -76,7 +77,7 @@ def column(page: Page, number: int) -> list[str]:
 def test_the_page_says_what_happened(opened: Opened) -> None:
     page = opened(training())
     assert text(page, "h1") == "python train.py --epochs 3 --batch 32 and 1 more process"
-    assert "247.0 MiB leaked, from 2 places." in text(page, "#sentences")
+    assert "247.0 MiB leaked, from 2 places, most of it from " in text(page, "#sentences")
     cards = text(page, "#cards")
     assert "68.0 GiB" in cards
     assert "1.4 GiB" in cards
@@ -500,3 +501,26 @@ CONTRAST = """
   return [...low];
 })()
 """
+
+
+# ---- a program that goes on ----
+
+
+def test_a_steady_program_shows_its_window(opened: Opened) -> None:
+    """Nothing was asked of the driver: the page shows PyTorch's blocks, and names what is from before."""
+    page = opened(steady_traces.serving())
+    section = text(page, "#window-section")
+    for words in ("Growing", "Most at the highest moment", "Allocated and freed again and again"):
+        assert words in section
+    assert "__main__: model.layers[0…31].weight" in section
+    assert "Log.remember" in section
+    assert text(page, "#places").startswith("Place")
+    assert "HIGHEST SINCE" in text(page, "#places").upper()
+    assert shown(page, "#measure-window")
+    assert shown(page, "#flame")
+
+
+def test_a_page_without_a_window_has_no_place_for_one(opened: Opened) -> None:
+    page = opened(training())
+    assert not shown(page, "#window-section")
+    assert page.run("document.getElementById('measure-window') === null")

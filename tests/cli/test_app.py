@@ -87,6 +87,14 @@ def test_version(vram: Run) -> None:
     assert vram("--version") == (0, f"vram {package.__version__}\n", "")
 
 
+def test_a_compiler_finds_the_header(vram: Run) -> None:
+    answer = vram("--include")
+    option = answer.out.removesuffix("\n")
+    assert (answer.code, answer.err, option[:2]) == (0, "", "-I")
+    assert (Path(option[2:]) / "vram.hpp").is_file()
+    assert vram("--include", "why").code == 2
+
+
 def test_an_unknown_command_is_a_usage_error_with_a_suggestion(vram: Run) -> None:
     answer = vram("wyh")
     assert (answer.code, answer.out) == (2, "")

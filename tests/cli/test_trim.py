@@ -76,6 +76,7 @@ int main(void) {
 
 
 def test_no_python(world: World, tmp_path: Path) -> None:
+    """Its pools are trimmed through one of its threads; what needs Python is refused."""
     require("cc")
     (tmp_path / "holder.c").write_text(HOLDER)
     subprocess.run(["cc", "-o", tmp_path / "holder", tmp_path / "holder.c", "-ldl"], check=True)
@@ -83,10 +84,12 @@ def test_no_python(world: World, tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n"
-        for words in ([], ["--via", "ptrace"]):
-            code, said = refusal(world, holder.pid, *words)
-            assert code == 14
-            assert "is not a Python process (holder)" in said
+        code, said = refusal(world, holder.pid, "--via", "ptrace")
+        assert code == 14
+        assert "is not a Python process (holder)" in said
+        done = world.vram("trim", holder.pid)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "driver pools" in done.stdout
     finally:
         holder.communicate(b"\n", timeout=PATIENCE_S)
 

@@ -30,7 +30,9 @@ def test_everything_for_man_and_the_shells_is_installed_by_the_wheel(
             for name in wheel.namelist()
             if name.startswith(prefix)
         }
+        headers = [name for name in wheel.namelist() if name.startswith("vram/include/")]
     assert packed == dict(share.files())
+    assert headers == ["vram/include/vram.hpp"]
 
 
 def test_each_shell_finds_its_script_where_it_looks() -> None:

@@ -43,8 +43,10 @@ def _driver(**versions: str | bool) -> Ledger:
     return ledger(gpu(), driver=DriverFacts(**versions))  # type: ignore[arg-type]
 
 
-def _contexts(count: int, nbytes: int = CONTEXT) -> Ledger:
-    return ledger(gpu(*(process(pid, nbytes) for pid in range(200, 200 + count))))
+def _contexts(count: int, nbytes: int = CONTEXT, orphans: int = 0) -> Ledger:
+    """So many processes with little more than a context, the first *orphans* of them one orphaned job."""
+    lost = [{"job": job(rank=rank)} if rank < orphans else {} for rank in range(count)]
+    return ledger(gpu(*(process(200 + at, nbytes, **about) for at, about in enumerate(lost))))
 
 
 def _ranks(*contexts: int, **of_all: object) -> Ledger:
@@ -191,6 +193,7 @@ QUIET: tuple[tuple[str, Ledger], ...] = (
     ("VR205", _contexts(3, 641 * MIB)),
     ("VR205", _contexts(3, 4 * MIB)),
     ("VR205", _ranks(CONTEXT, CONTEXT, CONTEXT)),
+    ("VR205", _contexts(4, orphans=2)),
     ("VR206", ledger(gpu(process(state="T")))),
     ("VR206", ledger(gpu(process(state="R", kill_pending=True)))),
     ("VR210", _contexts(3)),

@@ -101,6 +101,14 @@ def test_small_processes_can_be_parked_together_where_all_of_them_can(facts, com
     assert parks == ([command] if command else [])
 
 
+def test_orphans_are_not_parked_with_the_healthy():
+    """They have a finding and a command of their own."""
+    small = (process(200, CONTEXT, job=job()), *(process(pid, CONTEXT) for pid in (201, 202, 203)))
+    (finding,) = found("VR205", ledger(gpu(*small)))
+    assert finding.pids == (201, 202, 203)
+    assert [each.command for each in finding.remedies if each.step == "park"] == ["vram park 201 202 203"]
+
+
 def test_small_processes_under_mig_cannot_be_parked():
     small = [entry(nbytes=CONTEXT, holder=holder(pid), gpu_instance=1) for pid in (60, 61, 62)]
     (finding,) = found("VR205", ledger(gpu(*small)))

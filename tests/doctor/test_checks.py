@@ -27,7 +27,7 @@ from tests.doctor.hosts import (
     with_host_files,
 )
 from vram.cli.arguments import Parser
-from vram.doctor.check import CheckAnswer, DoctorFacts, PythonTarget
+from vram.doctor.check import AttachTarget, CheckAnswer, DoctorFacts
 from vram.doctor.checks import CHECKS
 from vram.model.doctor import (
     AttachTest,
@@ -54,7 +54,7 @@ from vram.units import GIB
 DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv is there")
 COMPAT = replace(SOUND.driver_test, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
 MODESET = replace(NODES[0], path="/dev/nvidia-modeset", usable=False)
-NEW_PYTHON = PythonTarget(pid=5, user="ana", nbytes=1, available=("remote-exec",))
+NEW_PYTHON = AttachTarget(pid=5, user="ana", nbytes=1, available=("remote-exec",))
 RADEON = replace(GPU, vendor="amd", name="Radeon", driver="amdgpu", persistence=None, mig_enabled=None)
 INSIDE = replace(HOST, initial_pid_namespace=False, pid_namespace=4026532000)
 
@@ -451,7 +451,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "reaching.python",
         facts(
             targets=(
-                PythonTarget(pid=5, user="ana", nbytes=GIB, unavailable={"agent": "no", "ptrace": "yama"}),
+                AttachTarget(pid=5, user="ana", nbytes=GIB, unavailable={"agent": "no", "ptrace": "yama"}),
             )
         ),
         "limited",
@@ -462,14 +462,35 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "reaching.python",
         facts(
             targets=(
-                PythonTarget(pid=5, user="ana", nbytes=None, available=("agent",)),
-                PythonTarget(pid=6, user="ana", nbytes=None, unavailable={"jupyter": "no"}, is_kernel=True),
+                AttachTarget(pid=5, user="ana", nbytes=None, available=("agent",)),
+                AttachTarget(pid=6, user="ana", nbytes=None, unavailable={"jupyter": "no"}, is_kernel=True),
             ),
             program=replace(SOUND.program, packages={}),
         ),
         "limited",
         "Python pid 6 cannot be trimmed",
         "pip install 'vram[jupyter]'",
+    ),
+    ("reaching.native", facts(attach_test=None), "unknown", "did not finish", "again"),
+    (
+        "reaching.native",
+        facts(attach_test=AttachTest(version="3.12", native_error="no permission")),
+        "limited",
+        "cannot enter a program without Python",
+        "permissions.ptrace",
+    ),
+    (
+        "reaching.native",
+        facts(
+            targets=(
+                AttachTarget(
+                    pid=5, user="ana", nbytes=GIB, unavailable={"native": "static"}, is_python=False
+                ),
+            )
+        ),
+        "limited",
+        "pid 5 cannot be trimmed",
+        "cudaMemPoolTrimTo",
     ),
     ("reaching.cupti", facts(cupti=None), "unknown", "does not return", "LD_LIBRARY_PATH"),
     ("reaching.cupti", facts(cupti=()), "missing", "no libcupti", "nvidia-cuda-cupti"),

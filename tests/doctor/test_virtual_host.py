@@ -176,7 +176,7 @@ class TestTheDriverIsInTrouble:
         assert answer.seen("driver.cuda") == "cuInit did not answer in time"
 
 
-def test_python_processes(clinic: Clinic) -> None:
+def test_target_processes(clinic: Clinic) -> None:
     """One that nobody prepared and that is larger than host memory, one with an agent, one under a tracer."""
     clinic.gpu.set(total_bytes=8 << 40)
     large = clinic.holder(7 << 40)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -49,11 +49,10 @@ while True:
 class Talker:
     """A program that answers each line with one."""
 
-    def __init__(self, machine: Bench, *argv: str) -> None:
-        path = {"PYTHONPATH": search_path(PROGRAMS)}
+    def __init__(self, environment: Mapping[str, str], *argv: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *argv],
-            env=machine.environment(**path),
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -78,14 +77,14 @@ class Talker:
 
 @pytest.fixture
 def trees(machine: Bench) -> Iterator[Talker]:
-    made = Talker(machine, str(TREES))
+    made = Talker(machine.environment(PYTHONPATH=search_path(PROGRAMS)), str(TREES))
     yield made
     made.close()
 
 
 @pytest.fixture
 def other(machine: Bench) -> Iterator[Talker]:
-    made = Talker(machine, "-c", OTHER)
+    made = Talker(machine.environment(PYTHONPATH=search_path(PROGRAMS)), "-c", OTHER)
     made.hear()
     yield made
     made.process.kill()

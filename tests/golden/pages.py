@@ -29,7 +29,7 @@ from tests.fleet import snapshots as fleet_snapshots
 from tests.history import written
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from tests.patience import PATIENCE_S
-from tests.trace_report import training_traces
+from tests.trace_report import steady_traces, training_traces
 from vram.cli.app import main
 from vram.doctor.checks import examine
 from vram.model.change import Change
@@ -371,6 +371,9 @@ def _report(vram: Callable[..., str]) -> str:
         ),
         "churn train.vram": views.churn(view, few),
         "frag train.vram": charts.holes(view, few),
+        "serve.vram": summary.summary(steady_traces.serving(), few),
+        "window serve.vram": views.window(steady_traces.serving(), few),
+        "solver.vram": summary.summary(steady_traces.native_steady(), few),
         "diff before.vram train.vram": views.diff(shorter, view, replace(few, by="stack")),
     }
     page = "".join(f"$ vram report {words}\n{_printed(shown)}" for words, shown in shown_by_words.items())

@@ -87,9 +87,17 @@ def record(request: pytest.FixtureRequest, evidence: str | None) -> Record:
     """Print what was measured, and keep it as a line of evidence."""
     name = request.path.name
     topics = dict.fromkeys(GUARD_FILES, "import-vram") | dict.fromkeys(HOST_FILES, "host")
-    topic = (topics | {"test_tracer.py": "tracer", "test_serve.py": "serve", "test_rights.py": "serve"}).get(
-        name, "giving-back"
-    )
+    topic = (
+        topics
+        | {
+            "test_tracer.py": "tracer",
+            "test_steady.py": "tracer",
+            "test_native_leaks.py": "native",
+            "test_native_visits.py": "native",
+            "test_serve.py": "serve",
+            "test_rights.py": "serve",
+        }
+    ).get(name, "giving-back")
 
     def keep(**figures: Any) -> None:
         line = _without_names(json.dumps({"test": request.node.name, **figures}))

@@ -139,13 +139,23 @@ class JobsMachine:
         """Whoever has reported, by pid."""
         return {each.pid: name for name, each in self._there.items()}
 
-    def kill_parent_of(self, name: str) -> None:
-        """End a process that does not report, known by its child."""
-        pidfd = os.pidfd_open(self[name].parent)
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    def kill_above(self, name: str, steps: Sequence[int] = (1,)) -> None:
+        """End processes that do not report: so many steps above one that does, its parent first.
+
+        All of them are stopped before the first is killed: none sees the end of another.
+        """
+        above, pid = [], self[name].pid
+        for step in range(1, max(steps) + 1):
+            stat = read_stat(pid)
+            assert stat is not None, f"{name} has ended"
+            pid = stat.parent
+            if step in steps:
+                above.append(os.pidfd_open(pid))
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pidfd in above:
+                signal.pidfd_send_signal(pidfd, number)
+        for pidfd in above:
             until_ended(pidfd)
-        finally:
             os.close(pidfd)
 
     def states(self, account: Account) -> dict[str, str]:
@@ -180,13 +190,18 @@ class JobsMachine:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def close(self) -> None:
-        self._listener.close()
-        for each in self._there.values():
+    def end(self, *names: str) -> None:
+        """End *names*, and forget them."""
+        ended = [self._there.pop(name) for name in names]
+        for each in ended:
             each.send(signal.SIGKILL)
-        for each in self._there.values():
+        for each in ended:
             until_ended(each.pidfd)
             each.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.end(*self._there)
         for process in self._started:
             assert process.stdin is not None
             with suppress(BrokenPipeError):

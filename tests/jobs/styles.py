@@ -25,8 +25,9 @@ class Style(NamedTuple):
     """How a command is launched, and what is expected once those of ``killed`` are dead.
 
     ``orphans`` are all of one job; ``healthy`` hold memory and are none; ``gone`` end by themselves;
-    ``others`` hold nothing. In ``killed``, "parent of NAME" is one that does not report. ``leaves``: what was
-    started ends by itself, and its children are adopted.
+    ``others`` hold nothing. In ``killed``, "parent of NAME" is one that does not report, and "parents of
+    NAME" are that one and its parent, at once. ``leaves``: what was started ends by itself, and its children
+    are adopted.
     """
 
     name: str
@@ -56,6 +57,8 @@ IN_A_SHELL = 'sh -c "$@"~&~cat sh'
 BOTH = ("rank0", "rank1")
 WORKERS = ("worker0", "worker1")
 KERNEL = (needs("jupyter_client"), needs("ipykernel"))
+EDITOR = "$python $here/editor.py"
+DEBUGPY = (needs("debugpy"),)
 
 LAUNCHED = (
     # ---- torchrun and accelerate: a session for each rank, environment and "python -u" ----
@@ -181,6 +184,24 @@ LAUNCHED = (
         gone=("free",),
         marks=KERNEL,
     ),
+    # ---- debugpy: the folder of its own program, its adapter's secret, and a process group ----
+    Style("debugpy", f"{EDITOR} --stand-in $socket $worker it", healthy=("it",)),
+    Style("debugpy, killed", f"{EDITOR} --stand-in $socket $worker it", killed=("head",), orphans=("it",)),
+    Style("the real debugpy", f"{EDITOR} $socket $worker it", healthy=("it",), marks=DEBUGPY),
+    Style(
+        "the real debugpy, its adapter killed",
+        f"{EDITOR} $socket $worker it",
+        killed=("parent of parent of it",),
+        gone=("it",),
+        marks=DEBUGPY,
+    ),
+    Style(
+        "the real debugpy, adapter and launcher killed",
+        f"{EDITOR} $socket $worker it",
+        killed=("parents of it",),
+        orphans=("it",),
+        marks=DEBUGPY,
+    ),
 )
 
 DETACHED = (
@@ -190,6 +211,27 @@ DETACHED = (
         healthy=("it",),
         others=(),
         leaves=True,
+    ),
+    *(
+        Style(
+            f"nohup of a program that waits for a debugger, by {how}",
+            f'sh -c nohup~"$@"~>/dev/null~2>&1~& sh $python {command} $worker it',
+            healthy=("it",),
+            others=(),
+            leaves=True,
+        )
+        for how, command in {
+            "debugpy's folder": "$here/debugpy --listen 127.0.0.1:0",
+            "a connection without its secret": "$here/debugpy --connect 127.0.0.1:9",
+        }.items()
+    ),
+    Style(
+        "nohup of a program that waits for a debugger, by the real debugpy",
+        'sh -c nohup~"$@"~>/dev/null~2>&1~& sh $python -m debugpy --listen 127.0.0.1:0 $worker it',
+        healthy=("it",),
+        others=(),
+        leaves=True,
+        marks=DEBUGPY,
     ),
     Style("setsid", "setsid -f $python $worker it", healthy=("it",), others=(), leaves=True),
     Style("disown", 'bash -c "$@"~&~disown bash $python $worker it', healthy=("it",), others=(), leaves=True),

@@ -26,8 +26,9 @@ def play(machine: JobsMachine, style: Style) -> None:
     if style.leaves:
         until(lambda: process.poll() is not None)
     for name in style.killed:
-        if name.startswith("parent of "):
-            machine.kill_parent_of(name.removeprefix("parent of "))
+        above, _, child = name.rpartition(" of ")
+        if above:
+            machine.kill_above(child, {"parent": (1,), "parent of parent": (2,), "parents": (1, 2)}[above])
         else:
             machine[name].kill()
     for name in style.gone:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from tests.ledger.world import World
 from vram.model.files import ClientFacts, DeviceFile, FilesFacts, Region
 from vram.model.gpu import GpuFacts, MemoryFacts
 from vram.model.observation import Observation, Survey
-from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.process import LaunchClaim, ProcessFacts, ProcessRef, RestFacts
 from vram.units import GIB, MIB
 
 FIRST_PID = 1000
 DEAD_PID = 900
+ADOPTER_PID, LAUNCHER_PID = 901, 902
+RANKS = 8
+PYTHON = "/usr/bin/python3"
 CONTEXT_FILES = 20
 
 Crowd = Callable[[int, int], Survey]
@@ -39,7 +44,7 @@ def _process(pid: int, parent: int, *, forked: bool | None = None, session: int 
         argv=("python", "train.py", f"--rank={pid}"),
         uid=0,
         user="root",
-        executable="/usr/bin/python3",
+        executable=PYTHON,
         state="S",
         forked=forked,
         parent=parent,
@@ -91,6 +96,46 @@ def apart(processes: int, gpus: int) -> Survey:
         world.observations.append(_process(pid, 1))
         world.observations.append(_files(pid, range(minor, minor + 1), CONTEXT_FILES, 1 + pid * 1000))
     return world.survey()
+
+
+def in_jobs(processes: int, gpus: int) -> Survey:
+    """As apart(), in jobs of eight ranks: with a launcher, adopted by init, or not whole and idle."""
+    taken = apart(processes, gpus)
+    found = list(taken.observations)
+    for at, each in enumerate(found):
+        if each.process is not None and isinstance(each.facts, ProcessFacts):
+            found[at] = replace(each, facts=_as_rank(each.process.pid, each.facts))
+        elif isinstance(each.facts, GpuFacts):
+            found[at] = replace(each, facts=replace(each.facts, utilization=0))
+    above = {1: "/usr/lib/systemd/systemd", ADOPTER_PID: "/usr/bin/supervise", LAUNCHER_PID: PYTHON}
+    for pid, program in above.items():
+        facts = ProcessFacts(command="x", uid=0, user="root", executable=program, state="S", parent=1)
+        found.append(Observation(probe="proc.processes", process=ProcessRef(pid, 1), facts=facts))
+    for first in range(FIRST_PID, FIRST_PID + processes, RANKS):
+        if _kind(first) == "not whole":
+            left = tuple(range(first, min(first + RANKS - 1, FIRST_PID + processes)))
+            rest = RestFacts(tuple(range(len(left))), left, 1000.0)
+            found += (
+                Observation(probe="proc.jobs", process=ProcessRef(pid, pid * 10), facts=rest) for pid in left
+            )
+    return replace(taken, observations=tuple(found))
+
+
+def _kind(pid: int) -> str:
+    """What becomes of the job that *pid* is a part of."""
+    return ("whole", "adopted", "not whole")[(pid - FIRST_PID) // RANKS % 3]
+
+
+def _as_rank(pid: int, facts: ProcessFacts) -> ProcessFacts:
+    job, rank = divmod(pid - FIRST_PID, RANKS)
+    kind = _kind(pid)
+    if kind == "not whole" and rank == RANKS - 1:
+        return facts  # its place was taken by somebody who is no rank
+    claim = LaunchClaim(
+        "torchrun", f"torchrun.{job:08x}", direct=True, rank=rank, size=RANKS, local_size=RANKS
+    )
+    parent = {"whole": LAUNCHER_PID, "adopted": 1, "not whole": ADOPTER_PID}[kind]
+    return replace(facts, parent=parent, session=pid, group=pid, launch=claim)
 
 
 def uncharged(processes: int, gpus: int) -> Survey:
@@ -235,6 +280,7 @@ CROWDS: dict[str, Crowd] = {
         sharing,
         sharing_all_gpus,
         apart,
+        in_jobs,
         uncharged,
         sharing_uncharged,
         one_dead_parent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram.ledger.ancestry import NOBODY, Ancestry
+from vram.ledger.ancestry import NO_RANK, Ancestry
 from vram.ledger.file_holders import joined
 
 PIDS = st.integers(1, 14)
@@ -26,7 +26,7 @@ def test_the_least_rank_above_is_found(parents, ranks, asked):
     least = Ancestry(parents).least_above(ranks)
     for pid in asked:
         assert least(pid) == min(
-            (ranks[each] for each in above(parents, pid) if each in ranks), default=NOBODY
+            (ranks[each] for each in above(parents, pid) if each in ranks), default=NO_RANK
         )
 
 

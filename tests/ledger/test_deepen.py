@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.ledger.build import build_ledger
 from vram.ledger.deepen import Measured, deepen
-from vram.model.inside import CacheLine, Trimmed
+from vram.model.inside import CacheLine, Trimmed, Via
 from vram.model.ledger import Ledger, known_bytes
 from vram.units import GIB
 
@@ -30,15 +30,13 @@ def line(held: int, reclaimable: int | None, used: int | None, device: int | Non
     )
 
 
-def told(*lines: CacheLine) -> dict[int, Measured]:
+def told(*lines: CacheLine, via: Via = "agent") -> dict[int, Measured]:
     uuid = ledger().gpus[0].uuid
-    return {
-        100: Measured("agent", Trimmed(status="done", devices={"3": uuid, "0": "GPU-other"}, lines=lines))
-    }
+    return {100: Measured(via, Trimmed(status="done", devices={"3": uuid, "0": "GPU-other"}, lines=lines))}
 
 
-def split(*lines: CacheLine) -> dict[str, int]:
-    gpu = deepen(ledger(), told(*lines)).gpus[0]
+def split(*lines: CacheLine, via: Via = "agent") -> dict[str, int]:
+    gpu = deepen(ledger(), told(*lines, via=via)).gpus[0]
     return {entry.kind: entry.nbytes for entry in gpu.entries if entry.holder and entry.holder.pid == 100}
 
 
@@ -60,6 +58,11 @@ def test_what_no_framework_accounts_for_is_a_context_only_up_to_what_one_costs()
     assert split(line(10 * GIB, 0, 10 * GIB)) == {"live": 10 * GIB, "context": CONTEXT}
     assert split(line(8 * GIB, 0, 8 * GIB)) == {"live": 8 * GIB, "outside": 2 * GIB + CONTEXT}
     assert split() == {"outside": 10 * GIB + CONTEXT}
+
+
+def test_a_program_without_python_allocates_by_itself() -> None:
+    found = split(line(10 * GIB, 0, 10 * GIB), via="native")
+    assert found == {"live": 10 * GIB, "outside": CONTEXT}
 
 
 def test_other_processes_stay_as_they_are() -> None:

@@ -20,7 +20,7 @@ from vram.units import GIB, parse_size
 
 SIZES = ("asked", "total", "free", "live", "idle", "pooled", "process", "limit", "largest_free")
 FACTS = (
-    *("gpu", "where", "program", "code", "reporter", "library", "assertion"),
+    *("gpu", "where", "program", "code", "reporter", "library", "assertion", "language"),
     *("utilization", "tokens_wanted", "tokens_fitting"),
 )
 HARMS = ("none", "interrupts", "loses-work", "affects-others")
@@ -91,6 +91,26 @@ def test_there_is_something_to_do_least_harm_first() -> None:
             assert case.judgement.cause.endswith(".")
 
     hold_for_all(check)
+
+
+PYTHON = re.compile(r"vram\.[a-z]|@vram|torch|cupy|XLA_|TF_|rmm\.[a-z]|DataLoader|[Pp]ython|numpy|batch")
+
+
+def test_a_program_in_cpp_gets_no_advice_in_python() -> None:
+    seen = []
+
+    def check(message: Message) -> None:
+        for case in message.cases():
+            if case.message.language != "c++":
+                continue
+            seen.append(message.name)
+            judgement = case.judgement
+            for words in (judgement.cause, *judgement.missing, *(each.text for each in judgement.remedies)):
+                wrong = PYTHON.search(words.replace("vram.hpp", ""))
+                assert not wrong, words
+
+    hold_for_all(check)
+    assert len(seen) >= 20
 
 
 def test_json_is_what_its_schema_says() -> None:

@@ -102,7 +102,7 @@ TELL = {"name": "p", "do": "warn-owner"}
         ({**BASE, "match": []}, "match", "table"),
         ({**BASE, "match": {"user": ["a"]}}, "no key 'user'", "users"),
         ({**BASE, "match": {"users": "a"}}, "users", "list"),
-        ({**BASE, "match": {"users": []}}, "users", "nobody"),
+        ({**BASE, "match": {"users": []}}, "users", "no user"),
         ({**BASE, "match": {"users": ["a" * 300]}}, "users", "256"),
         ({**BASE, "match": {"users": ["a\nb"]}}, "users", "list"),
         ({**BASE, "match": {"gpus": [-1]}}, "gpus", "[0, 1]"),

@@ -14,7 +14,7 @@ from vram.errors import ConfigError
 from vram.model.gpu import GpuFacts
 from vram.model.ledger import Entry, Ledger
 from vram.policy.config import read_policies
-from vram.policy.engine import PolicyEngine
+from vram.policy.engine import CpuTime, PolicyEngine
 from vram.policy.policy import Decision, Policy, PolicyMemory
 
 JOB = ledger(gpu(rank(20, 0), process(30, user="bob")), gpu(rank(21, 1), index=1))
@@ -28,11 +28,11 @@ def orphans(**table: Any) -> Policy:
     return policy(**{"do": "end-orphans", "idle": "30s", "notice": "0s", **told, **table})
 
 
-def at_rest(found: Ledger, used_s: float = 1.0) -> dict[Any, Any]:
+def at_rest(found: Ledger, used_s: float = 1.0, waited_s: float = 0.0) -> dict[Any, Any]:
     """CPU times as they are read for every process of a ledger."""
     people = [entry.holder for each in found.gpus for entry in each.entries if entry.holder]
     names = [(each.pid, each.started_at) for each in people]
-    return {name: {name: used_s} for name in names}
+    return {name: {name: CpuTime(used_s, waited_s)} for name in names}
 
 
 def run(engine: PolicyEngine, found: Ledger, times: list[float], **more: Any) -> list[Decision]:
@@ -72,8 +72,9 @@ def test_it_must_have_been_idle_without_a_pause_for_so_long():
 
 
 WORK: dict[str, Any] = {
-    "one of them uses the CPU": {(21, 210): {(21, 210): 3.0}},
-    "one below it does": {(21, 210): {(21, 210): 1.0, (99, 990): 2.0}},
+    "one of them uses the CPU": {(21, 210): {(21, 210): CpuTime(3.0)}},
+    "one of them waits for a CPU": {(21, 210): {(21, 210): CpuTime(1.0, 9.0)}},
+    "one below it does": {(21, 210): {(21, 210): CpuTime(1.0), (99, 990): CpuTime(2.0)}},
     "one below it has ended": {(21, 210): {}},
     "its CPU time cannot be read": {(21, 210): None},
 }
@@ -99,6 +100,13 @@ def test_no_job_that_uses_a_twentieth_of_a_core_is_ended(work: list[float]):
     for at, each in enumerate(work):
         used += each
         assert run(engine, JOB, [4.0 * at], cpu_s=at_rest(JOB, used)) == []
+
+
+def test_waking_up_on_a_busy_machine_is_no_work():
+    """The driver's own threads wake up ten times a second, and wait for a CPU each time."""
+    engine = PolicyEngine((ALONE,))
+    ends = [run(engine, JOB, [4.0 * at], cpu_s=at_rest(JOB, 1 + 0.04 * at, 0.4 * at)) for at in range(16)]
+    assert [len(each) for each in ends] == [0] * 15 + [1]
 
 
 def test_one_who_joins_starts_the_delay_again_and_one_who_ends_does_not():

@@ -30,7 +30,7 @@ from vram.host.local import LocalHost
 from vram.reach import injection, remote_exec
 from vram.reach.injectors import Injector
 from vram.reach.payload import PayloadRequest, RawAnswer, require_done
-from vram.reach.python_process import PythonProcess, examine
+from vram.reach.target_process import TargetProcess, examine
 from vram.reclaim.identity import identify
 
 PROGRAM = Path(__file__).with_name("target_program.py")
@@ -74,7 +74,7 @@ class TargetProgram:
         """Whether the main thread is in read(0, …)."""
         return Path(f"/proc/{self.pid}/syscall").read_text().startswith("0 0x0 ")
 
-    def python(self) -> PythonProcess:
+    def python(self) -> TargetProcess:
         return examine(identify(LocalHost(), self.pid))
 
     def hear(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def injectors_for(version: str) -> tuple[Injector, ...]:
 
 
 def run_once(
-    process: PythonProcess, deadline_s: float = PATIENCE_S, injector: Injector = injection
+    process: TargetProcess, deadline_s: float = PATIENCE_S, injector: Injector = injection
 ) -> RawAnswer:
     raw = injector.run(process, MEASURE, deadline_s)
     require_done(process.pid, raw.body)

@@ -1,6 +1,7 @@
 """A FUSE file system whose one file never gives its contents, mounted at argv[1] until its input ends.
 
-Written for root in a test; "ready" on standard output says that it is mounted.
+With "names" as argv[2] no name in it is answered for either. Written for root in a test; "ready" on standard
+output says that it is mounted.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ def answer(opcode: int, node: int) -> bytes | None:
     return b"" if opcode in (RELEASE, RELEASEDIR, FLUSH) else None
 
 
-def serve(device: int) -> None:
+def serve(device: int, stalled: tuple[int, ...]) -> None:
     while True:
         try:
             request = os.read(device, 1 << 20)
         except OSError:
             return
         _, opcode, number, node = struct.unpack_from("<IIQQ", request)
-        if opcode in (READ, FORGET, BATCH_FORGET):
+        if opcode in (*stalled, FORGET, BATCH_FORGET):
             continue
         body = answer(opcode, node)
         error = -ENOSYS if body is None else 0
@@ -70,7 +71,8 @@ def main() -> None:
     if libc.mount(b"stalled", place, b"fuse", NO_SUID | NO_DEV, options):
         raise OSError(ctypes.get_errno(), "cannot be mounted")
     try:
-        threading.Thread(target=serve, args=(device,), daemon=True).start()
+        stalled = (READ, LOOKUP) if sys.argv[2:] == ["names"] else (READ,)
+        threading.Thread(target=serve, args=(device, stalled), daemon=True).start()
         print("ready", flush=True)
         sys.stdin.read()
     finally:

@@ -19,7 +19,7 @@ from vram.errors import Refused
 from vram.reach import cpython, elf, injection, remote_exec
 from vram.reach.elf import ElfImage
 from vram.reach.ptrace import TargetMemory, UnsafeToAttach, while_stopped
-from vram.reach.python_process import PythonProcess, examine
+from vram.reach.target_process import TargetProcess, examine
 
 TRIES = 2000
 # What a field is replaced by: the ends of every range, and small steps off the right value.
@@ -56,7 +56,7 @@ class Copied(TargetMemory):
 
 
 @pytest.fixture(scope="module")
-def python(python314: str) -> Iterator[PythonProcess]:
+def python(python314: str) -> Iterator[TargetProcess]:
     process = subprocess.Popen(
         [python314, "-c", "print(1, flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -67,7 +67,7 @@ def python(python314: str) -> Iterator[PythonProcess]:
 
 
 @pytest.fixture
-def copied(python: PythonProcess) -> Iterator[Copied]:
+def copied(python: TargetProcess) -> Iterator[Copied]:
     memory = TargetMemory(python.pid)
     yield Copied(memory)
     memory.close()
@@ -78,7 +78,7 @@ def forged(chance: random.Random, nbytes: int) -> bytes:
     return (value & (1 << 8 * nbytes) - 1).to_bytes(nbytes, "little")
 
 
-def test_headers_and_symbol_tables(python: PythonProcess, copied: Copied) -> None:
+def test_headers_and_symbol_tables(python: TargetProcess, copied: Copied) -> None:
     """Program headers, the dynamic section, the hash table: two thousand times something is not as it was."""
     lines = elf.mappings(python.pid)
     sound = elf.find_python(copied, lines, python.executable)
@@ -109,7 +109,7 @@ def test_headers_and_symbol_tables(python: PythonProcess, copied: Copied) -> Non
     assert copied.nbytes < TRIES << 20
 
 
-def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied: Copied) -> None:
+def test_the_table_of_offsets_and_what_it_leads_to(python: TargetProcess, copied: Copied) -> None:
     """Believed where nothing of it was touched that counts; otherwise refused. Nothing is ever written."""
     lines = elf.mappings(python.pid)
     runtime = elf.find_python(copied, lines, python.executable).symbol("_PyRuntime")
@@ -159,7 +159,7 @@ def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied
     ],
 )
 def test_other_versions_are_refused_by_name(
-    python: PythonProcess, copied: Copied, version: int, free_threaded: int, reason: str
+    python: TargetProcess, copied: Copied, version: int, free_threaded: int, reason: str
 ) -> None:
     lines = elf.mappings(python.pid)
     runtime = elf.find_python(copied, lines, python.executable).symbol("_PyRuntime")
@@ -169,7 +169,7 @@ def test_other_versions_are_refused_by_name(
         cpython.read_debug_offsets(copied, runtime)
 
 
-def test_call_frame_tables(python: PythonProcess, copied: Copied) -> None:
+def test_call_frame_tables(python: TargetProcess, copied: Copied) -> None:
     """Forged, they tell nothing, or something else, and nobody reads them for ever."""
     lines = elf.mappings(python.pid)
     libc = next(each for each in elf.images(copied, lines) if "/libc.so" in each.path)

@@ -35,9 +35,9 @@ from tests.reach.soak import (
     run_together,
 )
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
-from vram.reach import cpython, injection, ptrace
+from vram.reach import attachment, cpython, injection, ptrace
 from vram.reach.injectors import ask_trim
-from vram.reach.python_process import PythonProcess, examine
+from vram.reach.target_process import TargetProcess, examine
 
 RUNS = 2
 
@@ -186,8 +186,8 @@ def test_nothing_is_left_behind(start: Callable[..., TargetProgram], private_fol
     assert "TracerPid:\t0" in (place / "status").read_text()
 
 
-def _tails(process: PythonProcess) -> list[bytes]:
-    with injection.open_target(process, injection.Injection) as injected:
+def _tails(process: TargetProcess) -> list[bytes]:
+    with attachment.open_target(process, injection.Injection) as injected:
         return [injected._memory.read(begins, ends - begins) for begins, ends in injected._tails]
 
 
@@ -222,7 +222,7 @@ def test_more_runs_than_there_are_places_wait_for_one(start: Callable[..., Targe
     program.ask()
 
 
-def _finds_no_free_place(process: PythonProcess) -> bool:
+def _finds_no_free_place(process: TargetProcess) -> bool:
     try:
         run_once(process, deadline_s=0.2)
     except NotReachable as error:
@@ -266,7 +266,7 @@ class TestCalledOff:
         """It stays in the ring, while its place may be given to other lines, which it must not run."""
         with ThreadPoolExecutor(3) as pool:
 
-            def two_pending(deadline_s: float) -> tuple[TargetProgram, PythonProcess, list[int], Any, Any]:
+            def two_pending(deadline_s: float) -> tuple[TargetProgram, TargetProcess, list[int], Any, Any]:
                 program = start("holding", python=python_of(version))
                 process = program.python()
                 first = pool.submit(run_once, process, deadline_s)
@@ -323,9 +323,9 @@ class TestCalledOff:
         program.ask()
 
 
-def _pending(process: PythonProcess) -> list[int]:
+def _pending(process: TargetProcess) -> list[int]:
     """Where the calls in its ring find their lines."""
-    with injection.open_target(process, injection.Injection) as injected:
+    with attachment.open_target(process, injection.Injection) as injected:
         python, ring = injected.python, injected.python._ring
         python.require_usable()
         python.find_main_thread()
@@ -337,7 +337,7 @@ def _pending(process: PythonProcess) -> list[int]:
         return found
 
 
-def _texts(process: PythonProcess) -> int:
+def _texts(process: TargetProcess) -> int:
     return sum(text.count(b"start_new_thread") for text in _tails(process))
 
 
@@ -506,7 +506,7 @@ class TestLeftAlone:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdout.readline()
-            with injection.open_target(examine(target_of(process.pid)), injection.Injection) as injected:
+            with attachment.open_target(examine(target_of(process.pid)), injection.Injection) as injected:
                 process.stdin.write(b"\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == b"2\n"
@@ -596,7 +596,7 @@ def test_states_are_told_apart(start: Callable[..., TargetProgram], state: str, 
     process = start(state).python()
 
     def chosen() -> str:
-        with injection.open_target(process, injection.Injection) as injected:
+        with attachment.open_target(process, injection.Injection) as injected:
             injected._prepare()
 
             def choose(threads: ptrace.StoppedThreads) -> str:

@@ -20,9 +20,9 @@ from tests.patience import PATIENCE_S, until
 from tests.reach.conftest import CACHED, World, released, target_of
 from tests.reach.soak import TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import NotReachable, TimedOut
-from vram.reach import injection, remote_exec
+from vram.reach import attachment, remote_exec
 from vram.reach.injectors import ask_trim
-from vram.reach.python_process import PythonProcess, examine
+from vram.reach.target_process import TargetProcess, examine
 
 NOBODY = 65534
 
@@ -40,9 +40,9 @@ def start(world: World, python314: str) -> Iterator[Callable[..., TargetProgram]
         each.close()
 
 
-def waiting(process: PythonProcess) -> bytes | None:
+def waiting(process: TargetProcess) -> bytes | None:
     """The request that lies in the process and has not been seen by its main thread."""
-    with injection.open_target(process, remote_exec.DebuggerInterface) as interface:
+    with attachment.open_target(process, remote_exec.DebuggerInterface) as interface:
         return interface._pending_path(interface.find_main_thread().state + interface._offsets.support)
 
 

@@ -23,8 +23,8 @@ from tests.reach.conftest import SOURCES, World, target_of
 from vram.errors import NoSuchProcess, NotReachable, TargetDied, TimedOut
 from vram.reach import payload, script_drop
 from vram.reach.payload import PayloadRequest, require_done
-from vram.reach.python_process import examine, pidfd_of
 from vram.reach.script_drop import ScriptDrop
+from vram.reach.target_process import examine, pidfd_of
 
 MEASURE = PayloadRequest("trim", {"verb": "measure", "tracebacks": False})
 BE_NOBODY = "import os; os.setgid(65534); os.setuid(65534)"

@@ -19,7 +19,7 @@ from vram.host.local.seccomp import given_up
 from vram.reach import injection
 from vram.reach.injectors import ask_trim, choose_injector
 from vram.reach.payload import PayloadRequest
-from vram.reach.python_process import examine
+from vram.reach.target_process import examine
 
 GIVEN_UP = [
     "kill-connect",

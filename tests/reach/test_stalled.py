@@ -109,9 +109,14 @@ def run(pid: int, deadline_s: float) -> subprocess.Popen[bytes]:
 
 def _is_stuck(pid: int) -> bool:
     """Whether its child waits inside the kernel for the file system, and it waits for its child."""
-    if "poll" not in _wait_channel(pid):
+    return "poll" in _wait_channel(pid) and has_stuck_child(pid)
+
+
+def has_stuck_child(pid: int) -> bool:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended
         return False
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return any("request_wait" in _wait_channel(int(child)) for child in children)
 
 

@@ -235,12 +235,13 @@ except NotPermitted as error:
 
 
 class TestRefused:
-    def test_a_process_without_python(self, work: Workplace) -> None:
+    def test_a_process_without_a_thread_at_rest(self, work: Workplace) -> None:
+        """A sleep has a deadline, which the wait once more would put off."""
         other = work.start(["sleep", "600"])
         done = work.vram("attach", other.pid)
         assert done.returncode == 14
-        assert "is not a Python process" in done.stderr
-        assert "`vram run -- COMMAND` records any program" in done.stderr
+        assert "none of its threads waits in a system call without a deadline" in done.stderr
+        assert "`vram run -- COMMAND` records a program" in done.stderr
 
     def test_nobody(self, work: Workplace) -> None:
         assert work.vram("attach", 2**22 - 1).returncode == 10

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,9 @@ LOOKS = {"llamacpp": ("llama-server",), "unknown": ("vllm",), "not-http": ("vllm
 class StandIn:
     """One running server; ``heard`` are the requests that reached it."""
 
-    def __init__(self, world: World, *words: str) -> None:
+    def __init__(self, environment: Mapping[str, str], *words: str) -> None:
         argv = [sys.executable, str(PROGRAM), *words, *LOOKS.get(words[0], ())]
-        self.process = subprocess.Popen(
-            argv, env=world.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self.process = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         until_readable(self.process.stdout)
         first = json.loads(self.process.stdout.readline())
@@ -70,7 +69,7 @@ class ServerWorld:
         self._started: list[StandIn] = []
 
     def start(self, *words: str) -> StandIn:
-        made = StandIn(self.world, *words)
+        made = StandIn(self.world.environment, *words)
         self._started.append(made)
         return made
 

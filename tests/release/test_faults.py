@@ -8,13 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+import tests.reach.stalled_files
 from tests.needs import needs, skip_without
-from tests.patience import PATIENCE_S, until
-from tests.release.conftest import LOOKS, ServerWorld, freed
+from tests.patience import PATIENCE_S, must_end, until
+from tests.reach.test_stalled import has_stuck_child
+from tests.release.conftest import LOOKS, ServerWorld, StandIn, freed
 from tests.release.server_program import CACHE, WEIGHTS
 from vram.errors import ExitCode
 
@@ -164,6 +168,25 @@ def test_one_at_a_time(servers: ServerWorld) -> None:
     assert json.loads(answer)["receipt"]["end"] == "answered"
 
 
+def test_what_another_vram_asked_meanwhile_is_not_asked_again(
+    servers: ServerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were prepared while SGLang had its memory; the second request would end it."""
+    from vram.errors import WorldChanged
+    from vram.host.local import LocalHost
+    from vram.reclaim.actions.release import prepare_release, release
+
+    for name in ("LD_LIBRARY_PATH", "VRAM_VIRTUAL_GPU", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, servers.world.environment[name])
+    server = servers.start("sglang", "backup")
+    host = LocalHost()
+    prepared = prepare_release(host, server.pid, undo=False, deadline_s=PATIENCE_S)
+    servers.release(server.pid)
+    with pytest.raises(WorldChanged, match="another vram asked SGLang meanwhile"):
+        release(host, prepared, PATIENCE_S)
+    assert server.posts() == ["/release_memory_occupation"]
+
+
 def test_stopped(servers: ServerWorld) -> None:
     server = servers.start("vllm")
     server.process.send_signal(signal.SIGSTOP)
@@ -279,3 +302,48 @@ def test_an_ordinary_user_and_a_server_of_its_own(servers: ServerWorld, tmp_path
         skip_without("readable-by-all", "others cannot read the folder of the virtual GPU")
     assert done.returncode == 0, done.stderr
     assert server.posts() == ["/sleep?level=1"]
+
+
+@contextmanager
+def stalled(folder: Path) -> Iterator[None]:
+    """No name in *folder* is answered for meanwhile: a file system lies over it that its user made."""
+    program = [sys.executable, tests.reach.stalled_files.__file__, str(folder), "names"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        if server.stdout.readline() != b"ready\n":
+            server.communicate()
+            skip_without("fuse", "no FUSE file system can be mounted here: that takes root and /dev/fuse")
+        yield
+        server.communicate()
+
+
+@pytest.fixture
+def behind_a_stalled_folder(servers: ServerWorld, tmp_path: Path) -> Iterator[StandIn]:
+    """Another user's server, whose Unix socket is in a folder that does not answer any more."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    server = servers.start("vllm", f"unix={folder}/socket", f"uid={NOBODY}")
+    with stalled(folder):
+        yield server
+
+
+@needs("root", detail="only root asks another user's server")
+def test_a_socket_on_a_file_system_that_never_answers(
+    servers: ServerWorld, behind_a_stalled_folder: StandIn
+) -> None:
+    with must_end():
+        code, said = servers.refusal(behind_a_stalled_folder.pid)
+    assert (code, "on a file system that does not answer" in said) == (14, True), said
+    assert behind_a_stalled_folder.heard == []
+
+
+@needs("root", detail="only root asks another user's server")
+def test_ctrl_c_ends_the_wait_for_such_a_file_system(
+    servers: ServerWorld, behind_a_stalled_folder: StandIn
+) -> None:
+    command = [sys.executable, "-m", "vram", "release", str(behind_a_stalled_folder.pid), "--yes"]
+    with subprocess.Popen(command, env=servers.world.environment, stderr=subprocess.DEVNULL) as asking:
+        until(lambda: has_stuck_child(asking.pid), asking.poll)
+        asking.send_signal(signal.SIGINT)
+        assert asking.wait(PATIENCE_S) == 130
+    assert behind_a_stalled_folder.heard == []

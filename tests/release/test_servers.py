@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.release.conftest import ServerWorld, freed
 from tests.release.server_program import CACHE, WEIGHTS
 
@@ -20,6 +22,7 @@ KINDS = [
     (("vllm", "no-metrics"), ["/sleep?level=1"], ALL),
     (("sglang",), ["/release_memory_occupation"], CACHE),
     (("sglang", "backup"), ["/release_memory_occupation"], ALL),
+    (("sglang", "backup", "weight-cache"), ["/release_memory_occupation"], CACHE),
     (("ollama",), ["/api/generate"] * 2, ALL),
     (("ollama", "runner"), ["/api/generate"] * 2, ALL),
     (("comfyui",), ["/free"], ALL),
@@ -56,6 +59,35 @@ def test_undone(servers: ServerWorld, kind: str) -> None:
     receipt = servers.release(server.pid, "--undo")
     assert (receipt["end"], receipt["exit code"]) == ("answered", 0), receipt
     assert receipt["charged_after"] == before
+    code, said = servers.refusal(server.pid, "--undo")
+    assert (code, "nothing to undo" in said) == (14, True), said
+    assert freed(servers.release(server.pid)) == ALL
+
+
+def test_what_a_vram_with_another_state_folder_released_is_undone(
+    servers: ServerWorld, tmp_path: Path
+) -> None:
+    """The service's worker does not know the user's $XDG_STATE_HOME; only the log knows what SGLang did."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    server = servers.start("sglang")
+    words = ("release", server.pid, "--yes")
+    assert servers.vram(*words, HOME=str(home), XDG_STATE_HOME="").returncode == 0
+    assert (home / ".local/state/vram/audit.jsonl").exists()
+    assert servers.vram(*words, HOME=str(home)).returncode == 14  # as it was asked already
+    undone = servers.vram(*words, "--undo", HOME=str(home))
+    assert (undone.returncode, server.posts()[-1]) == (0, "/resume_memory_occupation"), undone.stderr
+    # A second one would end the server. This log does not know of the first; the driver does.
+    assert servers.vram(*words, "--undo", HOME=str(home), XDG_STATE_HOME="").returncode == 14
+
+
+def test_sglang_that_was_resumed_by_another_is_not_resumed_again(servers: ServerWorld) -> None:
+    server = servers.start("sglang", "backup")
+    servers.release(server.pid)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    connection.request("POST", "/resume_memory_occupation", b"{}")
+    assert connection.getresponse().status == 200
+    connection.close()
     code, said = servers.refusal(server.pid, "--undo")
     assert (code, "nothing to undo" in said) == (14, True), said
     assert freed(servers.release(server.pid)) == ALL

@@ -85,6 +85,46 @@ def test_a_hundred_processes_fit_a_screen_and_are_all_there_when_asked_for() -> 
     assert all(f"pid {each} " in whole for each in (*range(100, 200), *range(900, 1000)))
 
 
+def test_processes_that_are_ended_one_by_one_have_a_size_each() -> None:
+    steps = [replace(step(10 + at, f"train-{at}.py"), predicted_bytes=(1 + at) * GIB) for at in range(3)]
+    shown = lines(draft(plan(*steps), RenderOptions(80)))
+    for at, line in enumerate(shown[1:4]):
+        assert line.split() == [
+            *(["kill"] if not at else []),
+            f"{1 + at}.0",
+            "GiB",
+            *f"pid {10 + at} · alice · train-{at}.py".split(),
+        ]
+    assert flat(shown).count("memory of a dead process") == 1
+
+
+def test_who_free_the_same_bytes_have_one_size() -> None:
+    """Those who hold the same, or are one job: what the first ones free is not theirs alone."""
+    held = [replace(step(10 + at, "pool.py"), predicted_bytes=at * GIB) for at in range(2)]
+    assert "kill 1.0 GiB pids 10, 11 · alice · 2× pool.py" in flat(
+        lines(draft(plan(*held), RenderOptions(80)))
+    )
+    ranks = [step(10 + at, "train.py") for at in range(2)]
+    job = JobActivity(job=Job(by="torchrun", key="1"), pids=(10, 11), cpu_s=0.0, gpu_percent={})
+    whole = replace(plan(*ranks), activity=(job,))
+    assert "kill 2.0 GiB pids 10, 11 · alice · 2× train.py" in flat(lines(draft(whole, RenderOptions(80))))
+
+
+def test_workers_of_multiprocessing_are_one_program() -> None:
+    command = (
+        "python -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=6, pipe_handle={})"
+    )
+    steps = [replace(step(10 + at, command.format(8 + at)), predicted_bytes=at * GIB) for at in range(3)]
+    assert "3× multiprocessing worker" in flat(lines(draft(plan(*steps), RenderOptions(80))))
+
+
+def test_what_can_be_undone_says_by_which_command() -> None:
+    server = replace(step(10, "vllm serve", "release"), reversible=True)
+    assert "`vram release --undo 10` undoes it" in flat(lines(draft(plan(server), RenderOptions(80))))
+    idle = [replace(step(10 + at, "train.py", "park"), reversible=True) for at in range(2)]
+    assert "`vram unpark PID` undoes it" in flat(lines(draft(plan(*idle), RenderOptions(80))))
+
+
 def test_outcomes_of_a_kind_are_one_line_with_the_reason_of_those_that_failed() -> None:
     done = [
         Outcome(

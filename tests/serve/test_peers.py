@@ -56,6 +56,18 @@ def test_a_peer_is_what_the_kernel_says():
     require_may_act(found)
 
 
+@needs("root", detail="only root can join other groups")
+def test_its_supplementary_groups_are_known():
+    words = (
+        "import socket; from vram.serve.socket.peers import peer_of; pair = socket.socketpair();"
+        " print(peer_of(pair[0]).groups)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", words], extra_groups=[4321, 4322], capture_output=True, text=True
+    )
+    assert (said.stdout, said.stderr) == ("(4321, 4322)\n", "")
+
+
 def test_a_kernel_without_a_pidfd_of_the_peer_is_asked_by_pid(monkeypatch: pytest.MonkeyPatch):
     """Before Linux 6.5; who has ended when the connection is accepted may not act."""
     monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.patience import until_async
+from tests.release.conftest import StandIn
+from tests.search_path import search_path
 from tests.worker_pool import WorkerPool
 from vram.host.local import LocalHost
 from vram.live_reader import ReaderClient, ReaderOptions
@@ -20,7 +23,7 @@ from vram.top.dialogs import Dialog, Question, Running
 from vram.top.panels import DetailsPanel, GpuPanel, TextPanel
 from vram.top.table import ProcessTable, TableHeader
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.demos import DemoProgram
+from vram.virtualgpu.demos import PROGRAMS, DemoProgram
 
 EVERY_S = 0.2
 
@@ -164,6 +167,13 @@ class Company:
         for _ in range(stages):
             demo.go()
         return demo
+
+    def server(self, *words: str) -> StandIn:
+        """A stand-in for a server; it has 1.5 GiB and a context."""
+        path = {"PYTHONPATH": search_path(PROGRAMS)}
+        server = StandIn({**os.environ, **path}, *words)
+        self._stack.callback(server.close)
+        return server
 
     def pool(self, *does: str) -> WorkerPool:
         """Workers of one job; each has 1 GiB and a context."""

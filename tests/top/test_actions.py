@@ -197,7 +197,7 @@ def test_unpark_of_a_process_that_is_not_parked_is_refused(company: Company) -> 
     run(play)
 
 
-def test_trim_releases_what_a_python_process_only_caches(company: Company) -> None:
+def test_trim_releases_what_a_target_process_only_caches(company: Company) -> None:
     pools = company.demo("pools.trim", 2 * GIB, stages=1)
     pid = pools.pids["self"]
 
@@ -267,6 +267,83 @@ def test_where_processes_are_somebody_elses_numbers_nothing_is_done(company: Com
     run(play)
 
 
+# ---- a server that can release its memory ----
+
+
+def test_a_server_releases_its_memory_and_takes_it_again(company: Company) -> None:
+    server = company.server("sglang", "backup")
+    pid = server.pid
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            plan = await view.ask("R")
+            assert view.dialog_title == f"vram release pid {pid}"
+            assert "asks POST /release_memory_occupation" in plan
+            assert "lost: the KV cache" in plan
+            assert server.posts() == []
+            await view.press("y")
+            receipt = await view.receipt()
+            assert "asked: POST /release_memory_occupation" in receipt
+            assert "1.5 GiB freed" in receipt
+            await view.close_dialog()
+            await view.until(lambda: "GiB" not in str(view.line_of(pid)))
+            # Only the audit log knows what SGLang has released.
+            plan = await view.ask("u")
+            assert view.dialog_title == f"vram release --undo pid {pid}"
+            assert "asks POST /resume_memory_occupation" in plan
+            await view.press("y")
+            assert "1.5 GiB taken again" in await view.receipt()
+            await view.close_dialog()
+            await view.press("u")
+            assert "there is nothing to undo" in await view.notice()
+
+    run(play)
+    assert server.posts() == ["/release_memory_occupation", "/resume_memory_occupation"]
+
+
+@pytest.mark.parametrize("answer", ["n", "enter"])
+def test_a_server_is_not_asked_without_a_yes(company: Company, answer: str) -> None:
+    server = company.server("ollama")
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(server.pid)
+            assert "by its own count 1.5 GiB" in await view.ask("R")
+            await view.press(answer)
+            await view.until(lambda: view.dialog is None)
+
+    run(play)
+    assert server.posts() == []
+
+
+def test_what_is_no_server_is_said_after_the_key(company: Company) -> None:
+    pid = company.demo("memory.plain", 1 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            await view.press("R")
+            assert "does not look like a server" in await view.notice()
+            await view.close_dialog()
+
+    run(play)
+
+
+def test_another_process_with_a_servers_pid_is_not_asked(company: Company) -> None:
+    from vram.errors import WorldChanged
+    from vram.host.local import LocalHost
+    from vram.top.actions import ActionRequest, prepare
+
+    server = company.server("vllm")
+    started_at = read_stat(server.pid).started_at
+    assert prepare(LocalHost(), ActionRequest(name="release", pid=server.pid, started_at=started_at), 30.0)
+    heard = len(server.heard)
+    with pytest.raises(WorldChanged, match="another process now"):
+        prepare(LocalHost(), ActionRequest(name="release", pid=server.pid, started_at=started_at - 1), 30.0)
+    assert len(server.heard) == heard
+
+
 # ---- a job whose launcher is dead ----
 
 
@@ -288,7 +365,9 @@ def test_kill_on_an_orphan_means_its_whole_job(company: Company) -> None:
             assert view.dialog_title == f"vram kill the job of pid {first}"
             assert all(map(is_alive, pool.workers))
             await view.press("y")
-            assert "freed 4.5 GiB" in await view.receipt()
+            receipt = await view.receipt()
+            assert "done  kill 3 processes: 3" in receipt
+            assert "freed 4.5 GiB" in receipt
             await view.close_dialog()
             await view.until(lambda: view.pids == [neighbour])
 

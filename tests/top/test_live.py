@@ -18,7 +18,8 @@ from tests.needs import skip_without
 from tests.top.conftest import Company, View, run, viewing
 from vram.cli.arguments import narrowed
 from vram.report.process_table import COLUMNS
-from vram.top.panels import DetailsPanel
+from vram.top.dialogs import KEYS
+from vram.top.panels import DetailsPanel, KeyBar
 from vram.top.table import TableHeader
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -351,6 +352,20 @@ def test_the_tree_shows_families(company: Company, size: tuple[int, int]) -> Non
             assert "GHOST" in str(view.line_of(child))
             await view.press("t")
             await view.until(lambda: view.pids == [child, plain])
+
+    run(play)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(60, {"t", "d", "slash"}), (80, {"t"}), (100, set())])
+def test_a_narrow_bottom_line_leaves_out_the_least_important_keys(
+    company: Company, width: int, left_out: set[str]
+) -> None:
+    async def play() -> None:
+        async with viewing(size=(width, 24)) as view:
+            bar = view.app.query_one(KeyBar)
+            shown = bar.render()
+            assert shown.cell_len <= width
+            assert {name for _, _, name in KEYS} - {name for _, name in bar._ends} == left_out
 
     run(play)
 

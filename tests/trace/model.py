@@ -53,6 +53,35 @@ class Peak:
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
 
 
+Site = tuple[int, str, int | None, int]
+Layer = tuple[int | None, str]
+"""A GPU, and "device" for the driver's memory or a kind of blocks."""
+
+
+def layer_of(kind: str) -> str | None:
+    if kind in ON_GPU:
+        return "device"
+    return kind if KINDS[kind] >= 16 else None
+
+
+@dataclass
+class Window:
+    """From *begin* on: [count, bytes] of sites when it began and at their layer's highest moment; levels."""
+
+    begin: int
+    end: int
+    quarters: int = 0
+    base: dict[Site, list[int]] = field(default_factory=dict)
+    earlier: dict[Site, tuple[int, int, int]] = field(default_factory=dict)
+    highest: dict[Layer, tuple[int, int]] = field(default_factory=dict)
+    highest_sites: dict[Layer, dict[Site, list[int]]] = field(default_factory=dict)
+    lowest: dict[Layer, list[int]] = field(default_factory=dict)
+
+    def bound(self) -> float:
+        quarter = (self.end - self.begin) // 4
+        return self.begin + self.quarters * quarter if self.quarters < 4 else float("inf")
+
+
 def merged(events: Iterable[Event]) -> Iterator[Event]:
     """In the order of time; at the same time what is no allocation first, then by writer."""
     queues: dict[tuple[int, int], list[Event]] = {}
@@ -76,7 +105,8 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
 class Model:
     """Everything after all events."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], window: Window | None = None) -> None:
+        self.window = window or Window(0, 0)
         self.live: dict[tuple[int, int, int], Memory] = {}
         self.detached: list[Memory] = []
         self.mappings: dict[tuple[int, int], tuple[Memory, Event]] = {}
@@ -95,6 +125,8 @@ class Model:
         self.host_peak = 0
         self.count = 0
         for self.now, event in enumerate(merged(events), 1):
+            while event.time_ns >= self.window.bound():
+                self._cross()
             ends_context = event.name == "free" and event.kind == "context"
             if not ends_context and event.section not in self.ended:
                 self.active[event.section] = self.now
@@ -106,6 +138,8 @@ class Model:
             self.count += event.name != "end"
             getattr(self, "_" + event.name)(event)
             self._measure(event)
+        while self.window.quarters < 4:
+            self._cross()
 
     # ---- events ----
 
@@ -183,6 +217,7 @@ class Model:
         pass
 
     def _ends(self, memory: Memory) -> None:
+        self._sink()
         self.freed[memory.site] += 1
         self.gpu_frees[memory.event.gpu] += memory.event.kind in ON_GPU
 
@@ -195,7 +230,58 @@ class Model:
         live = (memory.event for memory in self.all_live())
         return sum(event.nbytes for event in live if event.gpu == gpu and event.kind in ON_GPU)
 
+    # ---- the window ----
+
+    def layers(self) -> dict[Layer, dict[Site, list[int]]]:
+        """What is live, by layer and site."""
+        found: dict[Layer, dict[Site, list[int]]] = {}
+        for memory in self.all_live():
+            name = layer_of(memory.event.kind)
+            if name is not None:
+                row = found.setdefault((memory.event.gpu, name), {}).setdefault(memory.site, [0, 0])
+                row[0] += 1
+                row[1] += memory.event.nbytes
+        return found
+
+    def level(self, layer: Layer) -> int:
+        return sum(nbytes for _, nbytes in self.layers().get(layer, {}).values())
+
+    def _cross(self) -> None:
+        """A quarter of the window begins."""
+        window, live = self.window, self.layers()
+        names = {layer_of(kind) for kind in KINDS} - {None}
+        for layer in [(gpu, name) for gpu in (None, 0, 1) for name in names if name]:
+            level = sum(nbytes for _, nbytes in live.get(layer, {}).values())
+            window.lowest.setdefault(layer, []).append(level)
+            if window.quarters == 0:
+                window.highest[layer] = level, window.begin
+                window.highest_sites[layer] = live.get(layer, {})
+        if window.quarters == 0:
+            window.base = {site: row for sites in live.values() for site, row in sites.items()}
+            window.earlier = {
+                site: (count, nbytes, self.freed[site]) for site, (count, nbytes) in self.made.items()
+            }
+        window.quarters += 1
+
+    def _sink(self) -> None:
+        if self.window.quarters:
+            for layer, lowest in self.window.lowest.items():
+                lowest[-1] = min(lowest[-1], self.level(layer))
+
+    def _rise(self, event: Event) -> None:
+        window, name = self.window, layer_of(event.kind)
+        if event.name != "alloc" or name is None or not window.quarters:
+            return
+        layer = (event.gpu, name)
+        level = self.level(layer)
+        if level > window.highest[layer][0]:
+            window.highest[layer] = level, event.time_ns
+            window.highest_sites[layer] = self.layers()[layer]
+
     def _measure(self, event: Event) -> None:
+        self._rise(event)
+        if event.kind == "context":
+            self._sink()
         held = sum(memory.event.nbytes for memory in self.all_live() if memory.event.kind in HOST)
         self.host_peak = max(self.host_peak, held)
         nbytes = self.on_gpu(event.gpu) if event.name == "alloc" else 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trace.model import KINDS, MIB, ON_GPU, Event, Model, holes
+from tests.trace.model import KINDS, MIB, ON_GPU, Event, Model, Window, holes
 from tests.trace.writer import Section, TraceFile, Writer
 from vram.model.trace import TraceView
 from vram.trace.reader import EVENT_TYPES, open_trace
@@ -145,8 +146,8 @@ def test_the_reader_agrees_with_the_model(events: list[Event], chunk_every: int)
     present = sorted({event.section for event in events})
     events = [Event(**{**vars(event), "section": present.index(event.section)}) for event in events]
     ordered = sorted(events, key=lambda event: event.section)
-    model = Model(ordered)
     view = view_of(write(events, chunk_every))
+    model = Model(ordered, Window(view.duration_ns // 2, view.duration_ns))
     assert not view.damage
     assert view.events == model.count
     stack_of = {
@@ -183,6 +184,7 @@ def test_the_reader_agrees_with_the_model(events: list[Event], chunk_every: int)
     for process in view.processes:
         assert process.unknown_frees == model.unknown_frees[process.index]
         assert process.missing_frees == model.missing_frees[process.index]
+    check_windows(view, model, site)
     check_holes(view, model)
     check_events(events, view, model)
 
@@ -201,6 +203,33 @@ def check_gpus(view: TraceView, model: Model) -> None:
             assert all(point.lowest <= point.last <= point.highest for point in points)
     listed = {use.gpu for use in view.gpus}
     assert all(gpu in listed for gpu, peak in model.peaks.items() if peak.nbytes)
+
+
+def check_windows(
+    view: TraceView, model: Model, site: Callable[[object], tuple[int, str, int | None, int]]
+) -> None:
+    """Their levels, and what each place had when they began, at their highest moment and at their end."""
+    blocks = {"torch": "torch block", "cupy": "cupy block", "jax": "jax buffer", "other": "framework block"}
+    seen = set()
+    for window in view.windows:
+        layer = window.gpu, blocks.get(window.framework or "", "device")
+        seen.add(layer)
+        highest, highest_ns = model.window.highest[layer]
+        assert (window.highest_nbytes, window.highest_ns) == (highest, highest_ns)
+        assert window.end_nbytes == model.level(layer)
+        assert list(window.lowest) == model.window.lowest[layer]
+        at_highest = {site(each.site): [each.site.count, each.site.nbytes] for each in window.places}
+        assert {key: row for key, row in at_highest.items() if row[0]} == model.window.highest_sites[layer]
+        live = model.layers().get(layer, {})
+        for each in window.places:
+            key = site(each.site)
+            assert [each.base_count, each.base_nbytes] == model.window.base.get(key, [0, 0])
+            assert [each.end_count, each.end_nbytes] == live.get(key, [0, 0])
+            made, nbytes, freed = model.window.earlier.get(key, (0, 0, 0))
+            assert (each.made, each.made_nbytes) == (model.made[key][0] - made, model.made[key][1] - nbytes)
+            assert each.freed == model.freed[key] - freed
+        assert window.base_nbytes == sum(each.base_nbytes for each in window.places)
+    assert {layer for layer, row in model.layers().items() if row} <= seen
 
 
 def check_holes(view: TraceView, model: Model) -> None:

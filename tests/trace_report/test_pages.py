@@ -19,10 +19,10 @@ from tests.trace_report.page_traces import process, training
 from tests.trace_report.training_traces import SECOND, python
 from vram.model.trace import CallStack, Frame, Gap, Site, TimelinePoint, TracedProcess, TraceView
 from vram.report.escape import inert
+from vram.trace.places import executables, package
 from vram.trace_report import json as trace_json
 from vram.trace_report.page_data import DEEPEST, MAX_PLACES, content
 from vram.trace_report.pages import SCRIPTS, fragment, page
-from vram.trace_report.places import executables, package
 from vram.trace_report.words import page_moment, recorded, sentences, shortened
 from vram.units import GIB, MIB
 
@@ -333,8 +333,8 @@ def texts(view: TraceView) -> dict[str, str]:
 def test_sentences_say_what_happened() -> None:
     found = texts(training(1))
     assert found["One process was recorded for 2 min 12 s: 9,812,412 events on 1 GPU."] == "plain"
-    assert found["128.0 MiB leaked, from 1 place."] == "bad"
-    assert found["1 place kept growing to the end: 640.0 MiB."] == "warning"
+    assert found["128.0 MiB leaked, from 1 place: decode data.py:19."] == "bad"
+    assert found["640.0 MiB kept growing, from 1 place: remember metrics.py:41."] == "warning"
     assert found["1 allocation failed for lack of memory: it asked for 96.0 GiB on GPU 0."] == "bad"
     assert found["Nothing was recorded for 5 s from 52 s on: another profiler used CUPTI."] == "warning"
     assert not [text for text in found if "No leak" in text]
@@ -365,8 +365,8 @@ def test_leaks_inside_a_framework_are_not_added_to_the_drivers() -> None:
     leak = next(each for each in view.leaks if each.verdict == "leaked")
     block = replace(leak, site=replace(leak.site, kind="torch block", nbytes=GIB))
     found = texts(replace(view, leaks=(leak, block)))
-    assert "128.0 MiB leaked, from 1 place." in found
-    assert "1.0 GiB in blocks of frameworks leaked, from 1 place." in found
+    assert "128.0 MiB leaked, from 1 place: decode data.py:19." in found
+    assert "1.0 GiB in blocks of frameworks leaked, from 1 place: decode data.py:19." in found
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_the_fragment_has_a_picture_for_each_gpu_and_the_five_largest_places() -
     text = " ".join(parsed.texts)
     assert "50.5 GiB" in text
     assert "project/trainer.py:82" in text
-    assert "247.0 MiB leaked, from 2 places." in text
+    assert "247.0 MiB leaked, from 2 places, most of it from decode data.py:19." in text
 
 
 def test_the_fragment_of_hostile_names_has_no_tag_of_theirs() -> None:

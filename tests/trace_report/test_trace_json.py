@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.trace_report import training_traces
+from tests.trace_report import steady_traces, training_traces
 from tests.trace_report.training_traces import STACKS, training
 from vram.report import schema
 from vram.trace.fit import fit
@@ -16,6 +16,7 @@ from vram.trace_report import json as trace_json
 from vram.units import GIB, MIB
 
 SAMPLES = (training, training_traces.with_blocks, training_traces.empty, training_traces.hostile)
+SAMPLES += (steady_traces.serving, steady_traces.early_peak, steady_traces.hostile_names)
 
 
 def validated(encoded: bytes, command: str) -> Any:

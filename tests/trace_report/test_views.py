@@ -10,15 +10,15 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from tests.cpu_time import least_cpu_s
-from tests.trace_report import training_traces
+from tests.trace_report import steady_traces, training_traces
 from tests.trace_report.training_traces import SECOND, leak, python, site, training
 from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
 from vram.report.layout import RenderOptions
 from vram.trace.fit import fit
+from vram.trace.places import NO_STACK, OWN_CODE, STANDARD_LIBRARY, caller, library, place
 from vram.trace_report import charts, summary, views, words
 from vram.trace_report.lines import Reporter, ReportOptions, moment, place_text
-from vram.trace_report.places import NO_STACK, OWN_CODE, STANDARD_LIBRARY, caller, library, place
 from vram.trace_report.rows import GROUPINGS, PICKS, branches, differences, narrowed, rows
 from vram.trace_report.views import REPORTERS
 from vram.units import GIB, MIB
@@ -35,6 +35,10 @@ SAMPLES = {
     "nested": training_traces.nested,
     "empty": training_traces.empty,
     "hostile": training_traces.hostile,
+    "serving": steady_traces.serving,
+    "a C program": steady_traces.native_steady,
+    "early peak": steady_traces.early_peak,
+    "hostile names": steady_traces.hostile_names,
 }
 
 
@@ -80,10 +84,10 @@ def test_the_summary_names_the_lines() -> None:
         "20.0 GiB on GPU 0 after 57.0 s: out of memory  batches.batch  /home/user/project/data.py:20" in said
     )
     assert "nothing was recorded from 20.0 s to 24.0 s: another profiler used CUPTI" in said
-    assert "vram report peak|leaks|timeline|churn|frag train.vram" in said
+    assert "vram report peak|window|leaks|timeline|churn|frag train.vram" in said
 
 
-@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("timeline", "fit")])
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("timeline", "fit", "window")])
 def test_functions_in_functions_fit_one_line(name: str) -> None:
     """Their own name is always there; what they are defined in gives way first."""
     said = text(name, training_traces.nested())
@@ -140,7 +144,9 @@ def test_what_is_missing_is_said(changes: dict[str, object], words: str) -> None
 
 
 def test_each_verdict_has_its_reason() -> None:
-    said = " ".join(text("leaks", training()).split())
+    view = training()
+    view = replace(view, leaks=(*view.leaks, leak(2, MIB, 1, "not freed")))
+    said = " ".join(text("leaks", view).split())
     for verdict, reason in words.VERDICT_REASONS.items():
         assert verdict in said.lower()
         assert reason in said

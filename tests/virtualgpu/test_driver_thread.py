@@ -13,10 +13,10 @@ from tests.virtualgpu.checkpoints import (
     CHECKPOINTED,
     DRIVER_THREAD,
     EVENT_THREAD,
-    FUTEX,
     LOCKED,
     NANOSLEEP,
     OPERATING_SYSTEM,
+    POLL,
     RUNNING,
     asking,
     has_told,
@@ -279,6 +279,6 @@ def test_an_idle_process_is_left_asleep(virtual_gpu: VirtualGpu) -> None:
         worker.told()
         verbs(virtual_gpu, worker.pid, "State")
         driver = threads(worker.pid)[DRIVER_THREAD]
-        until(lambda: is_in(FUTEX, worker.pid, driver))
+        until(lambda: is_in(POLL, worker.pid, driver))
         words = Path(f"/proc/{worker.pid}/task/{driver}/syscall").read_text().split()
-        assert int(words[4], 16) == 0, "the fourth argument is the time limit"
+        assert int(words[3], 16) == 0xFFFFFFFF, "the third argument is the time limit"

@@ -51,13 +51,14 @@ int main() {
     printf("%d %d\n", launched, (int)cudaDeviceSynchronize());
 }
 """
+WORKS = "0 0 0 0 0\n"
 CODES = " ".join([str(NOT_SUPPORTED)] * 5) + "\n"
 
 STATIC = """\
 vram: {file} has NVIDIA's CUDA runtime linked in statically.
       It needs private tables of NVIDIA's driver, which the virtual GPU does not have:
       its calls return error 801 (not supported).
-      Link it with `nvcc -cudart shared`, or use a real GPU.
+      Do not strip it, link it with `nvcc -cudart shared`, or use a real GPU.
 """
 DYNAMIC = """\
 vram: {file} is NVIDIA's CUDA runtime.
@@ -106,52 +107,79 @@ def with_own_runtime(virtual_gpu: VirtualGpu) -> VirtualGpu:
 # ---- linked in statically ----
 
 
-@pytest.mark.parametrize("release", ["12", "13"])
-def test_a_static_runtime_is_named_once(virtual_gpu: VirtualGpu, tmp_path: Path, release: str) -> None:
-    library = vendor_library(release, "libcudart_static.a")
-    if library is None:
+def static_runtime(release: str = "13") -> Path:
+    found = vendor_library(release, "libcudart_static.a")
+    if found is None:
         skip_without("clients", f"the wheel of NVIDIA's runtime {release} is not installed")
-    program = compile_program(tmp_path, library)
+    return found
+
+
+@needs("x86-64")
+@pytest.mark.parametrize("release", ["12", "13"])
+@pytest.mark.parametrize("option", ["-pie", "-no-pie", "-Wl,-z,noseparate-code", "-Wl,--gc-sections"])
+def test_a_static_runtime_is_carried(
+    virtual_gpu: VirtualGpu, tmp_path: Path, release: str, option: str
+) -> None:
+    """Its calls come to the virtual GPU's own runtime, of the same version."""
+    program = compile_program(tmp_path, static_runtime(release), option)
+    done = run(virtual_gpu, program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, WORKS, "")
+
+
+@pytest.mark.parametrize("release", ["12", "13"])
+def test_a_static_runtime_without_symbols_is_named_once(
+    virtual_gpu: VirtualGpu, tmp_path: Path, release: str
+) -> None:
+    program = compile_program(tmp_path, static_runtime(release), "-s")
     done = run(virtual_gpu, program)
     assert (done.returncode, done.stdout) == (0, CODES)
     assert done.stderr == STATIC.format(file=program)
 
 
-@needs("nvcc")
-def test_what_nvcc_builds_without_options_is_told(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+@needs("x86-64")
+def test_a_stripped_program_is_told_before_it_starts(tmp_path: Path, native_libraries: Path) -> None:
+    vram = Path(sys.executable).with_name("vram")
+    static = static_runtime()
+    said = [
+        "has NVIDIA's CUDA runtime linked in and is stripped: its CUDA calls will fail (801)",
+        "  hint: build it with `nvcc -cudart shared`, or do not strip it",
+    ]
+    for option, expected in (("-s", said), ("-g", [])):
+        program = compile_program(tmp_path, static, option)
+        done = subprocess.run(
+            [vram, "virtual", "--", program], capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        lines = done.stderr.splitlines()
+        assert [line.removeprefix(f"vram: {program} ") for line in lines[:2]] == expected
+        assert done.returncode == 0
+
+
+@needs("nvcc", "x86-64")
+def test_what_nvcc_builds_without_options_works(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     source, program = tmp_path / "kernel.cu", tmp_path / "kernel"
     source.write_text(KERNEL)
     # The compiler's parts cannot be loaded with what `make sanitize` preloads.
     plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     subprocess.run(["nvcc", "-o", program, source], env=plain, check=True)
     done = run(virtual_gpu, program)
-    assert done.stdout == f"{NOT_SUPPORTED} {NOT_SUPPORTED}\n"
-    assert done.stderr == STATIC.format(file=program)
+    assert (done.stdout, done.stderr) == ("0 0\n", "")
+    assert virtual_gpu.launches() == 1
 
 
 def test_a_name_that_a_terminal_would_obey_is_made_inert(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
-    library = vendor_library("13", "libcudart_static.a")
-    if library is None:
-        skip_without("clients", "nvidia-cuda-runtime is not installed")
-    program = compile_program(tmp_path, library, name="red\x1b[31m\n\x9b1mprogram\u00e9")
+    program = compile_program(tmp_path, static_runtime(), "-s", name="red\x1b[31m\n\x9b1mprogram\u00e9")
     done = run(virtual_gpu, program)
     assert done.stderr == STATIC.format(file=tmp_path / "red?[31m???1mprogramé")
 
 
 def test_a_program_found_on_path_is_named_with_its_folder(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
-    library = vendor_library("13", "libcudart_static.a")
-    if library is None:
-        skip_without("clients", "nvidia-cuda-runtime is not installed")
-    program = compile_program(tmp_path, library, name="found-on-path")
+    program = compile_program(tmp_path, static_runtime(), "-s", name="found-on-path")
     done = run(virtual_gpu, "sh", "-c", "found-on-path", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.stderr == STATIC.format(file=program)
 
 
 def test_with_stderr_closed_the_error_code_is_left(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
-    library = vendor_library("13", "libcudart_static.a")
-    if library is None:
-        skip_without("clients", "nvidia-cuda-runtime is not installed")
-    program = compile_program(tmp_path, library)
+    program = compile_program(tmp_path, static_runtime(), "-s")
     assert run(virtual_gpu, "sh", "-c", f"exec {program} 2>&-").stdout == CODES
 
 

@@ -95,7 +95,9 @@ struct answer {
  * (OPERATING_SYSTEM). */
 struct answer order_give(const struct order_target *target, struct order order);
 bool order_target_ended(const struct order_target *target);
-/* The other side: the next order, and the answer to it. */
+/* The other side: what the thread waits for, the next order, and the answer to it. */
+bool order_prepare(struct store_client *slot);
+void order_forget(struct store_client *slot);
 struct order order_wait(struct store_client *slot);
 void order_answer(struct store_client *slot, struct answer answer);
 

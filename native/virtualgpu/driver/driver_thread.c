@@ -150,7 +150,10 @@ static result start_thread(const char *name, void *(*run)(void *)) {
 result driver_thread_start(void) {
     client_count = 0;
     for (int device = 0; device < device_count(); device++) clients[client_count++] = client_of(device)->holding.header;
-    return start_thread("cuda00001400006", serve_orders);
+    if (!order_prepare(clients[0])) return OPERATING_SYSTEM;
+    result failed = start_thread("cuda00001400006", serve_orders);
+    if (failed) order_forget(clients[0]);
+    return failed;
 }
 
 result event_thread_start(void) {

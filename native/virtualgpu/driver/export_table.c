@@ -144,7 +144,9 @@ static void add_dynamic(struct message *message, const struct asker *asker, cons
 static void add_static(struct message *message, const struct asker *asker) {
     add_name(message, asker->file);
     add(message, " has NVIDIA's CUDA runtime linked in statically.\n%s", needs_tables);
-    add(message, "Link it with `nvcc -cudart shared`, or use a real GPU.\n");
+    bool is_the_program = asker->object && !*asker->object->l_name; /* see runtime/static.c */
+    add(message, "%s it with `nvcc -cudart shared`, or use a real GPU.\n",
+        is_the_program ? "Do not strip it, link" : "Link");
 }
 
 static void tell_once(void *address) {

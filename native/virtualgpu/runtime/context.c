@@ -96,19 +96,20 @@ API error cudaDeviceSynchronize(void) {
     return fail(cu.cuCtxSynchronize());
 }
 
-/* Measured: with a context of the program's own current it does nothing, and succeeds. */
+/* Measured: with a context of the program's own current, or in a thread that has none, it does nothing, and
+ * succeeds. */
 API error cudaDeviceReset(void) {
     void *current = NULL;
     int device;
     NEED_DRIVER();
     RETURN_IF(cu.cuCtxGetCurrent(&current));
-    if (current && primary_device(current) < 0) return OK;
+    if (!current || primary_device(current) < 0) return OK;
     RETURN_IF(device_chosen(&device));
     pthread_mutex_lock(&lock);
     error code = cu.cuDevicePrimaryCtxReset_v2(device);
     if (!code && primaries[device]) cu.cuDevicePrimaryCtxRelease_v2(device);
     if (!code) primaries[device] = NULL;
-    if (!code && current) cu.cuCtxSetCurrent(NULL);
+    if (!code) cu.cuCtxSetCurrent(NULL);
     pthread_mutex_unlock(&lock);
     return fail(code);
 }

@@ -100,8 +100,8 @@ struct store_client {
     uint32_t serial;
     uint32_t gpu_instance, compute_instance; /* STORE_NO_INSTANCE on a GPU that is not divided */
     uint32_t mps;                            /* 1: it shares the GPU through MPS */
-    uint32_t unused;
-    uint64_t started_at; /* clock ticks since boot, field 22 of /proc/self/stat */
+    uint32_t doorbell_inode;                 /* the low half of the pipe's, see below */
+    uint64_t started_at;                     /* clock ticks since boot, field 22 of /proc/self/stat */
     uint64_t pid_namespace;
     _Atomic uint32_t state;        /* enum store_state; written by the driver's thread of the process alone */
     _Atomic uint32_t calls_inside; /* driver calls now running; a checkpoint lock waits for 0 */
@@ -119,8 +119,8 @@ struct store_client {
     _Atomic uint32_t answered;      /* the number of the last order that was carried out; a futex */
     _Atomic uint32_t answer;        /* to that one: a code of the driver's below, the state above */
     _Atomic uint32_t driver_thread; /* its thread id, in its own namespace; 0 until it runs */
-    uint32_t unused_too;
-    struct store_shared shared[]; /* STORE_MAX_SHARED of them */
+    int32_t doorbell;               /* descriptor of that process: the end of a pipe that wakes the thread */
+    struct store_shared shared[];   /* STORE_MAX_SHARED of them */
 };
 
 #define STORE_CLIENT_NBYTES (sizeof(struct store_client) + STORE_MAX_SHARED * sizeof(struct store_shared))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ ALIASES = {
 }
 
 DEFAULT = "why"
-_ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
+_ABOUT_THE_PROGRAM = ("-h", "--help", "--version", "--include")
 EPILOG = """\
 `vram COMMAND --help` has more about a command.
 No GPU here? `vram demo` needs none."""
@@ -85,6 +86,9 @@ def entry() -> NoReturn:
     if is_short:
         # A full shutdown of the interpreter takes longer, and waits for a driver call that hangs in a thread.
         os._exit(code)
+    # Threads are waited for and exit handlers run as ever. Only garbage is not looked for any more: that
+    # takes a seventh of `vram free`.
+    gc.freeze()
     sys.exit(code)
 
 
@@ -183,7 +187,12 @@ def _about_the_program(argv: list[str]) -> int:
 
     parser = Parser(prog="vram", usage="vram [COMMAND] [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
-    if argv[0] != "--version":
+    # As `pybind11 --includes`: what a compiler takes. argparse would wrap a long path.
+    parser.add_flag("--include", help="print the compiler option that finds vram.hpp, and exit")
+    if argv == ["--include"]:
+        print(f"-I{os.path.join(os.path.dirname(os.path.abspath(vram.__file__)), 'include')}")
+        return ExitCode.OK
+    if argv[0] in ("-h", "--help"):
         summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
         parser.description = f"{_sentence(summary)}\n\n{overview()}"
     try:

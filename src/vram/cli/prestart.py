@@ -25,6 +25,12 @@ _READ_THE_DRIVER = READ_ONLY - {"explain", "oom"} | {
     *("inside", "snapshot", "free", "kill", "reset", "trim", "release", "park", "borrow")
 }
 _PARK = frozenset(("park", "unpark", "borrow"))
+_USE_MSGSPEC = (
+    READ_ONLY
+    | FINISHED
+    | _READ_THE_DRIVER
+    | {"run", "attach", "report", "watch", "wait", "serve", "history", "slurm", "lab"}
+)
 # With these words another source is read, or nothing, or the same more than once.
 _NOT_NOW = ("--from", "--help", "-h")
 
@@ -48,7 +54,7 @@ def begin(words: Sequence[str]) -> bool:
             _worker = _checkpoint_worker()
         if name in _READ_THE_DRIVER:
             _reader = _driver_reader()
-    if is_short or name in _READ_THE_DRIVER:
+    if name in _USE_MSGSPEC:
         _import_msgspec()
     return is_short
 

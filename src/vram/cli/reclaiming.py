@@ -32,7 +32,8 @@ def add_plan_arguments(parser: Parser) -> None:
     parser.add_size("--more", help="free SIZE more than is available now")
     option("--gpu", action="append", metavar="N[,N...]", help="only memory on these GPUs (repeatable)")
     parser.add_flag("--orphans", help="also end jobs whose launcher is dead (VR208)")
-    parser.add_flag("--caches", help="also release unused caches of running Python processes")
+    parser.add_flag("--release", help="also ask servers of yours to release their memory")
+    parser.add_flag("--caches", help="also release unused caches of running processes")
     parser.add_flag("--park-idle", help="also park idle processes of yours")
     option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
     option(
@@ -66,7 +67,7 @@ def plan_words(args: Namespace) -> dict[str, Any]:
         "pids": tuple(args.pid),
         "orphans": args.orphans,
         "caches": args.caches,
-        "release": getattr(args, "release", False),  # the service asks no servers
+        "release": args.release,
         "park_idle": args.park_idle,
         "alone": args.only,
     }
@@ -134,7 +135,7 @@ class LocalReclaimer:
             deadline_s=self._args.deadline,
             patience_s={"kill": self._args.grace},
             on_outcome=on_outcome,
-            together=getattr(self._args, "job", False) or _ends_orphans_alone(draft),
+            together=_ends_as_one(self._args, draft),
         )
         return Reclaimed(draft, receipt, self._left(draft, receipt))
 
@@ -155,12 +156,10 @@ class LocalReclaimer:
         return remaining(draft.plan, findings, host=self._host, deadline_s=self._args.deadline)
 
 
-def _ends_orphans_alone(draft: Draft) -> bool:
-    """Whether all that is done is to end orphans, who are ended at once: one that is stuck keeps no other."""
-    plan = draft.plan
-    return plan.goal_bytes is None and all(
-        step.kind == "kill" and step.finding == "VR208" for step in plan.steps
-    )
+def _ends_as_one(args: Namespace, draft: Draft) -> bool:
+    from vram.reclaim import ends_orphans_alone
+
+    return getattr(args, "job", False) or ends_orphans_alone(draft.plan)
 
 
 def reclaim(args: Namespace, where: Reclaimer) -> int:
@@ -179,23 +178,24 @@ def reclaim(args: Namespace, where: Reclaimer) -> int:
     if draft.plan.steps and not args.dry_run and (args.yes or (_person(args) and ask("Proceed?"))):
         if not args.json:
             emit("\n")
-        with _shown_outcomes(args, len(draft.plan.steps)) as on_outcome:
+        with _shown_outcomes(args, draft) as on_outcome:
             done = where.run(draft, on_outcome)
     _show_end(args, done)
     return _exit_code(args, done)
 
 
 @contextmanager
-def _shown_outcomes(args: Namespace, steps: int) -> Iterator[Callable[[Outcome], None]]:
-    """Print a line for each step as soon as it is over; for many steps a line for each kind, at the end."""
+def _shown_outcomes(args: Namespace, draft: Draft) -> Iterator[Callable[[Outcome], None]]:
+    """Print a line for each step as soon as it is over; for many, or a job, one for each kind, at the end."""
     from vram.report import plan
 
     folded: list[Outcome] = []
+    folds = len(draft.plan.steps) > plan.FEW_STEPS or _ends_as_one(args, draft)
 
     def add(outcome: Outcome) -> None:
         if args.json:
             return
-        if args.verbose or steps <= plan.FEW_STEPS:
+        if args.verbose or not folds:
             show(args, lambda options: plan.outcome(outcome, options))
         else:
             folded.append(outcome)

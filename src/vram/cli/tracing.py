@@ -192,6 +192,7 @@ def violation_lines(violation: Violation) -> Iterator[str]:
         return
     found = {
         "leaks": f"{counted(violation.found, 'allocation')} never freed",
+        "unfreed": f"{counted(violation.found, 'allocation')} not freed",
         "peak": f"{size(violation.found)} on {gpu_name(violation.gpu)}",
         "failures": f"{counted(violation.found, 'allocation')} failed",
     }

@@ -1,4 +1,4 @@
-"""A GPU that works for nobody: how one is told, and for how long it has been one, over several readings."""
+"""A GPU that works without a process: how one is told, and for how long, over several readings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DRAINS = ("drain-p2p", "drain-and-reset", "recover-imex-domain")
 
 
 def busy_alone(ledger: Ledger) -> Iterator[tuple[GpuLedger, GpuFacts]]:
-    """The GPUs that report work, while no process is on them: where the lists may hide somebody, none is.
+    """The GPUs that report work, while no process is on them: where the lists may hide a process, none is.
 
     A process whose files may not be read is listed all the same, if it uses the GPU.
     """
@@ -66,7 +66,7 @@ def in_one_reading(ledger: Ledger) -> Iterator[Finding]:
 
 
 class BusyTime:
-    """Since when each GPU has been busy for nobody, in all readings."""
+    """Since when each GPU has been busy without a process, in all readings."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -102,14 +102,14 @@ class BusyTime:
 def _finding(ledger: Ledger, gpu: GpuLedger, facts: GpuFacts, *, lasts: bool) -> Finding:
     advice = _ADVICE.get(facts.recovery_action or "")
     unreadable = ledger.unreadable_processes
-    nobody = "no process is listed there" + ("" if unreadable else " and none has its files open")
+    unused = "no process is listed there" + ("" if unreadable else " and none has its files open")
     percent = f"{facts.utilization} %"
     if lasts:
         title = f"GPU {gpu.index} has been busy for {duration(LASTS_S)} without a process"
-        cause = f"GPU {gpu.index} reports work in every reading (now {percent}), and {nobody}."
+        cause = f"GPU {gpu.index} reports work in every reading (now {percent}), and {unused}."
     else:
         title = f"GPU {gpu.index} is {percent} busy without a process"
-        cause = f"GPU {gpu.index} reports that it is {percent} busy, and {nobody}."
+        cause = f"GPU {gpu.index} reports that it is {percent} busy, and {unused}."
         if not advice:
             cause += " That is so for a moment after a program has ended; `vram watch` says whether it stays."
     if advice:

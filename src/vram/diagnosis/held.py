@@ -118,7 +118,7 @@ def find_stray_contexts(ledger: Ledger) -> list[StrayContexts]:
         if at is None or at not in nvidia:
             continue
         holder = hold.holders[0]
-        # Pid 1 is the parent of whoever lost his own.
+        # Pid 1 is the parent of every process that lost its own.
         together = holder.job.key if holder.job else holder.parent if (holder.parent or 0) > 1 else None
         if together is not None:
             found.setdefault((at, holder.user, together), []).append(hold)

@@ -80,7 +80,7 @@ def end(
 
     They share the bytes: ending some of them returns nothing, so no command is given
     unless all of them may end. *certain* False means that the pids are not beyond doubt; inside
-    a PID namespace they may then name somebody else. *one_of* means that only one of them has the
+    a PID namespace they may then name other processes. *one_of* means that only one of them has the
     bytes: whom to end must be found out first.
     """
     if not holders:
@@ -120,7 +120,7 @@ def end_job(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
 
 
 def free(holders: Sequence[Holder]) -> Remedy:
-    """Memory whose owner is dead: one command returns it, and nobody's work is lost."""
+    """Memory whose owner is dead: one command returns it, and no work is lost."""
     whom = "its holder" if len(holders) == 1 else _all(holders)
     text = f"Free it: this terminates {whom}. The owner is dead and nobody uses this memory."
     return for_processes(holders, step="free", text=text, command="vram free")
@@ -191,12 +191,12 @@ def park_together(host: HostFacts, holders: Sequence[Holder], *, certain: bool =
 
 
 def _trim(holder: Holder) -> Remedy:
-    text = "If it is a Python program: release its unused cached memory; it keeps running."
+    text = "Release its unused cached memory; it keeps running."
     return for_processes([holder], step="trim", text=text, command=f"vram trim {holder.pid}")
 
 
 def reset(gpu: GpuLedger, why: str) -> Remedy:
-    """Reset a GPU that nobody uses; one that is in use, or might be, has to be emptied first."""
+    """Reset a GPU that no process uses; one that is in use, or might be, has to be emptied first."""
     target = f"gpu {gpu.index}"
     idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.open_only
     if idle and all(entry.kind_facts.used is False for entry in gpu.entries):

@@ -1,8 +1,8 @@
 """Is this GPU clean? What is held on it beyond what the driver reserves, for scripts that ask.
 
 A *leftover* is what no healthy process accounts for: bytes that are orphaned, exported or
-charged to a process that is dead, stopped or exiting, and bytes that nobody could be named
-for. A stopped process counts, because nobody works with its memory and no job ends that way;
+charged to a process that is dead, stopped or exiting, and bytes without a known
+holder. A stopped process counts, because its memory is not in use and no job ends that way;
 one that merely waits for a disk does not, and neither does one whose program file was
 replaced. Where several processes have bytes together, and only some of them are healthy, the
 answer is "unknown". Whether a hidden holder is healthy cannot be seen, so hidden bytes make the
@@ -62,7 +62,7 @@ def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
 
 
 def is_missing(gpu: GpuLedger) -> bool:
-    """Whether a GPU's memory could not be read, or nobody on it can be named."""
+    """Whether a GPU's memory could not be read, or no process on it can be named."""
     # Under MIG the whole GPU may be withheld from us while all its instances are reported.
     totals = [instance.total_bytes for instance in gpu.instances]
     unread = gpu.total_bytes is None and (not totals or None in totals)

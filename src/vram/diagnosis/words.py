@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from vram.ledger.jobs import HeldByJob
 from vram.model.gpu import DriverFacts
 from vram.model.hold import Hold
 from vram.model.ledger import Holder
@@ -12,7 +13,8 @@ from vram.units import duration
 
 _COMMAND_COLUMNS = 40
 _PIDS_SHOWN = 4
-_MEMBERS = {"Jupyter": "kernel", "vLLM": "process", "SGLang": "process"}
+_RANKS_SHOWN = 16
+_MEMBERS = {"Jupyter": "kernel", "vLLM": "process", "SGLang": "process", "debugpy": "program"}
 
 
 def shown(text: str) -> str:
@@ -36,13 +38,13 @@ def processes(holders: Sequence[Holder]) -> str:
     rest = len(holders) - len(names)
     if rest > 0:
         names.append(f"{rest} more")
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "nobody"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "no process"
 
 
 def pids(holders: Sequence[Holder]) -> str:
     """Name several processes for a title: "pid 7", "pid 7 and 2 more"."""
     if not holders:
-        return "nobody"
+        return "no process"
     return f"pid {holders[0].pid}" + (f" and {len(holders) - 1} more" if len(holders) > 1 else "")
 
 
@@ -73,6 +75,18 @@ def members(job: Job, count: int, *, launcher: bool = True) -> str:
     of = f" of {job.size}" if job.size is not None and job.size > count else ""
     plural = ("es" if noun.endswith("s") else "s") if count != 1 or of else ""
     return f"{count}{of} {job.by + ' ' if launcher else ''}{noun}{plural}"
+
+
+def orphan_evidence(held: HeldByJob) -> Iterator[str]:
+    """What proves that the launcher of a job is dead, one line for each of its processes, then for all."""
+    by, rest = held.job.by, held.job.rest
+    for each in held.holders:
+        yield f"pid {each.pid} was started by {by}, and its parent is now pid {each.parent}"
+    if rest is not None:
+        few = ", ".join(map(str, rest.ranks[:_RANKS_SHOWN]))
+        more = ", ..." if len(rest.ranks) > _RANKS_SHOWN else ""
+        yield f"of the {held.job.local_size} ranks that {by} started here {len(rest.ranks)} live: {few}{more}"
+        yield f"they, and all that they started, have used less than 1% of a CPU for {duration(rest.idle_s)}"
 
 
 def belonging(workload: Workload) -> str:

@@ -17,8 +17,8 @@ from vram.pages import manual_page
 EVERY_COMMAND: tuple[Verb, ...] = get_args(Verb)
 
 
-class PythonTarget(Struct, frozen=True, kw_only=True):
-    """A Python process with GPU memory: which injectors can be used, and why the others cannot."""
+class AttachTarget(Struct, frozen=True, kw_only=True):
+    """A process with GPU memory: which injectors can be used, and why the others cannot."""
 
     pid: int
     user: str | None
@@ -27,6 +27,7 @@ class PythonTarget(Struct, frozen=True, kw_only=True):
     unavailable: dict[str, str] = {}
     is_kernel: bool = False
     """A Jupyter kernel of this user."""
+    is_python: bool = True
 
 
 class Records(Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class DoctorFacts(Struct, frozen=True, kw_only=True, dict=True):
     driver_test: DriverTest = DriverTest()
     kernel_test: KernelTest = KernelTest()
     tracing: tuple[Tracing, ...] = ()
-    targets: tuple[PythonTarget, ...] | None = ()
+    targets: tuple[AttachTarget, ...] | None = ()
     """None: the search took too long."""
     cupti: tuple[str, ...] | None = ()
     """Where a libcupti lies. None: the search took too long."""

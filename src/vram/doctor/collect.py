@@ -13,17 +13,17 @@ from threading import Thread
 from typing import Generic, TypeVar
 
 from vram import __version__
-from vram.doctor.check import DoctorFacts, Program, PythonTarget, Records
-from vram.errors import Refused
+from vram.doctor.check import AttachTarget, DoctorFacts, Program, Records
+from vram.errors import NoSuchProcess, Refused
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Survey
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
-from vram.reach.injectors import BY_NAME, measure_routes
+from vram.reach.injectors import Injector, measure_routes, possible_injectors
 from vram.reach.jupyter import connection_file
-from vram.reach.python_process import PythonProcess, examine
+from vram.reach.target_process import TargetProcess, examine
 from vram.reclaim import audit, state
 
 _PACKAGES = {"msgspec": "msgspec", "nvidia-ml-py": "pynvml", "rich": "rich", "pyzmq": "zmq"}
@@ -31,6 +31,7 @@ _MAX_TARGETS = 32
 _LIBRARIES = (
     "host/local/lib/libvramscan.so",
     "guard/lib/libvrambuffer.so",
+    "reach/lib/libvramvisitor.so",
     "virtualgpu/lib/libcuda.so.1",
     "virtualgpu/lib/libnvidia-ml.so.1",
 )
@@ -89,7 +90,7 @@ def _charged(seen: Survey) -> dict[int, int | None]:
 
 def _targets(
     host: Host, seen: Survey, charged: dict[int, int | None], until: float
-) -> Iterable[PythonTarget]:
+) -> Iterable[AttachTarget]:
     known = {
         each.process.pid: (each.process, each.facts)
         for each in seen.observations
@@ -102,33 +103,40 @@ def _targets(
                 yield target
 
 
-def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> PythonTarget | None:
-    """The injectors for a process; None where it is no Python, or is gone."""
+def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> AttachTarget | None:
+    """The injectors for a process; None where it is gone."""
     if facts.uid is None:
         return None
     target = Target(
         process=process, uid=facts.uid, user=facts.user, command=facts.command, executable=facts.executable
     )
     try:
-        python = examine(target)
+        found = examine(target)
+    except NoSuchProcess:
+        return None
     except Refused as error:
-        if "python" not in os.path.basename(facts.executable or ""):
-            return None
-        return PythonTarget(pid=process.pid, user=facts.user, nbytes=nbytes, unavailable={"all": str(error)})
-    reasons = {name: _unavailable_reason(name, python) for name in BY_NAME}
-    return PythonTarget(
+        return AttachTarget(
+            pid=process.pid,
+            user=facts.user,
+            nbytes=nbytes,
+            unavailable={"all": str(error)},
+            is_python="python" in os.path.basename(facts.executable or ""),
+        )
+    reasons = {each.NAME: _unavailable_reason(each, found) for each in possible_injectors(found)}
+    return AttachTarget(
         pid=process.pid,
         user=facts.user,
         nbytes=nbytes,
         available=tuple(name for name, reason in reasons.items() if reason is None),
         unavailable={name: reason for name, reason in reasons.items() if reason is not None},
-        is_kernel=python.is_ours and connection_file(python.argv) is not None,
+        is_kernel=found.is_python and found.is_ours and connection_file(found.argv) is not None,
+        is_python=found.is_python,
     )
 
 
-def _unavailable_reason(injector: str, process: PythonProcess) -> str | None:
+def _unavailable_reason(injector: Injector, process: TargetProcess) -> str | None:
     try:
-        return BY_NAME[injector].unavailable_reason(process)
+        return injector.unavailable_reason(process)
     except (Refused, OSError) as error:
         return str(error)
 

@@ -2,7 +2,7 @@
 
 A *moment* is one reading; everything else refers to moments by number. An *era* is a time in which the wall
 clock was not set: its offset turns a moment's boot time into a time of day. A *hold* is memory that
-somebody held, from ``since`` to before ``until``; a *step* is a change of its size. Its process was idle
+a process held, from ``since`` to before ``until``; a *step* is a change of its size. Its process was idle
 for ``idle_ms`` in all, and is again since the moment ``idle_from``. A *sample* is one GPU's memory by kind,
 valid until the next one. ``usage`` has byte-seconds by user and hour, which stay exact when the detail is
 gone.
@@ -42,7 +42,7 @@ KINDS_BY_NUMBER = {number: kind for kind, number in KIND_NUMBERS.items()}
 
 SAMPLED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("free", "outside"))
 """The columns of a sample. What is free is the rest of the total; what is outside frameworks is known only of
-processes that were asked, and the service asks nobody."""
+processes that were asked, and the service asks none."""
 
 # What a hold is about.
 PROCESS, GHOST, EXPORTED, TOGETHER, UNATTRIBUTED, HIDDEN = range(6)

@@ -14,7 +14,7 @@ from vram.children import Sent as Sent
 from vram.model.files import ClientFacts, DeviceFile
 from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
-from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.process import ProcessFacts, ProcessRef, RestFacts
 
 if TYPE_CHECKING:  # most commands park nothing
     from typing import Protocol
@@ -186,7 +186,8 @@ class Proc(Protocol):
     None where we may not look, or where the process is gone. ``relatives`` are the pids whose parent,
     process group or session is one of those given, whichever user's they are; ``descendants`` are the
     living children of a process, their children, and so on, each after its parent. ``condition`` is
-    what changes of a process while it lives.
+    what changes of a process while it lives. ``rest_of_job`` is what lives on this machine of the job that
+    those given are parts of, and None where that is not certain.
     """
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None: ...
@@ -195,6 +196,7 @@ class Proc(Protocol):
     def started_at(self, pid: int) -> int | None: ...
     def image(self, pid: int) -> str | None: ...
     def condition(self, pid: int) -> ProcessCondition | None: ...
+    def rest_of_job(self, known: Collection[tuple[ProcessRef, ProcessFacts]]) -> RestFacts | None: ...
 
 
 class PidHandle(Protocol):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-NOBODY = 1 << 64
+NO_RANK = 1 << 64
 """A rank that is worse than every other."""
 
 
 class Ancestry:
     """Parents by pid, as far as /proc reports them.
 
-    A pid that was reused while processes were read can make a circle: everybody in it is above everybody
-    in it, itself included.
+    A pid that was reused while processes were read can make a circle: each process in it is above each
+    of them, itself included.
     """
 
     def __init__(self, parents: Mapping[int, int]) -> None:
@@ -20,7 +20,7 @@ class Ancestry:
         self._tour: _Tour | None = None
 
     def least_above(self, ranks: Mapping[int, int]) -> Callable[[int], int]:
-        """Return a function from a pid to the least of the *ranks* of everybody above it."""
+        """Return a function from a pid to the least of the *ranks* of all processes above it."""
         parents = self._parents
         found: dict[int, int] = {}
 
@@ -34,12 +34,12 @@ class Ancestry:
                 at = parents[at]
             if at in place:
                 circle = path[place[at] :]
-                found.update(dict.fromkeys(circle, min(ranks.get(each, NOBODY) for each in circle)))
+                found.update(dict.fromkeys(circle, min(ranks.get(each, NO_RANK) for each in circle)))
                 del path[place[at] :]
-            best = found.get(at, NOBODY)
+            best = found.get(at, NO_RANK)
             for below in reversed(path):
-                best = found[below] = min(best, ranks.get(parents[below], NOBODY))
-            return found.get(pid, NOBODY)
+                best = found[below] = min(best, ranks.get(parents[below], NO_RANK))
+            return found.get(pid, NO_RANK)
 
         return least
 

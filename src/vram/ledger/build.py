@@ -95,7 +95,7 @@ def _claims(survey: IndexedSurvey, gpu: GpuObservations) -> Claims:
 
 
 def _room(survey: IndexedSurvey, draft: GpuDraft) -> int:
-    """Bytes that nobody is charged for, and that are no overhead: unknown without the lists, so none."""
+    """Bytes that no process is charged for, and that are no overhead: unknown without the lists, so none."""
     return max(0, draft.rest - expected(survey, draft.gpu)) if draft.gpu.lists == "ok" else 0
 
 
@@ -219,7 +219,7 @@ def _read(gpu: GpuObservations) -> GpuLedger:
 
 
 def _with_unused(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...]:
-    """*held* and what nobody holds: together all there is."""
+    """*held* and what no process holds: together all there is."""
     free, reserved, _ = split(memory)
     frame = [Entry(kind="reserved", nbytes=reserved, evidence=(_OWN_FIGURE,))] if reserved else []
     unused = Entry(kind="free", nbytes=free, evidence=(_OWN_FIGURE,))

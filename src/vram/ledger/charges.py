@@ -35,7 +35,7 @@ class _Owners(Struct, frozen=True):
     living: list[Charge]
     dead: list[Charge]
     sources: dict[int, int | None]
-    """Everybody who may have a context without a charge, and the living process whose files those are."""
+    """The processes that may have a context and no charge, and the living process whose files those are."""
     forked: dict[int, list[int]]
     """The same, found by that process."""
     matched: dict[int, Match]
@@ -239,9 +239,9 @@ def _without_holder(survey: IndexedSurvey, charge: Charge, evidence: list[str]) 
         )
         return replace(_of_dead(survey, charge, relatives), evidence=tuple(evidence))
     reason, why = out_of_sight(survey, charge.process.pid)
-    nobody = departed(charge.process.pid, charge.lists, visible=reason is None)
+    dead = departed(charge.process.pid, charge.lists, visible=reason is None)
     return replace(
-        _of_dead(survey, charge, (nobody,)),
+        _of_dead(survey, charge, (dead,)),
         kind="hidden" if reason else "orphaned",
         hidden_by=reason,
         evidence=(*evidence, why, *_with_any_file(survey)),
@@ -346,7 +346,7 @@ def _pids(people: tuple[Holder, ...]) -> str:
 # ---- MPS: which server opened the GPU for whom ----
 #
 # The driver lists clients as such and does not say whose. A server serves the user that it runs as, or,
-# where one server serves several users, everybody: so the client's own user's server is taken, and
+# where one server serves several users, all of them: so the client's own user's server is taken, and
 # where there is but one, that one.
 
 

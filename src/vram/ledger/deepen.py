@@ -97,11 +97,12 @@ def _split_entry(
         left -= part
         if part:
             yield _own_account(entry, reported, share, part)
-    if left > _MAX_CONTEXT:
+    # A program without Python allocates by itself: of it only pools are known.
+    if left > _MAX_CONTEXT or reported.via == "native":
         kind: Kind = "outside"
-        word = "not accounted for by its frameworks: allocations outside them, its context and code"
+        word = "not accounted for by its frameworks and pools: allocations outside them, its context and code"
     else:
-        kind, word = "context", "not accounted for by its frameworks: its context and code"
+        kind, word = "context", "not accounted for by its frameworks and pools: its context and code"
     yield replace(entry, kind=kind, nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 
 

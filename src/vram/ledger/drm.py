@@ -87,7 +87,7 @@ def _balance(
 
 
 def _frame(reserved: int, free: int) -> list[Entry]:
-    """What nobody holds, by the driver's own figures."""
+    """What no process holds, by the driver's own figures."""
     kinds: tuple[tuple[Kind, int], ...] = (("reserved", reserved), ("free", free))
     return [
         Entry(kind=kind, nbytes=nbytes, evidence=("the driver's own figure",))
@@ -251,7 +251,7 @@ def _listed_only(survey: IndexedSurvey, charge: Charge, nbytes: int | None) -> E
 
 
 def _outside(gpu: GpuObservations, reported: int) -> list[Entry]:
-    """ROCm lists the host's pids: inside a namespace they name nobody, and ours are among them."""
+    """ROCm lists the host's pids: inside a namespace they name no process, and ours are among them."""
     nbytes = sum(charge.nbytes or 0 for charge in gpu.compute) - reported
     if nbytes <= 0:
         return []
@@ -358,7 +358,7 @@ _MACHINES = "which the GPU takes from the machine's memory"
 def system_memory(
     survey: IndexedSurvey, gpu: GpuObservations, found: list[ClientGroup]
 ) -> SystemMemory | None:
-    """Everybody's part; None where nothing is used and nothing is reported."""
+    """Each process's part; None where nothing is used and nothing is reported."""
     entries = tuple(_system_entries(survey, gpu, found))
     reported = gpu.system or SystemMemoryFacts(None, None)
     if reported.used is not None:

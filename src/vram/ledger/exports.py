@@ -40,7 +40,7 @@ _SLACK = 16
 
 
 def place_exports(survey: IndexedSurvey, rooms: dict[Place, int]) -> dict[Place, PlacedExports]:
-    """Place every exported allocation; *rooms* are bytes there that nobody is charged for.
+    """Place every exported allocation; *rooms* are bytes there that no process is charged for.
 
     While its maker lives, an exported allocation is part of the maker's own charge, and
     there is no room for it: then a process that has it open holds it only when the maker has ended.
@@ -69,8 +69,8 @@ def place_exports(survey: IndexedSurvey, rooms: dict[Place, int]) -> dict[Place,
             draft.room = max(0, draft.room - nbytes)
         else:
             draft.charged.append(shares)
-    # Bytes that are charged to nobody prove nothing here: a descriptor that is on its way from one process to
-    # another is in nobody's list of files, and keeps as much.
+    # Bytes that are charged to no process prove nothing here: a descriptor that is on its way to another
+    # process is in no process's list of files, and keeps as much.
     return {
         place: (
             [
@@ -160,7 +160,7 @@ def _entry(
     if makers:
         evidence.append(_doubt(shares[0].nbytes, makers))
     else:
-        evidence.append("the driver's process lists charge this memory to nobody")
+        evidence.append("the driver's process lists charge this memory to no process")
     if not certain:
         evidence.append("a dma-buf does not name its GPU; this one has room for it")
     return exported_entry(survey, shares, evidence, "fact" if certain and not makers else "likely")
@@ -187,8 +187,8 @@ def exported_entry(
 def _doubt(nbytes: int, makers: Sequence[int]) -> str:
     pids = ", ".join(map(str, makers[:_PIDS_SHOWN])) + (" and others" if len(makers) > _PIDS_SHOWN else "")
     return (
-        f"{size(nbytes)} is charged to nobody, but that may be other memory: pid {pids} may have allocated"
-        " this one and be charged for it"
+        f"{size(nbytes)} is charged to no process, but that may be other memory: pid {pids} may have"
+        " allocated this one and be charged for it"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.ledger.ancestry import NOBODY
+from vram.ledger.ancestry import NO_RANK
 from vram.ledger.indexed_survey import GpuObservations, IndexedSurvey
 from vram.model.ledger import Proof
 from vram.model.process import ProcessFacts
@@ -65,7 +65,7 @@ def uncharged(
 
 
 def with_files_open(survey: IndexedSurvey, gpu: GpuObservations) -> list[int]:
-    """Everybody alive who has the GPU's files open; where its number is unknown, files of no other GPU."""
+    """Living processes that have the GPU's files open; where its number is unknown, files of no other GPU."""
     minor = gpu.facts.minor if gpu.facts else None
     found = survey.opened(minor) if minor is not None else _on_no_other(survey, gpu)
     return sorted(filter(survey.alive, found))
@@ -141,7 +141,7 @@ def sources(
 
     @cache
     def same_files(own: tuple[int, ...]) -> int:
-        return min((first_with[each] for each in own if each in first_with), default=NOBODY)
+        return min((first_with[each] for each in own if each in first_with), default=NO_RANK)
 
     def source(pid: int) -> int | None:
         own = opened[pid].descriptions if pid in opened else ()
@@ -150,7 +150,7 @@ def sources(
             rank = min(rank, any_above(pid))
         elif unnumbered:
             rank = min(rank, unnumbered_above(pid))
-        return charged[rank] if rank != NOBODY else None
+        return charged[rank] if rank != NO_RANK else None
 
     return {pid: source(pid) for pid in pids}
 
@@ -158,7 +158,7 @@ def sources(
 # ---- who holds the memory of dead pids: two questions, answered apart ----
 #
 # Is this process a holder? A process that has a context's files open and no charge of its own holds
-# somebody else's memory. If no living charged process can be the source of those files, their owner
+# another process's memory. If no living charged process can be the source of those files, their owner
 # is a dead charged pid: that is a fact, whatever else cannot be read.
 #
 # Which dead pid is it, and are these all the holders? With one dead pid there is no choice. With
@@ -238,7 +238,7 @@ def _pairs(
     elsewhere: Collection[int],
     families: Sequence[Family],
 ) -> dict[int, list[int]]:
-    """Dead pids whose holders nobody else can claim: by session, group or parent, each for each.
+    """Dead pids whose holders no other pid can claim: by session, group or parent, each for each.
 
     A session or group names its leader, and another one that died in it may be the owner instead. So
     these links count only where every dead pid has one of its own (*elsewhere*: to processes that may
@@ -307,7 +307,7 @@ def _relatives(survey: IndexedSurvey) -> dict[int, list[int]]:
 # ---- what proves that a process is left behind: it holds the memory of a dead one, and no living one's ----
 #
 # A fact ends processes: `vram free`, policies and the epilog act on it without being told a name. So each
-# fact below is one that no other user can bring about for somebody else's healthy process; docs/decisions/19
+# fact below is one that no other user can bring about for a healthy process of another's; docs/decisions/19
 # has the table of what can be forged, and of what then follows. Whatever is not proven is "likely", and
 # "likely" is never ended without a name.
 
@@ -374,7 +374,7 @@ def _is_of(facts: ProcessFacts, dead: Collection[int]) -> bool:
 
 
 def _was_adopted(survey: IndexedSurvey, pid: int, facts: ProcessFacts) -> bool:
-    """Whether its own parent is dead: the kernel then gives it to an init, or to whoever asked for such.
+    """Whether its own parent is dead: the kernel then gives it to an init, or to one that asked for such.
 
     Sessions are inherited. One who is no leader of its session and whose parent is of another session
     was not forked by that parent.

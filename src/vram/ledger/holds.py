@@ -46,7 +46,7 @@ def find_holds(ledger: Ledger, *, empty: bool = False) -> tuple[Hold, ...]:
 
 
 def _forget(gone: ReferenceType[Ledger]) -> None:
-    """Keep nothing of a ledger that nobody has any more."""
+    """Keep nothing of a ledger that is no longer referred to."""
     global _last
     if _last is not None and _last.of is gone:
         _last = None
@@ -151,7 +151,7 @@ def overhead(ledger: Ledger) -> Iterator[HeldPart]:
 
 
 def _on_working_gpus(ledger: Ledger) -> set[int]:
-    """Everybody on a GPU that works, or does not say whether it does."""
+    """The processes on GPUs that work, or do not say whether they do."""
     found: set[int] = set()
     for gpu in ledger.gpus:
         if gpu.facts is not None and gpu.facts.utilization == 0:
@@ -163,7 +163,7 @@ def _on_working_gpus(ledger: Ledger) -> set[int]:
 
 
 def open_only(ledger: Ledger) -> dict[int, OpenOnly]:
-    """Everybody who has a GPU's files open and holds no memory on any GPU, by pid."""
+    """The processes that have a GPU's files open and hold no memory on any GPU, by pid."""
     if not any(gpu.open_only for gpu in ledger.gpus):
         return {}
     holding = {

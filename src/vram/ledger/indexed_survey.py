@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from vram.model.files import (
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, Vendor
 from vram.model.ledger import Holder, Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
-from vram.model.process import Job, ProcessFacts, ProcessRef
+from vram.model.process import Job, ProcessFacts, ProcessRef, RestFacts
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 
 
@@ -104,7 +104,7 @@ class GpuObservations(Struct):
 
     @property
     def listed(self) -> set[int]:
-        """Everybody whom the driver charges, named one by one or not."""
+        """The pids that the driver charges, named one by one or not."""
         return {charge.process.pid for charge in (*self.charges, *self.unnamed)}
 
 
@@ -115,10 +115,13 @@ class IndexedSurvey(Struct):
     gpus: dict[int, GpuObservations] = {}
     processes: dict[int, tuple[ProcessRef, ProcessFacts]] = {}
     files: dict[int, FilesFacts] = {}
+    rests: dict[int, RestFacts] = {}
+    """What is left of jobs that are not whole, by the pids of their parts."""
+    parked: frozenset[int] = frozenset()
     cut: set[int] = set()
     """Who has more files open than were read."""
     unfinished: bool = False
-    """There was no time, or no room, to read everybody's files: who has none may have some."""
+    """There was no time, or no room, to read all processes' files: one that shows none may have some."""
     shares: list[ExportedDescriptor] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
@@ -168,8 +171,18 @@ class IndexedSurvey(Struct):
     def jobs(self) -> dict[int, Job]:
         """What each process belongs to that was launched together with others, by pid."""
         if self.made_jobs is None:
-            self.made_jobs = find_jobs(self.processes)
+            busy = self._on_working_gpus() if self.rests else ()
+            self.made_jobs = find_jobs(self.processes, self.rests, {*self.parked, *busy})
         return self.made_jobs
+
+    def _on_working_gpus(self) -> Iterator[int]:
+        """Everybody on a GPU that works, or does not say whether it does."""
+        for gpu in self.gpus.values():
+            if gpu.facts is None or gpu.facts.utilization != 0:
+                yield from gpu.listed
+                yield from (client.process.pid for client in gpu.clients)
+                if gpu.lists != "ok":
+                    yield from self.opened(gpu.facts.minor if gpu.facts else None)
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -185,8 +198,8 @@ class IndexedSurvey(Struct):
     def lists_other_pids(self) -> bool:
         """Whether the driver's lists may name pids of another namespace than ours.
 
-        Older drivers show the host's pids inside of containers, where they name nobody, or somebody
-        else. Drivers from about 560 on translate them; those before 570 are not taken at their word.
+        Older drivers show the host's pids inside of containers, where they name no process, or another
+        one. Drivers from about 560 on translate them; those before 570 are not taken at their word.
         """
         if self.host.initial_pid_namespace:
             return False
@@ -210,7 +223,7 @@ _SENTINEL = 1 << 62
 
 def index_survey(taken: Survey) -> IndexedSurvey:
     """Sort the survey's statements; later statements about the same thing win."""
-    survey = IndexedSurvey(host=taken.host)
+    survey = IndexedSurvey(host=taken.host, parked=frozenset(each.pid for each in taken.parked))
     for observation in taken.observations:
         _place(survey, observation)
     if survey.clients or survey.compute:
@@ -282,6 +295,8 @@ def _place(survey: IndexedSurvey, observation: Observation) -> None:
             pass  # it is about a GPU, as below
         case DriverFacts() as facts:
             survey.driver = facts
+        case RestFacts() as facts if observation.process:
+            survey.rests[observation.process.pid] = facts
         case UnreadableFacts() as facts:
             survey.unreadable = facts
         case AdapterFacts() as facts:

@@ -2,35 +2,42 @@
 
 A process whose parent dies is adopted by the first process of its PID namespace, or by one that has asked
 the kernel for that, as systemd does for a user's programs. A process that a launcher starts as its direct
-child, and whose parent is such a one, has lost its launcher. Where anything is in doubt, the launcher
-lives.
+child, and whose parent is such a one, has lost its launcher.
+
+Who has asked the kernel is not to be seen, so not every adopter is known by name. Where several ranks of one
+launcher have a parent that is no launcher, others of them are dead, and all that are left have done nothing
+for long, they have lost it too: a launcher that lives ends the rest, or waits for those that work. Where
+anything is in doubt, the launcher lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vram.model.process import Job, LaunchClaim, ProcessFacts, ProcessRef
+from vram.model.parents import is_adopter, is_first, is_no_launcher, may_launch
+from vram.model.process import Job, LaunchClaim, ProcessFacts, ProcessRef, RestFacts
 
 Processes = Mapping[int, tuple[ProcessRef, ProcessFacts]]
 
-# Those that adopt besides the first process of a PID namespace. Container runtimes are none: whoever loses
-# its parent in a container is adopted inside, and what they start themselves is a container's first process.
-_ADOPTERS = frozenset(("systemd", "slurmstepd", "tini", "dumb-init", "catatonit", "docker-init"))
-# A first process that may have launched others itself, as where torchrun is all that a container runs.
-_MAY_LAUNCH = (
-    *("python", "pypy", "mpirun", "mpiexec", "prterun", "prted", "orted", "orterun"),
-    *("hydra_pmi_proxy", "raylet"),
-)
 # These say by their environment which rank of which job they are. There is one process for each rank.
 _RANKED = frozenset(("torchrun", "deepspeed", "mpirun", "torch.distributed"))
 _NEVER = 1 << 63
+# A launcher that lives ends the rest of a job within seconds, or half a minute where they ignore SIGTERM.
+MIN_IDLE_S = 600.0
+# One alone may have been started in a shell that has the environment of a rank.
+MIN_RANKS_LEFT = 2
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
 _MAX_DEPTH = 8
 
 
-def find_jobs(processes: Processes) -> dict[int, Job]:
-    """The job of each of *processes* that was launched together with others, by pid."""
+def find_jobs(
+    processes: Processes, rests: Mapping[int, RestFacts] | None = None, busy: Collection[int] = ()
+) -> dict[int, Job]:
+    """The job of each of *processes* that was launched together with others, by pid.
+
+    *rests* are what is left of jobs that are not whole, by the pids of their parts. *busy* may work: they are
+    on a GPU that does, or were parked, and will go on.
+    """
     members = {
         pid: facts.launch
         for pid, (_, facts) in processes.items()
@@ -44,10 +51,57 @@ def find_jobs(processes: Processes) -> dict[int, Job]:
     for impostor in _impostors(members, lost, processes):
         del members[impostor]
         lost.discard(impostor)
-    return {pid: _job(pid, members, lost, processes) for pid in members}
+    left = _left_behind(members, lost, processes, rests or {}, busy)
+    lost |= left.keys()
+    return {pid: _job(pid, members, lost, processes, left) for pid in members}
 
 
-def _job(pid: int, members: Mapping[int, LaunchClaim], lost: Collection[int], processes: Processes) -> Job:
+def _left_behind(
+    members: Mapping[int, LaunchClaim],
+    lost: Collection[int],
+    processes: Processes,
+    rests: Mapping[int, RestFacts],
+    busy: Collection[int],
+) -> dict[int, RestFacts]:
+    """Those that are left of jobs that are not whole, where nobody is who would end them or start others."""
+    jobs: dict[RestFacts, list[int]] = {}
+    for pid, rest in rests.items():
+        if pid in members and pid not in lost:
+            jobs.setdefault(rest, []).append(pid)
+    found: dict[int, RestFacts] = {}
+    for rest, pids in jobs.items():
+        claims = [members[pid] for pid in pids]
+        facts = [processes[pid][1] for pid in pids]
+        parents = {each.parent or 0 for each in facts}
+        parent = processes.get(parents.pop()) if len(parents) == 1 else None
+        names = {_job_name(pid, members, processes) for pid in pids}
+        sizes = {each.local_size for each in claims}
+        living = set(rest.ranks)
+        if (
+            parent is not None
+            and is_no_launcher(parent[1])
+            and len(names) == len(sizes) == 1
+            and all(each.direct and each.recorded_lives is not True for each in claims)
+            and not any(map(is_first, facts))
+            and all(each.state == "S" for each in facts)
+            and {each.rank for each in claims} <= living
+            and len({each.rank for each in claims}) >= MIN_RANKS_LEFT
+            and len(living) < (sizes.pop() or 0)
+            and rest.idle_s >= MIN_IDLE_S
+            and set(rest.pids).isdisjoint(busy)
+            and set(pids).isdisjoint(busy)
+        ):
+            found |= dict.fromkeys(pids, rest)
+    return found
+
+
+def _job(
+    pid: int,
+    members: Mapping[int, LaunchClaim],
+    lost: Collection[int],
+    processes: Processes,
+    left: Mapping[int, RestFacts],
+) -> Job:
     """The job of the uppermost process above *pid* that was launched, too."""
     top = pid
     for _ in range(_MAX_DEPTH):
@@ -60,22 +114,25 @@ def _job(pid: int, members: Mapping[int, LaunchClaim], lost: Collection[int], pr
         top = above
     claim, (_, facts), own = members[top], processes[top], members[pid]
     launcher = _living_launcher(facts, processes) if claim.direct and top not in lost else None
+    # What two shells have started is not one job, although neither of them is a launcher.
+    started_by = "orphan" if top in lost else (facts.parent or 0) if claim.direct else 0
     return Job(
         by="multiprocessing" if claim.by == "fork server" else claim.by,
-        key=f"{facts.uid}.{claim.job}.{'orphan' if top in lost else launcher or 0}",
+        key=f"{facts.uid}.{claim.job}.{started_by}",
         launcher=launcher,
         head=top if top != pid else None,
         is_orphan=top in lost,
         rank=own.rank,
         size=own.size,
         local_size=own.local_size,
+        rest=left.get(top),
     )
 
 
 def _living_launcher(facts: ProcessFacts, processes: Processes) -> int | None:
     """The parent, where it is a program that launches others; a shell is none, whatever was started in it."""
     parent = processes.get(facts.parent or 0)
-    return parent[0].pid if parent is not None and _program(parent[1]).startswith(_MAY_LAUNCH) else None
+    return parent[0].pid if parent is not None and may_launch(parent[1]) else None
 
 
 def _impostors(members: Mapping[int, LaunchClaim], lost: set[int], processes: Processes) -> set[int]:
@@ -121,33 +178,13 @@ def _began(pid: int, processes: Processes) -> tuple[int, int]:
 def _has_lost_its_launcher(pid: int, processes: Processes) -> bool:
     facts = processes[pid][1]
     launch, parent = facts.launch, processes.get(facts.parent or 0)
-    if launch is None or parent is None or _is_first(facts) or launch.recorded_lives:
+    if launch is None or parent is None or is_first(facts) or launch.recorded_lives:
         return False
     if launch.recorded_pid is not None and launch.recorded_pid == _inner_pid(*parent):
         return False  # its launcher is the first process here
     if launch.by == "multiprocessing" and facts.forked:
         return False  # its fork server has ended, which proves nothing of who had started that
     return is_adopter(*parent)
-
-
-def is_adopter(process: ProcessRef, facts: ProcessFacts) -> bool:
-    """Whether *process* takes in those whose parents died, and cannot have launched them itself."""
-    name = _program(facts)
-    if facts.is_dead or not name or name.startswith(_MAY_LAUNCH):
-        return False
-    return process.pid == 1 or _is_first(facts) or name in _ADOPTERS
-
-
-def _program(facts: ProcessFacts) -> str:
-    """The name of its program; "" where it is not known."""
-    # No user can choose the name of a process of root's, whose program not everybody may read.
-    name = facts.command if facts.executable is None and facts.uid == 0 else (facts.executable or "")
-    return name.rpartition("/")[2]
-
-
-def _is_first(facts: ProcessFacts) -> bool:
-    """Whether it is the first process of its PID namespace: of the machine, or of a container."""
-    return facts.namespace_pids[-1:] == (1,)
 
 
 def _inner_pid(process: ProcessRef, facts: ProcessFacts) -> int:

@@ -104,9 +104,9 @@ def freed_by(ledger: Ledger, pids: Sequence[int], gpus: Sequence[int] = ()) -> t
     freed = dict.fromkeys(pids, 0)
     for gpu in ledger.gpus:
         for entry in gpu.accounted if not gpus or gpu.index in gpus else ():
-            everybody = {holder.pid for holder in living_holders(entry)}
-            if everybody and everybody <= freed.keys():
-                freed[max(everybody, key=pids.index)] += entry.nbytes or 0
+            living = {holder.pid for holder in living_holders(entry)}
+            if living and living <= freed.keys():
+                freed[max(living, key=pids.index)] += entry.nbytes or 0
     return tuple(freed[pid] for pid in pids)
 
 
@@ -237,7 +237,7 @@ def findings_about(findings: Iterable[Finding], pid: int) -> tuple[Finding, ...]
 
 
 def pids_of(entry: Entry) -> set[int]:
-    """Everybody whom an entry names: its holder, co-holders, and the pid that the driver charges."""
+    """The pids that an entry names: its holder, co-holders, and the pid that the driver charges."""
     named = {each.pid for each in entry.holders}
     return named | ({entry.charged_pid} if entry.charged_pid is not None else set())
 

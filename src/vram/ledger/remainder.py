@@ -97,7 +97,7 @@ def _reason(survey: IndexedSurvey) -> tuple[Literal["namespace", "permission"] |
 #
 # A process shows how much of it it has (it maps nvidia-uvm for it), not where it lies: pages move to a
 # device when that touches them. So it is the likely owner of bytes that are in use and charged to
-# nobody, up to what it has mapped.
+# no process, up to what it has mapped.
 
 
 # Managed memory managed_explains bytes by itself when it is this close to them, as a part of them.
@@ -105,7 +105,7 @@ _CLOSE = 16
 
 
 def managed_explains(survey: IndexedSurvey, gpu: GpuObservations, room: int) -> bool:
-    """Whether managed memory alone accounts for *room*, bytes that nobody is charged for."""
+    """Whether managed memory alone accounts for *room*, bytes that no process is charged for."""
     total = sum(_managed(survey, gpu).values())
     return total > 0 and abs(total - room) <= total // _CLOSE
 
@@ -137,7 +137,7 @@ def _managed_entry(survey: IndexedSurvey, charge: Charge, nbytes: int, mapped: i
         evidence=(
             f"pid {charge.process.pid} has {size(mapped)} of managed memory mapped; no process list counts"
             " managed memory",
-            "this memory is in use and charged to nobody",
+            "this memory is in use and charged to no process",
         ),
         confidence="likely",
         medium="managed",

@@ -88,7 +88,7 @@ def _ambiguity(survey: IndexedSurvey, joined: AdapterMatch) -> str:
 def _guest_and_others(
     rows: Sequence[WindowsMemoryFacts],
 ) -> tuple[WindowsMemoryFacts | None, list[WindowsMemoryFacts]]:
-    """The virtual machine of WSL2, where it is beyond doubt, and everybody else."""
+    """The virtual machine of WSL2, where it is beyond doubt, and all others."""
     for name in (_GUEST, _ANY_GUEST):
         found = [row for row in rows if _plain(row.name) == name]
         if found:
@@ -222,7 +222,7 @@ def linux_entries(survey: IndexedSurvey, gpu: GpuObservations, linux: Linux) -> 
 
 
 def _strangers(survey: IndexedSurvey, gpu: GpuObservations) -> list[int]:
-    """Pids that the driver lists and that nobody has here: another distribution's processes."""
+    """Pids that the driver lists and no process has here: another distribution's processes."""
     listed = (charge.process.pid for charge in gpu.charges)
     return [pid for pid in listed if not _has_device(survey, pid)]
 
@@ -298,7 +298,7 @@ def _families(survey: IndexedSurvey, gpu: GpuObservations) -> list[tuple[int, ..
     """Processes with the device open, those with the very same open files together.
 
     The device does not say which GPU it is used for. Where there are several, the driver's lists
-    do, unless they name nobody at all.
+    do, unless they name no process at all.
     """
     opened = {pid: _descriptions(survey, pid) for pid in sorted(survey.files) if _has_device(survey, pid)}
     listed = {other.index: {charge.process.pid for charge in other.charges} for other in survey.gpus.values()}

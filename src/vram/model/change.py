@@ -65,7 +65,7 @@ MEANINGS: dict[Event, str] = {
     "continued": "it runs again",
     "parked": "`vram park` or `vram borrow` moved the memory of a process into host memory",
     "unparked": "it is back on the GPU",
-    "ghost": "memory of a dead process that another one still holds, or that nobody visible holds",
+    "ghost": "memory of a dead process that another one still holds, or that no visible process holds",
     "ghost-gone": "that memory is held no more",
     "freed": "the free memory of a GPU rose after an end; nbytes is by how much",
     "unattributed": "memory is in use, and nothing that can be seen accounts for it",

@@ -125,11 +125,14 @@ class DriverTest(Struct, frozen=True, kw_only=True):
 
 class AttachTest(Struct, frozen=True, kw_only=True):
     """A Python of our own, visited by ptrace. ``routes`` are those that worked, with the milliseconds
-    for which it was stopped; ``errors`` why others did not."""
+    for which it was stopped; ``errors`` why others did not. ``native_ms`` and ``native_error`` say the same
+    of one that was visited as a program without Python is."""
 
     version: str
     routes: dict[str, float] = {}
     errors: dict[str, str] = {}
+    native_ms: float | None = None
+    native_error: str = ""
 
 
 class KernelTest(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from msgspec import Struct
 from vram.model.observation import Status
 
 NodeState = Literal["leftovers", "unexplained", "incomplete", "rejected", "unread", "ok"]
-"""In the order of the table: what somebody should look at comes first."""
+"""In the order of the table: what needs a look comes first."""
 
 NodeCode = Literal[
     "no-answer",  # the deadline passed

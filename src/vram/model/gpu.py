@@ -37,7 +37,7 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     mig_pending: bool | None = None
     """The mode that MIG will be in after the next reset."""
     mig_devices: int | None = None
-    """How many MIG devices were found; None where nobody could tell."""
+    """How many MIG devices were found; None where that is unknown."""
     ecc_enabled: bool | None = None
     ecc_uncorrected: int | None = None
     bar1_total: int | None = None
@@ -81,7 +81,7 @@ class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):
     gpu_instance: int | None = None
     compute_instance: int | None = None
     ended: bool = False
-    """Whether it ended while it was read: nobody has the pid any more, and a second look does not list it."""
+    """Whether it ended while it was read: the pid is free, and a second reading does not list it."""
     exiting: bool = False
     """Whether it was exiting already when it was listed."""
 

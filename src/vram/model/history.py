@@ -71,7 +71,7 @@ class HoldersReport(Struct, frozen=True, kw_only=True):
 
 
 class PastGhostsReport(Struct, frozen=True, kw_only=True):
-    """``vram history ghosts --json``: memory that nobody worked with any more, the newest first."""
+    """``vram history ghosts --json``: memory that was no longer in use, the newest first."""
 
     schema: Literal[1] = 1
     ghosts: tuple[Held, ...]
@@ -120,7 +120,7 @@ class WasteReport(Struct, frozen=True, kw_only=True):
 class SeriesPoint(Struct, frozen=True, kw_only=True):
     """One GPU at one moment. Of several readings, the one with the least free memory stands for all.
 
-    ``kinds`` sum to ``total_bytes``. ``leftover_bytes`` are those that nobody works with any more.
+    ``kinds`` sum to ``total_bytes``. ``leftover_bytes`` are those that are no longer in use.
     ``total_bytes`` null: the GPU did not answer, or nothing was recorded until the next point.
     """
 

@@ -10,10 +10,10 @@ from vram.model.plan import Target
 
 # ---- caches, and what trimming them freed ----
 #
-# An answer was written inside somebody else's program: sizes are checked, text is bounded.
+# An answer was written inside another program: sizes are checked, text is bounded.
 
-Via = Literal["agent", "jupyter", "remote-exec", "ptrace"]
-"""How a process is attached to, safest first."""
+Via = Literal["agent", "jupyter", "remote-exec", "ptrace", "native"]
+"""How a process is attached to, safest first; the last one is for every program, the others for Python."""
 
 Verb = Literal["measure", "trim"]
 
@@ -74,8 +74,8 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
     """One process trimmed: its own account, and the driver's figures before and after.
 
     Where the driver has no figures per process (WSL2), ``whole_gpu`` says that these are about
-    everybody on those GPUs together. ``stopped_s`` is how long it was stopped, ``waited_s`` the longest time
-    for which another of its threads waited.
+    all processes on those GPUs together. ``stopped_s`` is how long it was stopped, ``waited_s`` the longest
+    time for which another of its threads waited.
     """
 
     target: Target
@@ -192,7 +192,7 @@ class Split(Struct, frozen=True, kw_only=True):
 
     ``arrays`` are those that Python knows; ``unseen`` is in use by a framework without an array that
     Python can see, as what a backward pass still needs; ``cached`` comes back by a trim; ``pooled`` is
-    lost in pools that do not shrink; ``rest`` is the context, code, and what nobody accounts for.
+    lost in pools that do not shrink; ``rest`` is the context, code, and what no account explains.
     """
 
     gpu: int

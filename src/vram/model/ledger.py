@@ -36,16 +36,16 @@ Kind = Literal[
 ]
 
 Leftover = Literal["yes", "no", "by-holder", "unknown"]
-"""Whether nobody works with these bytes any more; "by-holder": the state of their holder decides."""
+"""Whether these bytes are no longer in use; "by-holder": the state of their holder decides."""
 
 
 class KindFacts(NamedTuple):
-    """What everybody needs to know of a kind."""
+    """What a kind of memory means."""
 
     used: bool | None
     """Whether the bytes are in use; None where the driver does not report it."""
     held: bool
-    """Whether a process holds them, named or not. False: the driver's own, or nobody's at all."""
+    """Whether a process holds them, named or not. False: the driver's own, or unused."""
     charged: bool
     """Whether a working process is charged with them: a whole process, or a part of its memory."""
     leftover: Leftover
@@ -97,7 +97,7 @@ MEANINGS: dict[Kind, tuple[str, tuple[str, ...]]] = {
     "overhead": ("in use beyond what the driver charges to processes; each context adds some", ()),
     "windows": ("held by a Windows program, under WSL2", ("VR602",)),
     "guest": ("held by Linux processes together, as Windows counts them under WSL2", ("VR604",)),
-    "unassigned": ("in no MIG instance: nobody can use it", ("VR406",)),
+    "unassigned": ("in no MIG instance: no program can use it", ("VR406",)),
     "unreported": ("free, or held by a process that is not visible: the driver does not report it", ()),
     "unattributed": ("in use, and nothing visible accounts for it", ("VR106",)),
 }
@@ -328,7 +328,7 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
         return self.system.entries if self.total_bytes == 0 and self.system else self.entries
 
     def of_kind(self, kind: Kind) -> tuple[Entry, ...]:
-        """Its own memory of one kind: how memory is read that nobody holds, and that is in no hold."""
+        """Its own memory of one kind: how memory is read that no process holds, and that is in no hold."""
         return tuple(entry for entry in self.entries if entry.kind == kind)
 
     def bytes_by_kind(self) -> dict[Kind, int]:

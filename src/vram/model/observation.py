@@ -18,7 +18,7 @@ from vram.model.files import (
     UnreadableFacts,
 )
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
-from vram.model.process import ParkedProcess, ProcessFacts, ProcessRef
+from vram.model.process import ParkedProcess, ProcessFacts, ProcessRef, RestFacts
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WslFacts
 
 SURVEY_SCHEMA = 1
@@ -32,6 +32,7 @@ Facts: TypeAlias = (
     | MigFacts
     | ChargeFacts
     | ProcessFacts
+    | RestFacts
     | FilesFacts
     | DmabufFacts
     | ExportFacts

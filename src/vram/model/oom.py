@@ -77,7 +77,8 @@ class OomMessage(OomReading, frozen=True, kw_only=True):
 
     ``code`` is the number of the CUDA error or the Xid, ``pids`` are the processes that the driver blames,
     ``reporter`` is the dialect of the framework that reports an error of CUDA, ``assertion`` the condition
-    that failed in a kernel, ``library`` the one that ran out ("cuBLAS"), ``settings`` what was set for XLA.
+    that failed in a kernel, ``library`` the one that ran out ("cuBLAS"), ``settings`` what was set for XLA,
+    ``language`` what the program is written in, None where CUDA's own words are all there is.
     """
 
     code: int | None = None
@@ -86,6 +87,7 @@ class OomMessage(OomReading, frozen=True, kw_only=True):
     assertion: str | None = None
     library: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
+    language: Literal["python", "c++"] | None = "python"
 
     def as_reading(self) -> OomReading:
         """The reading as JSON has it."""
@@ -103,7 +105,7 @@ class OomMessage(OomReading, frozen=True, kw_only=True):
 
 
 class Term(Struct, frozen=True):
-    """One line of a balance. ``sure`` is False for a remainder or an assumption, which nobody printed."""
+    """One line of a balance. ``sure`` is False for a remainder or an assumption, which no message printed."""
 
     name: str
     nbytes: int

@@ -19,11 +19,11 @@ OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 class PlanRequest(Struct, frozen=True, kw_only=True):
     """What memory is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
 
-    ``available_bytes`` are to be available on one GPU afterwards: one of ``gpus`` (empty: any), whoever has
-    freed them. ``goal_bytes`` are to be freed there, however much is available already. Without either all
+    ``available_bytes`` are to be available on one GPU afterwards: one of ``gpus`` (empty: any), by whatever
+    frees them. ``goal_bytes`` are to be freed there, however much is available already. Without either all
     leftovers are planned. ``orphans`` allows to end jobs whose launcher is dead. ``caches`` allows to trim
     live processes too, ``release`` to ask servers for their memory, ``park_idle`` to park idle ones that
-    nobody named. ``up_to`` is the most harmful action allowed; ``only`` is the one action to use. Who is
+    were not named. ``up_to`` is the most harmful action allowed; ``only`` is the one action to use. Who is
     named and holds a leftover with others stands for all of them, unless ``alone``. ``tree`` means the
     descendants of ``pids`` too, as far as they are on a GPU, and ``job`` all that was launched together
     with them, their launcher first.
@@ -48,7 +48,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
 class Skipped(Struct, frozen=True, kw_only=True):
     """A piece of memory that is left alone, who holds it, and why; ``command`` would change that.
 
-    ``pid`` is None where nobody can be named. ``others`` hold the same bytes, or only have its files
+    ``pid`` is None where no process can be named. ``others`` hold the same bytes, or only have its files
     open. ``leftover``: its owner is dead, so it is not in use, and still it was not freed.
     """
 
@@ -67,7 +67,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """A process as it was when the plan was made; acting re-checks every field.
 
     exec keeps the pid and the start time, so the executable and the user are part of who
-    it is; a cgroup that changed means that somebody took charge of it meanwhile. ``image``
+    it is; a cgroup that changed means that another supervisor took charge of it meanwhile. ``image``
     tells an exec into the very same program; it is None where that cannot be seen.
     """
 
@@ -119,7 +119,7 @@ class JobActivity(Struct, frozen=True, kw_only=True):
     """What a job that a plan ends did in the second before: it may look idle, and still compute.
 
     ``cpu_s`` is the CPU time that ``pids`` used in that second, together; None where they had ended.
-    ``gpu_percent`` is how busy each of their GPUs is, whoever uses it; None where the driver does not say.
+    ``gpu_percent`` is how busy each of their GPUs is with all that runs there; None where unknown.
     """
 
     job: Job
@@ -171,7 +171,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
 
 class Blocker(Struct, frozen=True, kw_only=True):
-    """One who must be gone first. ``command`` is empty where nobody can be named.
+    """A process that must be gone first. ``command`` is empty where none can be named.
 
     ``nbytes`` is None where the GPU does not answer.
     """

@@ -11,7 +11,7 @@ GivenUp = Literal["strict", "filters"]
 
 
 class ProcessRef(Struct, frozen=True, omit_defaults=True):
-    """A process for good: a pid alone names whoever has it now.
+    """A process for good: a pid alone names the process that has it now.
 
     ``started_at`` is the kernel's start time in clock ticks since boot (field 22 of
     /proc/PID/stat). It is None when nothing in /proc answers for the pid: the process
@@ -55,6 +55,7 @@ Launcher = Literal[
     "SGLang",
     "Ray",
     "Jupyter",
+    "debugpy",
     "torch.distributed",
 ]
 
@@ -78,12 +79,26 @@ class LaunchClaim(Struct, frozen=True, omit_defaults=True):
     recorded_lives: bool | None = None
 
 
+class RestFacts(Struct, frozen=True, tag="rest"):
+    """What is left here of a job that is not whole: every process of it that lives, on a GPU or not.
+
+    ``ranks`` are the numbers of those that live, ``pids`` their processes. ``idle_s``: for so long all of
+    these and whatever they started have used at most a hundredth of a processor, as the scheduler recorded.
+    Not observed where one of them may be missing here, or is stopped, traced or frozen.
+    """
+
+    ranks: tuple[int, ...]
+    pids: tuple[int, ...]
+    idle_s: float
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """What a process was launched as a part of, with all others of the same ``key``.
 
     ``launcher`` is the launcher's pid while it lives, where that is known; ``is_orphan``: proved, it is dead.
     ``head`` is the pid of the part of the job that started this one, as vLLM's engine starts its workers.
-    ``rank``, ``size`` and ``local_size`` are as :class:`LaunchClaim` has them.
+    ``rank``, ``size`` and ``local_size`` are as :class:`LaunchClaim` has them. ``rest`` is there where it was
+    proved by what is left: some of its ranks are dead, and the others have done nothing for long.
     """
 
     by: Launcher
@@ -94,6 +109,7 @@ class Job(Struct, frozen=True, kw_only=True):
     rank: int | None = None
     size: int | None = None
     local_size: int | None = None
+    rest: RestFacts | None = None
 
 
 class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
@@ -104,7 +120,7 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     process can have a parent's driver files, which close on exec. ``initialised_cuda`` is asked of forked
     processes: True where the driver runs a thread in it, which no fork inherits, so that its files are its
     own. ``executable_trusted`` is asked of programs whose path makes them a part of the system:
-    True where root installed the file under that path, False where somebody else may have put it there.
+    True where root installed the file under that path, False where another user may have put it there.
     ``kill_pending``: SIGKILL was sent, or a thread has ended the whole process, and ``state`` is that of a
     thread that has not taken it yet. ``waits_in`` is the kernel's function that it is in, asked where it is
     in state D or SIGKILL is pending.

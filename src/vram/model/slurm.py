@@ -15,8 +15,8 @@ Evidence = Literal["step", "cgroup", "environment"]
 
 Whose = Literal["job", "ended-job", "running-job", "user", "other", "system", "unknown"]
 """To whom held memory belongs: to the job that has ended, to one whose epilog has run before, to a job that
-runs now, to a process of the job's user outside every job, to somebody else, to a part of the system that is
-never touched, or nobody can tell."""
+runs now, to a process of the job's user outside every job, to another user, to a part of the system that is
+never touched, or unknown."""
 
 HookVerdict = Literal["clean", "held", "unknown"]
 
@@ -44,7 +44,7 @@ class JobHolder(Struct, frozen=True, kw_only=True):
     """Memory of the GPUs in question that is held, by whom, and whose it is.
 
     ``nbytes`` None: the size is unknown. ``pid`` None: no visible process holds it. ``note`` says why it was
-    not freed, or why nobody can tell whose it is.
+    not freed, or why its owner is unknown.
     """
 
     gpu: int

@@ -55,22 +55,31 @@ EndReason = Literal["exit", "detached", "disk full", "write error", "no cupti", 
 
 GapReason = Literal["another subscriber", "cupti shut down", "detached", "unknown"]
 
-Verdict = Literal["leaked", "growing", "in use at exit"]
+Verdict = Literal["leaked", "growing", "not freed", "in use at exit"]
 """Of memory that was never freed, the worst first.
 
-"leaked": its context was destroyed while the program went on, without freeing it. "growing": the same stack
-left more and more behind, to the end. "in use at exit": neither.
+"leaked": its context was destroyed while a Python program went on, without freeing it. "growing": the same
+stack left more and more behind, to the end. "not freed": neither, but a program without Python ended with it.
+"in use at exit": the rest.
 """
 
 
 class Frame(Struct, frozen=True):
-    """A place in the program: a line of Python, or a function in a library."""
+    """A place in the program: a line of a source, or an offset in a library."""
 
     language: Literal["python", "native"]
     function: str
     file: str
     line: int
-    """Python: the line. Native: the offset in the library ``file``."""
+    """Python: the line. Native: the offset in the library ``file``, unless *library* is known."""
+    library: str = ""
+    """Native, where debug information has the line: the program or library that it is in. ``file`` and
+    ``line`` are the source's then."""
+
+    @property
+    def has_line(self) -> bool:
+        """Whether ``file`` and ``line`` are of a source that a person wrote."""
+        return self.language == "python" or bool(self.library)
 
 
 class CallStack(Struct, frozen=True):
@@ -204,6 +213,10 @@ class LeakSite(Struct, frozen=True, kw_only=True):
     largest: int
 
 
+MIN_CHURN = 16
+"""Pairs of allocation and free: fewer are no habit."""
+
+
 class ChurnSite(Struct, frozen=True, kw_only=True):
     """Allocations of one stack that were freed again soon: work for the driver that a cache would save."""
 
@@ -247,6 +260,79 @@ class BlockUse(Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
+Trend = Literal["growing", "shrinking", "steady"]
+"""Of a window. "growing": a place in it is, or its lowest moment is higher in each quarter than before."""
+
+
+class WindowPlace(Struct, frozen=True, kw_only=True):
+    """What one place did in a window."""
+
+    site: Site
+    """With the count and bytes that were live at the window's highest moment."""
+    base_count: int
+    base_nbytes: int
+    """Live when the window began."""
+    end_count: int
+    end_nbytes: int
+    made: int
+    made_nbytes: int
+    """Allocated in the window."""
+    freed: int
+    median_life_ns: int | None
+    """Of those that were freed; None where none was."""
+    growing: bool
+    name: str = ""
+    """What the program calls it (`vram inside`): of memory from before recording, which has no stack."""
+
+    @property
+    def change(self) -> int:
+        return self.end_nbytes - self.base_nbytes
+
+    @property
+    def churns(self) -> bool:
+        """Whether it was allocated and freed again and again."""
+        return min(self.made, self.freed) >= MIN_CHURN
+
+
+class Window(Struct, frozen=True, kw_only=True):
+    """A GPU's memory from a moment to the end of the recording: the driver's, or a framework's blocks in it.
+
+    It begins with the recording of a running process, with the second half of one that was recorded from its
+    start, or with a framework's history where that is shorter.
+    """
+
+    process: int | None
+    """None: all that were recorded together."""
+    gpu: int | None
+    framework: str | None
+    """None: what was asked of the driver."""
+    begin_ns: int
+    end_ns: int
+    before_nbytes: int | None
+    """Of the driver's memory: held before recording began, and not in the figures below. None: unknown, or
+    recorded from the start of the program."""
+    base_nbytes: int
+    highest_nbytes: int
+    highest_ns: int
+    end_nbytes: int
+    lowest: tuple[int, int, int, int]
+    """Of each quarter of the window."""
+    trend: Trend
+    places: tuple[WindowPlace, ...]
+    """The largest at the highest moment first."""
+
+
+class HeldArrays(Struct, frozen=True, kw_only=True):
+    """Arrays that the process had when recording began, and what it calls them (`vram inside`)."""
+
+    process: int
+    gpu: int | None
+    framework: str
+    name: str
+    count: int
+    nbytes: int
+
+
 class LiveTrace(Struct, frozen=True, kw_only=True):
     """What a trace that is still written says up to now."""
 
@@ -288,6 +374,9 @@ class TraceView(Struct, frozen=True, kw_only=True):
     host_peak_nbytes: int
     """Pinned and registered host memory at its highest."""
     frameworks: tuple[BlockUse, ...] = ()
+    windows: tuple[Window, ...] = ()
+    held: tuple[HeldArrays, ...] = ()
+    """The largest first."""
     damage: tuple[str, ...] = ()
     """What could not be read, in plain sentences."""
 

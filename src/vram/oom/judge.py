@@ -8,7 +8,7 @@ from vram.model.finding import Remedy
 from vram.model.oom import Judgement, OomMessage
 from vram.oom import remedies, sums
 from vram.oom.kinds import Kind, capacity, holders, kind, not_gpu_memory
-from vram.oom.remedies import JOIN_LIVE, RECORD, change, options, run_why
+from vram.oom.remedies import JOIN_LIVE, change, options, record_next, run_why
 from vram.oom.sums import Sums, say, shortfall
 
 NEEDED = {
@@ -31,8 +31,8 @@ def unknown(reading: OomMessage, worked: Sums) -> Judgement:
     A figure that the arithmetic needs is missing; the answer says which one, and how to get it.
 
     Remedies:
-    Run `vram why` or `vram oom --live` on the machine while its GPU is still full, and let vram.on_oom()
-    record the next one.
+    Run `vram why` or `vram oom --live` on the machine while its GPU is still full, and let vram.on_oom(), in
+    C++ vram::explain_oom(), record the next one.
     """
     missing = tuple(words for name, words in NEEDED.items() if getattr(reading, name) is None)
     return unknown.conclude(
@@ -40,7 +40,12 @@ def unknown(reading: OomMessage, worked: Sums) -> Judgement:
         _unknown_cause(reading, missing),
         workings=shortfall(reading),
         missing=missing,
-        remedies=(JOIN_LIVE, run_why(reading), *(options(reading) or (RECORD,)), *_contradiction(reading)),
+        remedies=(
+            JOIN_LIVE,
+            run_why(reading),
+            *(options(reading) or record_next(reading)),
+            *_contradiction(reading),
+        ),
     )
 
 

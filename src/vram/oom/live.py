@@ -27,7 +27,7 @@ from vram.units import size
 
 GHOSTS = ("VR101", "VR103", "VR104", "VR105", "VR106", "VR203")
 MAX_HOLDINGS = 8
-# The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
+# The driver's total contains what it reserves, CUDA's does not. The rest may differ by a few per cent.
 _MIN_SHARE, _MAX_SHARE = 0.95, 1.005
 
 
@@ -79,8 +79,8 @@ def _visible_gpus(ledger: Ledger) -> Iterator[GpuLedger]:
 def _matches(reading: OomMessage, gpu: GpuLedger) -> bool:
     if reading.total is None or gpu.total_bytes is None:
         return True
-    share = reading.total.nbytes / gpu.total_bytes if gpu.total_bytes else 0
-    return _MIN_SHARE <= share <= _MAX_SHARE
+    usable = gpu.total_bytes - known_bytes(gpu.of_kind("reserved"))
+    return _MIN_SHARE * usable <= reading.total.nbytes <= _MAX_SHARE * gpu.total_bytes
 
 
 def _explain_several(gpus: Sequence[GpuLedger]) -> str:

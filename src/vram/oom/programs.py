@@ -1,13 +1,14 @@
 """Programs that people run and do not write: which one a message comes from, and its own options.
 
 A user of ComfyUI cannot change its batch loop, but can start it with --lowvram. The options are those of the
-programs' own documentation.
+programs' own documentation. For programs that people write, it says in which language advice should be.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from vram.model.oom import OomMessage
 from vram.oom.passage import Passage
@@ -130,3 +131,29 @@ def _named_in(line: str) -> str | None:
         if mark in line:
             return name
     return None
+
+
+# Messages of CUDA and its C++ libraries, whichever language called them.
+_ANY_LANGUAGE = ("cuda", "cuda-library", "nccl", "rmm", "host")
+_PYTHON = re.compile(
+    r"Traceback \(most recent|File \"[^\"\n]+\", line \d|\.py\b|[Pp]ython"
+    r"|\b(?:Runtime|Memory|CudaAPI|Accelerator)Error\b"
+    r"|\b(?:py)?torch\b|tensorflow|\bjax|\bcupy|numba|\bcudf\b|XGBoost|xgboost|lightning|bitsandbytes"
+)
+_CPP = re.compile(
+    r"terminate called|what\(\):|\b[\w-]+\.(?:cu|cuh|cpp|cc|cxx|c|h|hpp|fpp|f90)\b|::\w+|GPUassert"
+    r"|\b(?:cuda|cu)(?:Malloc|Mem|Host|Ctx|Device)\w*|CUDA error 2\b|Failed to allocate device|cudaSuccess"
+    r"|OpenCV|Accelerator Fatal Error|CudaCustomAllocator"
+)
+_NEAR = 1500
+
+
+def language_of(reading: OomMessage, passage: Passage, end: int) -> Literal["python", "c++"] | None:
+    """What the program is written in, by the message and the lines around it; None where they do not say."""
+    if reading.dialect not in _ANY_LANGUAGE or reading.program:
+        return "python"
+    line = passage.text.find("\n", end)
+    near = f"{passage.before[-_NEAR:]}\n{passage.text[: line if line >= 0 else None]}"
+    if _PYTHON.search(near):
+        return "python"
+    return "c++" if _CPP.search(near) else None

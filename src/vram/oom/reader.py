@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from vram.model.oom import OomMessage
 from vram.oom.dialects import Dialect, cuda, host, libraries, pytorch, serving, sticky, tensorflow_jax
 from vram.oom.passage import Lines, Passage
-from vram.oom.programs import program_of
+from vram.oom.programs import language_of, program_of
 
 # The particular before the general: CUDA's own words are part of many other messages.
 DIALECTS: tuple[Dialect, ...] = (
@@ -219,8 +219,8 @@ def _recognise(passage: Passage) -> Iterator[tuple[OomMessage, int]]:
         words = passage.text[
             line if begin - line < _MAX_LEAD_LENGTH else begin : min(end, begin + _MAX_EXCERPT_LENGTH)
         ]
-        program = program_of(reading, passage, end)
-        yield replace(reading, program=program, excerpt=" ".join(words.split())), end
+        named = replace(reading, program=program_of(reading, passage, end), excerpt=" ".join(words.split()))
+        yield replace(named, language=language_of(named, passage, end)), end
         at = max(end, at + 1)
 
 

@@ -36,14 +36,35 @@ def change(text: str, command: str = "", *, target: str = "program", harm: Harm 
     return Remedy(step="change", target=target, text=text, command=command, harm=harm)
 
 
-RECORD = change(
-    "Record the next one where it happens: call vram.on_oom() in the program. It writes the memory"
-    " of this process and of the whole GPU to a file."
+_RECORD = {
+    "python": change(
+        "Record the next one where it happens: call vram.on_oom() in the program. It writes the memory"
+        " of this process and of the whole GPU to a file."
+    ),
+    "c++": change(
+        "Let the program say more the next time: arrays of vram.hpp throw what was requested and what was"
+        " free, and vram::explain_oom() prints who holds it. `vram --include` says where the header is."
+    ),
+    None: change(
+        "Record the next one where it happens: vram.on_oom() in Python, vram::explain_oom() of vram.hpp in"
+        " C++. Both say who holds the memory at that moment."
+    ),
+}
+# CUDA's messages rarely say which GPU, and their numbers are not those of other tools.
+_NUMBERS = change(
+    "With several GPUs: CUDA counts the fastest one first, unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set, and"
+    " CUDA_VISIBLE_DEVICES renumbers them. `vram oom --live --gpu ADDRESS` takes a PCI address."
 )
 RETRY = change(
     "Let vram find the size that fits: decorate the step with @vram.retry_on_oom(shrink='batch_size')."
 )
 BIGGER = change("Spread it over more GPUs, keep part of it in host memory, or use a larger GPU.")
+
+
+def record_next(reading: OomMessage) -> tuple[Remedy, ...]:
+    """How to learn more of the next one, in the program's own language."""
+    numbers = () if reading.language == "python" or reading.where != "device" else (_NUMBERS,)
+    return (_RECORD[reading.language], *numbers)
 
 
 def run_why(reading: OomMessage, text: str = "Show who holds this GPU's memory now, and why.") -> Remedy:
@@ -72,7 +93,8 @@ def naming(file: str, advice: Sequence[Remedy]) -> tuple[Remedy, ...]:
 def use_less(reading: OomMessage, room: int | None) -> tuple[Remedy, ...]:
     """Use less than *room*: by the options of the program, or by what its author can change."""
     if reading.program is None:
-        return (smaller(reading, room), RETRY, BIGGER)
+        retry = (RETRY,) if reading.language == "python" else ()
+        return (smaller(reading, room), *retry, BIGGER)
     options = [change(text) for text in PROGRAMS[reading.program].options]
     if reading.program == "tgi" and reading.tokens_wanted:
         # What text-generation-inference itself advises, with a number.
@@ -94,6 +116,8 @@ def smaller(reading: OomMessage, room: int | None) -> Remedy:
     """Ask for less: by how much follows from the figures, where they are known."""
     wanted = _wanted(reading, room)
     if wanted is None or room is None:
+        if reading.language != "python":
+            return change("Use less: work in smaller parts, and free what is not needed meanwhile.")
         return change(
             "Use less: a smaller batch, shorter sequences, lower precision, activation checkpointing."
         )
@@ -142,6 +166,9 @@ def release_caches(reading: OomMessage) -> tuple[Remedy, ...]:
             change("JAX: do not preallocate the GPU.", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
             change("TensorFlow: let its pool grow as needed.", "export TF_FORCE_GPU_ALLOW_GROWTH=true"),
         )
+    if reading.language != "python":
+        text = "Release what pools keep unused before this point: cudaMemPoolTrimTo, or vram::trim_pools()."
+        return (change(text),)
     text = (
         "Release the framework's unused cache before this point: vram.flush(), or"
         " torch.cuda.empty_cache() and cupy.get_default_memory_pool().free_all_blocks()."

@@ -16,10 +16,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import trim
 from .arrays.frameworks import secondary_holders
@@ -107,19 +107,31 @@ def _is_same_array(record: ArrayRecord, met: object) -> bool:
 _ANY_POSITION = 999_999_999_999_999_999
 MAX_TEXT_LENGTH, MAX_WORD_LENGTH, MAX_DIMENSIONS = 300, 60, 16
 AT_ONCE = 100
+Members: TypeAlias = "list[tuple[tuple[int, ...], int]]"
 
 
 def groups(reading: ArrayReading, pause: Pause) -> list[dict[str, Any]]:
     """All arrays, those that are alike in one group, largest first."""
-    members: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    found = [_group(key, members) for key, members in grouped(reading, pause)]
+    return sorted(found, key=lambda group: (group["is_shared"], -group["nbytes"]))
+
+
+def grouped(reading: ArrayReading, pause: Pause) -> Iterable[tuple[tuple[Any, ...], Members]]:
+    """The same, as what those of a group have in common and the positions and address of each."""
+    members: dict[tuple[Any, ...], Members] = {}
     stems = _Stems(reading)
     for number, each in enumerate(reading.arrays):
         kind, stem, positions = stems.of(each)
-        members.setdefault((*_alike(each), kind, stem), []).append(positions)
+        place = positions, each.description.pointer
+        members.setdefault((*_alike(each), kind, stem), []).append(place)
         if number % AT_ONCE == 0:
             pause()
-    found = [_group(key, positions) for key, positions in members.items()]
-    return sorted(found, key=lambda group: (group["is_shared"], -group["nbytes"]))
+    return members.items()
+
+
+def group_name(stem: str, members: Members) -> str:
+    """Who refers to the arrays of a group, in one line."""
+    return _text(spanned(stem, [positions for positions, _ in members]), MAX_TEXT_LENGTH)
 
 
 class _Stems:
@@ -163,9 +175,9 @@ def _alike(each: ArrayRecord) -> tuple[Any, ...]:
     )
 
 
-def _group(key: tuple[Any, ...], positions: list[tuple[int, ...]]) -> dict[str, Any]:
+def _group(key: tuple[Any, ...], members: Members) -> dict[str, Any]:
     framework, device, dtype, shape, nbytes, note, is_shared, kind, stem = key
-    count = len(positions)
+    count = len(members)
     return {
         "framework": framework,
         "device": device,
@@ -176,7 +188,7 @@ def _group(key: tuple[Any, ...], positions: list[tuple[int, ...]]) -> dict[str, 
         "nbytes": 0 if is_shared else nbytes * count,
         "is_shared": is_shared,
         "note": note,
-        "held_by": _text(spanned(stem, positions), MAX_TEXT_LENGTH),
+        "held_by": group_name(stem, members),
         "kind": kind,
     }
 

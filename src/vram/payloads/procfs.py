@@ -22,8 +22,9 @@ def text(raw: bytes) -> str:
 class Stat:
     """The fields of /proc/PID/stat that say who a process is and what it is doing.
 
-    ``cpu_ticks`` is what all its threads have used; ``code`` and ``stack`` are where both begin, which
-    the kernel draws anew at every exec, and says 0 or 1 to those who may not know.
+    ``cpu_ticks`` is what all its threads have used, ``reaped_ticks`` what children used that it waited for;
+    ``processor`` is where it ran last. ``code`` and ``stack`` are where both begin, which the kernel draws
+    anew at every exec, and says 0 or 1 to those who may not know.
     """
 
     __slots__ = (
@@ -35,6 +36,8 @@ class Stat:
         "kernel_thread",
         "name",
         "parent",
+        "processor",
+        "reaped_ticks",
         "session",
         "stack",
         "started_at",
@@ -54,9 +57,11 @@ class Stat:
         self.exiting, self.forked = bool(flags & _EXITING), bool(flags & _FORKED)
         self.kernel_thread = bool(flags & _KERNEL_THREAD)
         self.cpu_ticks = int(fields[11]) + int(fields[12])
+        self.reaped_ticks = int(fields[13]) + int(fields[14])
         self.threads = int(fields[17])
         self.started_at = int(fields[19])
         self.code, self.stack = (int(fields[23]), int(fields[25])) if len(fields) > 25 else (0, 0)
+        self.processor = int(fields[36]) if len(fields) > 36 else -1
 
     @property
     def has_ended(self) -> bool:

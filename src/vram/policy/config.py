@@ -243,7 +243,7 @@ class _Table:
         if any(len(each) > MAX_TEXT_LENGTH for each in found):
             raise self._wrong(key, f"a pattern may have {MAX_TEXT_LENGTH} characters")
         if key in self._table and not found:
-            raise self._wrong(key, "an empty list would match nobody: leave the key out, or name somebody")
+            raise self._wrong(key, "an empty list matches no user: leave the key out, or name one")
         return found
 
     def numbers(self, key: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ wall clock that was set, another driver, a restart of the service.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,10 +46,20 @@ _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 60.0, 3600.0
 _MAX_REMEMBERED = 4096
 # What a process that waits may use: some programs wake up now and then to see whether they still have to.
 IDLE_SHARE, IDLE_SLACK_S = 0.02, 0.05
+# And for how much of the time it may wait for a CPU: a program that computes on an overloaded machine
+# gets next to none, and waits all the time.
+MAX_WAITING_SHARE = 0.2
 # For so long after the time that it names, a notice counts; then the owner is told again.
 NOTICE_COUNTS_S = 86400.0
 # What a context takes beside the bytes that the driver lists for it; the checkpoint worker asks for as much.
 ROOM_MARGIN = 64 * MIB
+
+
+class CpuTime(NamedTuple):
+    """What a process's threads have used so far, and how long those that live have waited for a CPU."""
+
+    used_s: float
+    waited_s: float = 0.0
 
 
 class PolicyReading(Struct, frozen=True, kw_only=True):
@@ -66,7 +77,7 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     longest_pause_s: float = 60.0
     waiters: tuple[Waiter, ...] = ()
     allowed: frozenset[Identity] = frozenset()
-    cpu_s: Mapping[Identity, Mapping[Identity, float]] = {}
+    cpu_s: Mapping[Identity, Mapping[Identity, CpuTime]] = {}
     own_pids: frozenset[int] = frozenset()
 
 
@@ -82,15 +93,15 @@ class _Delay:
         self.decided: dict[tuple[DecidedAction, Verdict], float] = {}
         """When each verdict was last decided: the same is not repeated in every reading."""
         self.idle_since = boot
-        self._cpu_s: Mapping[Identity, Mapping[Identity, float]] = {}
+        self._cpu_s: Mapping[Identity, Mapping[Identity, CpuTime]] = {}
         self._cpu_read_at = boot
 
     def note_work(self, subject: Subject, reading: PolicyReading) -> None:
         """Begin the idle time anew where a process of *subject* worked since the last reading, or may."""
         boot = reading.moment.boot
-        most_s = IDLE_SLACK_S + IDLE_SHARE * (boot - self._cpu_read_at)
+        elapsed_s = boot - self._cpu_read_at
         rested = (
-            _has_rested(self._cpu_s.get(each.identity), reading.cpu_s.get(each.identity), most_s)
+            _has_rested(self._cpu_s.get(each.identity), reading.cpu_s.get(each.identity), elapsed_s)
             for each in subject.targets
         )
         if subject.works or not all(rested):
@@ -99,12 +110,18 @@ class _Delay:
 
 
 def _has_rested(
-    before: Mapping[Identity, float] | None, now: Mapping[Identity, float] | None, most_s: float
+    before: Mapping[Identity, CpuTime] | None, now: Mapping[Identity, CpuTime] | None, elapsed_s: float
 ) -> bool:
-    """Whether a process, and each below it, used next to nothing, and none of those came or went."""
+    """Whether a process, and each below it, wanted next to no CPU, and none of those came or went."""
     if before is None or now is None or before.keys() != now.keys():
         return False
-    return sum(now.values()) - sum(before.values()) <= most_s
+    used_s = sum(now[each].used_s - before[each].used_s for each in now)
+    # Less than before means that a thread has ended which had waited for a CPU: it had worked.
+    waited_s = sum(abs(now[each].waited_s - before[each].waited_s) for each in now)
+    return (
+        used_s <= IDLE_SLACK_S + IDLE_SHARE * elapsed_s
+        and waited_s <= IDLE_SLACK_S + MAX_WAITING_SHARE * elapsed_s
+    )
 
 
 class _Backoff(Struct):
@@ -380,7 +397,7 @@ class PolicyEngine:
             is_due = self._may_come_back(each, reading)
             if is_due and not self._is_put_off(each.policy, subject.key, moment):
                 acting = Policy(name=each.policy, do=park_idle.KIND.name, mode="act")
-                reason = f"{subject.what}: nobody uses its room any more, and there is room for it"
+                reason = f"{subject.what}: its room is no longer used, and there is room for it"
                 made = self._decision(acting, "unpark", subject, moment, reason)
                 yield replace(made, targets=(each.target,))
 

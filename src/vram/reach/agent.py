@@ -14,19 +14,19 @@ from vram.errors import NotReachable, TimedOut
 from vram.model.inside import Via
 from vram.payloads import agent
 from vram.reach.payload import MAX_ANSWER_LENGTH, PayloadRequest, RawAnswer
-from vram.reach.python_process import PythonProcess
+from vram.reach.target_process import TargetProcess
 
 NAME: Via = "agent"
 
 
-def unavailable_reason(process: PythonProcess) -> str | None:
+def unavailable_reason(process: TargetProcess) -> str | None:
     """Why the agent cannot be asked; None where it can."""
     if not process.is_ours:
         return "an agent answers only its own user"
     return None if _find(process) else "it has not called vram.agent()"
 
 
-def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
+def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     found = _find(process)
     if found is None:
         raise NotReachable(f"pid {process.pid} runs no vram agent", hint="have it call vram.agent()")
@@ -45,7 +45,7 @@ def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> R
         return RawAnswer(_answer(connection, process, until))
 
 
-def _find(process: PythonProcess) -> tuple[str, str] | None:
+def _find(process: TargetProcess) -> tuple[str, str] | None:
     """The private folder in which the target's socket lies, and its name there."""
     name = agent.socket_name(process.pid_inside, process.target.process.started_at or 0)
     for path in agent.folders():
@@ -60,7 +60,7 @@ def _find(process: PythonProcess) -> tuple[str, str] | None:
     return None
 
 
-def _connect(connection: socket.socket, process: PythonProcess, path: str, name: str) -> None:
+def _connect(connection: socket.socket, process: TargetProcess, path: str, name: str) -> None:
     try:
         folder = agent.open_folder(path, make=False)
         try:
@@ -79,7 +79,7 @@ def _connect(connection: socket.socket, process: PythonProcess, path: str, name:
         )
 
 
-def _answer(connection: socket.socket, process: PythonProcess, until: float) -> bytes:
+def _answer(connection: socket.socket, process: TargetProcess, until: float) -> bytes:
     try:
         return untrusted.receive(connection, nbytes=MAX_ANSWER_LENGTH, until=until)
     except untrusted.Rejected as error:
@@ -90,12 +90,12 @@ def _answer(connection: socket.socket, process: PythonProcess, until: float) -> 
         raise _hung_up(process) from error
 
 
-def _no_answer(process: PythonProcess) -> TimedOut:
+def _no_answer(process: TargetProcess) -> TimedOut:
     return TimedOut(
         f"the agent of pid {process.pid} did not answer in time",
         hint="the process is busy in a long call; wait longer with --deadline",
     )
 
 
-def _hung_up(process: PythonProcess) -> NotReachable:
+def _hung_up(process: TargetProcess) -> NotReachable:
     return NotReachable(f"the agent of pid {process.pid} closed the connection without an answer")

@@ -10,37 +10,27 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TypeVar
+from contextlib import suppress
 
-from vram.errors import AttachDenied, NoSuchProcess, NotReachable
-from vram.host.local.seccomp import ThreadLimits
 from vram.model.inside import Via
 from vram.payloads.procfs import MapLine
 from vram.reach import elf
+from vram.reach.attachment import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    attach,
+    once_it_is_safe,
+    require_same_process,
+    verify_identity,
+    why_unavailable,
+)
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage
 from vram.reach.execution import ExecutionRoutes, Route
 from vram.reach.payload import PayloadRequest, RawAnswer
-from vram.reach.ptrace import (
-    Identity,
-    StoppedThreads,
-    TargetEnded,
-    TargetMemory,
-    TraceDenied,
-    UnsafeToAttach,
-    identity,
-    while_stopped,
-)
-from vram.reach.python_process import (
-    PythonProcess,
-    lasting_tracer,
-    namespace_mismatch,
-    pidfd_of,
-    tracer,
-    why_not_traced,
-)
+from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach, while_stopped
 from vram.reach.script_drop import ScriptDrop
+from vram.reach.target_process import TargetProcess
 
 # Runs last in the thread that the lines start: it clears them, so that the next run finds the place free.
 _AFTERWARDS = """\
@@ -55,74 +45,19 @@ _SMALL_LIBRARIES = (
 )
 # fmt: on
 _ALIGNMENT = 64
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 # How long after the deadline a call is tried to be withdrawn: others may be at the process just then.
 _WITHDRAW_S = 2.0
-
-Attachment = TypeVar("Attachment")
-Kind = Callable[[PythonProcess, TargetMemory], Attachment]
-
-
-def why_unavailable(
-    process: PythonProcess, kind: Kind[Attachment], check: Callable[[Attachment], object]
-) -> str | None:
-    """Why *process* cannot be written to, *check* being the injector's own; None where it can.
-
-    Nothing is stopped or changed to find out. Raises AttachDenied where the kernel forbids it.
-    """
-    mismatch = namespace_mismatch(process.pid)
-    if mismatch is not None:
-        return mismatch
-    other = lasting_tracer(process.pid)
-    if other:
-        raise AttachDenied(
-            f"pid {process.pid} is already being traced by pid {other}",
-            hint="stop that first, or wait for it",
-        )
-    try:
-        with open_target(process, kind) as attachment:
-            check(attachment)
-    except TraceDenied as error:
-        raise _explain_denial(process, error) from error
-    except TargetEnded as error:
-        raise NoSuchProcess(f"process {process.pid} has exited") from error
-    except UnsafeToAttach as error:
-        return f"{error}; {error.hint}" if error.hint else str(error)
-    return None
-
-
-@contextmanager
-def attach(
-    process: PythonProcess, kind: Kind[Attachment], request: PayloadRequest, until: float
-) -> Iterator[tuple[Attachment, ScriptDrop, int]]:
-    """:func:`open_target`, the drop with the payload, and a pidfd of *process*.
-
-    What is unsafe or forbidden within is raised as the errors that commands know.
-    """
-    try:
-        with (
-            open_target(process, kind) as attachment,
-            pidfd_of(process) as pidfd,
-            ScriptDrop(request, process, until) as drop,
-        ):
-            yield attachment, drop, pidfd
-    except TraceDenied as error:
-        raise _explain_denial(process, error) from error
-    except TargetEnded as error:
-        raise NoSuchProcess(f"process {process.pid} has exited") from error
-    except UnsafeToAttach as error:
-        raise NotReachable(f"pid {process.pid} was not touched: {error}", hint=error.hint) from error
 
 
 def inject_and_wait(injection: Injection, drop: ScriptDrop, pidfd: int, until: float) -> RawAnswer:
     """Inject, wait for the answer; cancelled, neither call nor text stays. Raises UnsafeToAttach."""
     injection.inject(drop, until)
-    pause_s = _FIRST_PAUSE_S
+    pause_s = FIRST_PAUSE_S
     try:
         while not drop.wait(pidfd, min(until, time.monotonic() + pause_s)):
             if time.monotonic() >= until:
                 raise drop.timed_out()
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
             with suppress(UnsafeToAttach):
                 injection.retry()
     except BaseException:
@@ -133,47 +68,10 @@ def inject_and_wait(injection: Injection, drop: ScriptDrop, pidfd: int, until: f
     return RawAnswer(drop.answer(pidfd), injection.stopped_s)
 
 
-@contextmanager
-def open_target(process: PythonProcess, kind: Kind[Attachment]) -> Iterator[Attachment]:
-    """An Injection, or another *kind* of request, to *process*, not yet made. Raises UnsafeToAttach."""
-    machine = os.uname().machine
-    if machine != "x86_64":
-        raise UnsafeToAttach(
-            f"this machine is {machine}", "only x86-64 is supported; have it call vram.agent()"
-        )
-    memory = TargetMemory(process.pid)
-    try:
-        yield kind(process, memory)
-    finally:
-        memory.close()
-
-
-def verify_identity(process: PythonProcess) -> Identity:
-    """The identity of *process* now. Raises TargetEnded where it is not the one that was meant."""
-    about = identity(process.pid)
-    if about[0] != process.target.process.started_at or about[2] != process.target.uid:
-        raise TargetEnded("the pid now belongs to a different process")
-    _require_same_limits(about, process.limits)
-    return about
-
-
-def require_same_process(pid: int, about: Identity) -> None:
-    """Raise where *pid* is not the process *about* any more, or has given up system calls since."""
-    now = identity(pid)
-    if now[:3] != about[:3]:
-        raise TargetEnded("it started another program or changed its user in the meantime")
-    _require_same_limits(now, about[3])
-
-
-def _require_same_limits(now: Identity, limits: ThreadLimits | None) -> None:
-    if now[3] != limits:
-        raise UnsafeToAttach("it has given up system calls (seccomp) just now")
-
-
 class Injection:
     """One process, one text: injected, retried, withdrawn."""
 
-    def __init__(self, process: PythonProcess, memory: TargetMemory) -> None:
+    def __init__(self, process: TargetProcess, memory: TargetMemory) -> None:
         self._process, self._pid, self._memory = process, process.pid, memory
         self._about = verify_identity(process)
         maps = elf.mappings(self._pid)
@@ -336,23 +234,6 @@ def _tails(program: ElfImage, found: list[ElfImage], maps: tuple[MapLine, ...]) 
             yield tail
 
 
-def once_it_is_safe(
-    attempt: Callable[[], object], until: float, longest_pause_s: float = _MAX_PAUSE_S
-) -> None:
-    """Make the *attempt*; a state that passes is waited for, until then. Raises UnsafeToAttach."""
-    pause_s = _FIRST_PAUSE_S / 10
-    while True:
-        try:
-            attempt()
-        except UnsafeToAttach as error:
-            if not error.passing or time.monotonic() + pause_s > until:
-                raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_pause_s)
-        else:
-            return
-
-
 def _no_free_place() -> UnsafeToAttach:
     return UnsafeToAttach(
         "it has no free slot for a request: earlier ones still wait for its main thread",
@@ -361,21 +242,14 @@ def _no_free_place() -> UnsafeToAttach:
     )
 
 
-def _explain_denial(process: PythonProcess, error: TraceDenied) -> AttachDenied:
-    other = tracer(process.pid)
-    if other:
-        return AttachDenied(f"pid {process.pid} is being traced by pid {other}", hint="stop that first")
-    return AttachDenied(f"cannot attach to pid {process.pid}: {error}", hint=why_not_traced())
-
-
 NAME: Via = "ptrace"
 
 
-def unavailable_reason(process: PythonProcess) -> str | None:
+def unavailable_reason(process: TargetProcess) -> str | None:
     return why_unavailable(process, Injection, lambda injection: injection.python.require_usable())
 
 
-def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
+def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
-    with attach(process, Injection, request, until) as (injection, drop, pidfd):
+    with attach(process, Injection, lambda: ScriptDrop(request, process, until)) as (injection, drop, pidfd):
         return inject_and_wait(injection, drop, pidfd, until)

@@ -1,4 +1,4 @@
-"""The injectors, which run a payload in a live Python, safest first; the choice among them; a self test."""
+"""The injectors, which run a payload in a live process, safest first; the choice among them; a self test."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vram.model.plan import Target
 from vram.model.process import ProcessRef
 from vram.payloads.agent import folders
 from vram.payloads.procfs import started_at
-from vram.reach import agent, injection, jupyter, remote_exec
+from vram.reach import agent, injection, jupyter, native, remote_exec, visitor_library
 from vram.reach.cpython import FIRST_REMOTE_EXEC_MINOR
 from vram.reach.deadline import run_with_deadline
 from vram.reach.payload import PayloadAnswer, PayloadRequest, RawAnswer, decoded, require_done
-from vram.reach.python_process import ENDING_S, PythonProcess, died, examine, has_ended, pidfd_of
+from vram.reach.target_process import ENDING_S, TargetProcess, died, examine, has_ended, pidfd_of
 
 
 class Injector(Protocol):
@@ -31,12 +31,13 @@ class Injector(Protocol):
 
     NAME: Via
 
-    def unavailable_reason(self, process: PythonProcess) -> str | None: ...
-    def run(self, process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer: ...
+    def unavailable_reason(self, process: TargetProcess) -> str | None: ...
+    def run(self, process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer: ...
 
 
-INJECTORS: tuple[Injector, ...] = (agent, jupyter, remote_exec, injection)
-"""Safest first. The last two stop the process for about a millisecond; the others do not stop it."""
+INJECTORS: tuple[Injector, ...] = (agent, jupyter, remote_exec, injection, native)
+"""Safest first. The first two do not stop the process. The next two do so for about a millisecond, and the
+last one stops a single thread; it is for every program, the others for Python."""
 
 _CHOOSING_S = 2.0
 
@@ -55,16 +56,33 @@ class TrimAnswer(Struct, frozen=True):
     waited_s: float | None = None
 
 
-def choose_injector(target: Target, via: str | None = None) -> tuple[PythonProcess, Injector]:
-    """The safest injector that is available, or the one called *via*; raises why there is none."""
+def choose_injector(
+    target: Target, via: str | None = None, payload: str = "trim"
+) -> tuple[TargetProcess, Injector]:
+    """The safest injector that is available for *payload*, or the one called *via*; raises why none is."""
     pid, uid = target.process.pid, target.uid
-    process, name = run_with_deadline(_CHOOSING_S, pid, uid, lambda: _choose(target, via))
+    process, name = run_with_deadline(_CHOOSING_S, pid, uid, lambda: _choose(target, via, payload))
     return process, BY_NAME[name]
 
 
-def _choose(target: Target, via: str | None) -> tuple[PythonProcess, str]:
+def possible_injectors(
+    process: TargetProcess, payload: str = "trim", via: str | None = None
+) -> tuple[Injector, ...]:
+    """Those that can run *payload* in a process of that kind, whatever its state.
+
+    In a Python the last one reaches only what is not Python's: it is used there where it is asked for.
+    """
+    others = INJECTORS[:-1] if process.is_python else ()
+    is_wanted = payload in visitor_library.PAYLOADS and (not process.is_python or via == native.NAME)
+    return (*others, native) if is_wanted else others
+
+
+def _choose(target: Target, via: str | None, payload: str) -> tuple[TargetProcess, str]:
     process = examine(target)
-    wanted = INJECTORS if via is None else (BY_NAME[via],)
+    possible = possible_injectors(process, payload, via)
+    wanted = [each for each in possible if via in (None, each.NAME)]
+    if not wanted:
+        raise _wrong_kind(process, via)
     reasons = {}
     denied: AttachDenied | None = None
     for injector in wanted:
@@ -81,9 +99,26 @@ def _choose(target: Target, via: str | None) -> tuple[PythonProcess, str]:
         raise AttachDenied(message, hint=denied.hint) from denied
     raise NotReachable(
         message,
-        hint="have it call vram.agent(), which needs no permission"
-        if via is None
-        else "leave out --via: vram uses the safest that is available",
+        hint="leave out --via: vram uses the safest that is available"
+        if via is not None
+        else "have it call vram.agent(), which needs no permission"
+        if process.is_python
+        else "in its own code, cudaMemPoolTrimTo releases what its pools do not use",
+    )
+
+
+def _wrong_kind(process: TargetProcess, via: str | None) -> NotReachable:
+    name = os.path.basename(process.executable)
+    if process.is_python:
+        return NotReachable(f"pid {process.pid} is a Python process: {via} cannot do this there")
+    if via is not None and via != native.NAME:
+        return NotReachable(
+            f"pid {process.pid} is not a Python process ({name}), which {via} needs",
+            hint="leave out --via: vram uses the safest that is available",
+        )
+    return NotReachable(
+        f"pid {process.pid} is not a Python process ({name})",
+        hint="only Python knows its arrays; `vram why PID` and `vram trim PID` work for any CUDA program",
     )
 
 
@@ -98,7 +133,7 @@ def ask(
     """
 
     def choose_and_run() -> PayloadAnswer:
-        process, name = _choose(target, via)
+        process, name = _choose(target, via, payload)
         with pidfd_of(process) as pidfd:
             try:
                 raw = BY_NAME[name].run(process, PayloadRequest(payload, fields), deadline_s)
@@ -148,10 +183,18 @@ _STATES = {
 }
 
 
+# It waits as a program does that knows no Python: no handler may run in its thread.
+_NATIVE_STATE = "import _signal\n_signal.signal(2, 0)\n" + _READY + "os.read(0, 1)"
+
+
 def measure_routes() -> AttachTest:
-    """Attach to a Python at work, one at rest and one that waits for a lock, all started for this."""
+    """Attach to a Python at work, one at rest and one that waits for a lock, all started for this.
+
+    And to one more as if it were none.
+    """
     routes: dict[str, float] = {}
     errors: dict[str, str] = {}
+    native_ms, native_error = None, ""
     folder = folders()[0]
     made = not os.path.exists(folder)
     for state, code in _STATES.items():
@@ -159,13 +202,23 @@ def measure_routes() -> AttachTest:
             routes[state] = _stopped_s(code) * 1000
         except (VramError, OSError) as error:
             errors[state] = str(error)
+    try:
+        native_ms = _stopped_s(_NATIVE_STATE, native) * 1000
+    except (VramError, OSError) as error:
+        native_error = str(error)
     if made:
         with suppress(OSError):
             os.rmdir(folder)
-    return AttachTest(version=f"{sys.version_info[0]}.{sys.version_info[1]}", routes=routes, errors=errors)
+    return AttachTest(
+        version=f"{sys.version_info[0]}.{sys.version_info[1]}",
+        routes=routes,
+        errors=errors,
+        native_ms=native_ms,
+        native_error=native_error,
+    )
 
 
-def _stopped_s(code: str) -> float:
+def _stopped_s(code: str, injector: Injector | None = None) -> float:
     """For how long a Python that runs *code* was stopped."""
     import subprocess
 
@@ -183,7 +236,8 @@ def _stopped_s(code: str) -> float:
                     executable=os.readlink(f"/proc/{process.pid}/exe"),
                 )
             )
-            injector = injection if sys.version_info < (3, FIRST_REMOTE_EXEC_MINOR) else remote_exec
+            if injector is None:
+                injector = injection if sys.version_info < (3, FIRST_REMOTE_EXEC_MINOR) else remote_exec
             raw = injector.run(python, PayloadRequest("trim", {"verb": "measure"}), _SELF_TEST_S)
             require_done(process.pid, raw.body)
         finally:

@@ -23,7 +23,7 @@ from vram import untrusted
 from vram.errors import NotReachable, TimedOut
 from vram.model.inside import Via
 from vram.reach.payload import MAX_ANSWER_LENGTH, MAX_ITEMS, PayloadRequest, RawAnswer, expression
-from vram.reach.python_process import PythonProcess, namespace_mismatch
+from vram.reach.target_process import TargetProcess, namespace_mismatch
 
 NAME: Via = "jupyter"
 MIME = "application/vnd.vram.answer+json"
@@ -46,7 +46,7 @@ class UntrustedConnectionFile(Exception):
     """A connection file that is not to be trusted, and why."""
 
 
-def unavailable_reason(process: PythonProcess) -> str | None:
+def unavailable_reason(process: TargetProcess) -> str | None:
     path = connection_file(process.argv)
     if path is None:
         return "it is not a Jupyter kernel"
@@ -120,7 +120,7 @@ def _is_loopback(ip: str) -> bool:
         return False
 
 
-def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
+def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     try:
         connection = read_connection(connection_file(process.argv) or "", process.pid)

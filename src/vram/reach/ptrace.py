@@ -20,7 +20,7 @@ from vram.host.local.seccomp import ThreadLimits, main_thread_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import read_stat, started_at
 
-_GETREGS, _SETREGS, _GETFPREGS, _GETSIGMASK = 12, 13, 14, 0x420A
+_GETREGS, _SETREGS, _GETFPREGS, _GETSIGMASK, _SETSIGMASK = 12, 13, 14, 0x420A, 0x420B
 _WAIT_FLAGS = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | ptrace.WALL
 _EVENT_STOP = 128 << 8
 _SIGTRAP = 5
@@ -122,6 +122,20 @@ class TargetMemory:
         if self._copy(self._write, buffer, address, len(data)) != len(data):
             raise UnsafeToAttach(f"its memory at {address:#x} cannot be written")
 
+    def write_to_program(self, address: int, data: bytes) -> None:
+        """Write where other threads may begin another program meanwhile: then it is lost with the old one.
+
+        The open file means the memory of one program, while a pid means whatever it runs. Only for memory
+        that no file is behind: see above.
+        """
+        try:
+            written = os.pwrite(self._file, data, address)
+        except OSError as error:
+            self.require_same_program()
+            raise UnsafeToAttach(f"its memory at {address:#x} cannot be written") from error
+        if written != len(data):
+            raise TargetEnded("it exited or started another program in the meantime")
+
     def _copy(self, call: Any, buffer: Any, address: int, nbytes: int) -> int:
         if not 0 <= address < 1 << 64:
             return -1
@@ -140,10 +154,10 @@ class TargetMemory:
 
 
 class StoppedThreads:
-    """Every thread of one process, stopped."""
+    """Every thread of one process, stopped; or *only* the one with that id."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, pid: int, only: int | None = None) -> None:
+        self._pid, self._only = pid, only
         self._buffer = ctypes.create_string_buffer(512)
         # Of each thread: the signal that was being delivered to it, which it gets when it resumes, or 0.
         self._signals: dict[int, int] = {}
@@ -182,6 +196,10 @@ class StoppedThreads:
         ptrace.request(_GETSIGMASK, tid, 8, self._buffer)
         return int.from_bytes(self._buffer.raw[:8], "little")
 
+    def set_signal_mask(self, tid: int, mask: int) -> None:
+        struct.pack_into("<Q", self._buffer, 0, mask)
+        ptrace.request(_SETSIGMASK, tid, 8, self._buffer)
+
     def ids(self) -> list[int]:
         return list(self._signals)
 
@@ -194,6 +212,8 @@ class StoppedThreads:
                 ptrace.request(ptrace.DETACH, tid, 0, self._signals[tid])
 
     def _tids(self) -> list[int]:
+        if self._only is not None:
+            return [self._only]
         try:
             return [int(name) for name in os.listdir(f"/proc/{self._pid}/task")]
         except OSError as error:
@@ -206,16 +226,23 @@ class StoppedThreads:
         except ProcessLookupError:
             if tid == self._pid:
                 raise TargetEnded("it has exited") from None
+            self._miss(tid)
             return False
         except PermissionError as error:
             state = _state(self._pid, tid)
             if state in ("", "Z", "X"):
                 if tid == self._pid:
                     raise UnsafeToAttach("its main thread has exited") from error
+                self._miss(tid)
                 return False
             raise TraceDenied("no permission to trace it", passing=True) from error
         self._signals[tid] = 0
         return True
+
+    def _miss(self, tid: int) -> None:
+        """That thread has ended; raises where it is the one that was wanted."""
+        if tid == self._only:
+            raise UnsafeToAttach("the thread that was chosen has ended", passing=True)
 
     def _wait_for(self, tids: list[int]) -> None:
         waiting = list(tids)
@@ -247,6 +274,7 @@ class StoppedThreads:
             if tid == self._pid:
                 raise TargetEnded("it has exited")
             del self._signals[tid]
+            self._miss(tid)
             return True
         if status is None:
             return False
@@ -259,14 +287,19 @@ class StoppedThreads:
         return True
 
 
-def while_stopped(pid: int, action: Callable[[StoppedThreads], Result]) -> tuple[Result, float]:
-    """Do *action* while every thread of *pid* is stopped; return its result, and for how many seconds."""
+def while_stopped(
+    pid: int, action: Callable[[StoppedThreads], Result], only: int | None = None
+) -> tuple[Result, float]:
+    """Do *action* while every thread of *pid* is stopped; return its result, and for how many seconds.
+
+    *only*: while that one thread is, and the others run.
+    """
     outcome: list[Result | BaseException] = []
     stopped_s = 0.0
 
     def trace() -> None:
         nonlocal stopped_s
-        threads = StoppedThreads(pid)
+        threads = StoppedThreads(pid, only)
         collects = gc.isenabled()
         gc.disable()  # a collection here would lengthen the stop, and so would a wait for a CPU
         with suppress(OSError):

@@ -20,17 +20,16 @@ from functools import partial
 
 from vram.model.inside import Via
 from vram.reach import cpython, elf
-from vram.reach.cpython import FIRST_REMOTE_EXEC_MINOR, MainThread
-from vram.reach.injection import (
-    Injection,
+from vram.reach.attachment import (
     attach,
-    inject_and_wait,
     once_it_is_safe,
     open_target,
     require_same_process,
     verify_identity,
     why_unavailable,
 )
+from vram.reach.cpython import FIRST_REMOTE_EXEC_MINOR, MainThread
+from vram.reach.injection import Injection, inject_and_wait
 from vram.reach.payload import PayloadRequest, RawAnswer
 from vram.reach.ptrace import (
     StoppedThreads,
@@ -39,8 +38,8 @@ from vram.reach.ptrace import (
     UnsafeToAttach,
     while_stopped,
 )
-from vram.reach.python_process import ENDING_S, PythonProcess, died, has_ended
 from vram.reach.script_drop import ScriptDrop, is_left_behind, remove_left_behind
+from vram.reach.target_process import ENDING_S, TargetProcess, died, has_ended
 
 NAME: Via = "remote-exec"
 
@@ -50,21 +49,22 @@ _AT_WORK_S = 0.05
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.005, 0.5
 
 
-def unavailable_reason(process: PythonProcess) -> str | None:
+def unavailable_reason(process: TargetProcess) -> str | None:
     """Why it cannot be used; nothing is stopped or changed to find out."""
     if process.minor is not None and process.minor < FIRST_REMOTE_EXEC_MINOR:
         return f"its Python 3.{process.minor} has no sys.remote_exec (new in 3.{FIRST_REMOTE_EXEC_MINOR})"
     return why_unavailable(process, DebuggerInterface, DebuggerInterface.find_main_thread)
 
 
-def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
+def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
-    with attach(process, DebuggerInterface, request, until) as (interface, drop, pidfd):
+    with attach(process, DebuggerInterface, lambda: ScriptDrop(request, process, until)) as found:
+        interface, drop, pidfd = found
         return _request_and_wait(process, interface, drop, pidfd, until)
 
 
 def _request_and_wait(
-    process: PythonProcess, interface: DebuggerInterface, drop: ScriptDrop, pidfd: int, until: float
+    process: TargetProcess, interface: DebuggerInterface, drop: ScriptDrop, pidfd: int, until: float
 ) -> RawAnswer:
     try:
         interface.request(drop.script(), until)
@@ -104,7 +104,7 @@ def _was_withdrawn(interface: DebuggerInterface) -> bool:
         return False
 
 
-def _prepared_injection(process: PythonProcess, stack: ExitStack) -> Injection | None:
+def _prepared_injection(process: TargetProcess, stack: ExitStack) -> Injection | None:
     """An injection, whose routes interrupt waits; None where it cannot be used."""
     try:
         injection = stack.enter_context(open_target(process, Injection))
@@ -119,7 +119,7 @@ def _prepared_injection(process: PythonProcess, stack: ExitStack) -> Injection |
 class DebuggerInterface:
     """The interface for debuggers of one process, and at most one request of ours in it."""
 
-    def __init__(self, process: PythonProcess, memory: TargetMemory) -> None:
+    def __init__(self, process: TargetProcess, memory: TargetMemory) -> None:
         self._pid, self._tid, self._memory = process.pid, process.pid_inside, memory
         self._about = verify_identity(process)
         lines = elf.mappings(self._pid)

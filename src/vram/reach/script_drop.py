@@ -17,6 +17,7 @@ import socket
 import stat
 import time
 from contextlib import suppress
+from typing import Self
 
 from vram import folders, untrusted
 from vram.errors import NotReachable, Refused, TimedOut
@@ -25,10 +26,11 @@ from vram.payloads.procfs import started_at
 from vram.reach import payload
 from vram.reach.deadline import interrupted
 from vram.reach.payload import MAX_ANSWER_LENGTH, PayloadRequest
-from vram.reach.python_process import ENDING_S, PythonProcess, died, has_ended
+from vram.reach.target_process import ENDING_S, TargetProcess, died, has_ended
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
-_NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
+LIBRARY = "visitor.so"
+_NAMES = (_PAYLOAD, _SOCKET, _SCRIPT, LIBRARY)
 _PREFIX = "visit-"
 # Root's own folders are closed to others. Only root can rename what is in /run, and this folder cannot be
 # listed, so that no other user learns the names in it.
@@ -51,23 +53,19 @@ except BaseException:pass
 """
 
 
-class ScriptDrop:
+class VisitDrop:
     """Made for one process and one run; after close(), nothing of it is left and nothing of it can run."""
 
-    def __init__(self, request: PayloadRequest, process: PythonProcess, until: float) -> None:
-        self._pid, self._pid_inside = process.pid, process.pid_inside
-        self._until = until
+    def __init__(self, process: TargetProcess, until: float) -> None:
+        self._process, self._pid, self._until = process, process.pid, until
         self._connection: socket.socket | None = None
-        self._script: int | None = None
-        self.path = _make_folder(process)
+        self.path = self._make_folder()
         self._folder = _open_folder(self.path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # A user who knows the name can enter root's folder; the kernel says who connects.
             os.fchmod(self._folder, 0o700 if process.is_ours else 0o711)
-            fields = request.with_limits(process.pid_inside, until, folder=self.path)
-            text = payload.expression(request.payload, "deliver", fields)
-            os.close(self._write(_PAYLOAD, text, 0o600 if process.is_ours else 0o644))
+            self._write_files()
             self._listener.bind(agent.address(self._folder, _SOCKET))
             os.chmod(_SOCKET, 0o600 if process.is_ours else 0o666, dir_fd=self._folder)
             self._listener.listen(8)
@@ -76,40 +74,28 @@ class ScriptDrop:
             self.close()
             raise
 
-    def starter(self, afterwards: str = "") -> str:
-        """A few lines that start a thread for the payload; *afterwards* runs in it when all is done."""
-        code = _CODE.format(path=os.path.join(self.path, _PAYLOAD)) + afterwards
-        return _STARTER.format(pid=self._pid_inside, code=code)
+    def _make_folder(self) -> str:
+        return make_folder(self._process)
 
-    def script(self) -> str:
-        """The starter as a file. When the run is cancelled it stays, empty: where it is missing, Python
-        prints an error on the target's standard error."""
-        self._script = self._write(_SCRIPT, self.starter(), 0o644)
-        return os.path.join(self.path, _SCRIPT)
+    def _write_files(self) -> None:
+        """Write what shall run in the process."""
 
-    def __enter__(self) -> ScriptDrop:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
-        never_ran = self._connection is None
+        self._close_keeping(None)
+
+    def _close_keeping(self, left: str | None) -> None:
+        """Close it; the file *left*, and with it the folder, stays."""
         self._listener.close()
         if self._connection is not None:
             self._connection.close()
-        left = _SCRIPT if self._script is not None and never_ran else None
-        if self._script is not None:
-            os.ftruncate(self._script, 0)
-            os.close(self._script)
         _remove(self.path, self._folder, left)
         os.close(self._folder)
-
-    def close_script(self) -> None:
-        """The target will not open it any more."""
-        if self._script is not None:
-            os.close(self._script)
-            self._script = None
 
     def answer(self, pidfd: int) -> bytes:
         """Wait for the answer; raises why there is none, and then none will ever come."""
@@ -177,12 +163,50 @@ class ScriptDrop:
             hint="its main thread is blocked or busy outside Python; wait longer with --deadline",
         )
 
-    def _write(self, name: str, text: str, mode: int) -> int:
+    def _write(self, name: str, content: bytes, mode: int) -> int:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder)
         os.fchmod(file, mode)
-        with os.fdopen(os.dup(file), "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(os.dup(file), "wb") as stream:
+            stream.write(content)
         return file
+
+
+class ScriptDrop(VisitDrop):
+    """A payload for a Python, as a text."""
+
+    def __init__(self, request: PayloadRequest, process: TargetProcess, until: float) -> None:
+        self._request = request
+        self._script: int | None = None
+        super().__init__(process, until)
+
+    def _write_files(self) -> None:
+        fields = self._request.with_limits(self._process.pid_inside, self._until, folder=self.path)
+        text = payload.expression(self._request.payload, "deliver", fields).encode()
+        os.close(self._write(_PAYLOAD, text, 0o600 if self._process.is_ours else 0o644))
+
+    def starter(self, afterwards: str = "") -> str:
+        """A few lines that start a thread for the payload; *afterwards* runs in it when all is done."""
+        code = _CODE.format(path=os.path.join(self.path, _PAYLOAD)) + afterwards
+        return _STARTER.format(pid=self._process.pid_inside, code=code)
+
+    def script(self) -> str:
+        """The starter as a file. When the run is cancelled it stays, empty: where it is missing, Python
+        prints an error on the target's standard error."""
+        self._script = self._write(_SCRIPT, self.starter().encode(), 0o644)
+        return os.path.join(self.path, _SCRIPT)
+
+    def close(self) -> None:
+        left = _SCRIPT if self._script is not None and self._connection is None else None
+        if self._script is not None:
+            os.ftruncate(self._script, 0)
+            os.close(self._script)
+        self._close_keeping(left)
+
+    def close_script(self) -> None:
+        """The target will not open it any more."""
+        if self._script is not None:
+            os.close(self._script)
+            self._script = None
 
 
 def is_left_behind(script: str, pid: int) -> bool:
@@ -220,10 +244,10 @@ def _bases() -> tuple[str, str]:
     return _ROOTS_FOLDER, agent.folders()[0]
 
 
-def _make_folder(process: PythonProcess) -> str:
+def make_folder(process: TargetProcess, roots: str = _ROOTS_FOLDER) -> str:
     path = agent.folders()[0]
     try:
-        path = _own_base(path) if process.is_ours else _roots_base()
+        path = _own_base(path) if process.is_ours else _roots_base(roots)
         _sweep(path)
         named = f"{_PREFIX}{process.pid}-{process.target.process.started_at}-"
         import tempfile
@@ -246,8 +270,8 @@ def _own_base(path: str) -> str:
     return path
 
 
-def _roots_base() -> str:
-    above, missing = folders.nearest(_ROOTS_FOLDER)
+def _roots_base(path: str = _ROOTS_FOLDER) -> str:
+    above, missing = folders.nearest(path)
     try:
         if missing:
             with suppress(FileExistsError):
@@ -255,8 +279,8 @@ def _roots_base() -> str:
                 os.chmod(missing[0], 0o711, dir_fd=above)
     finally:
         os.close(above)
-    os.close(_open_folder(_ROOTS_FOLDER))
-    return _ROOTS_FOLDER
+    os.close(_open_folder(path))
+    return path
 
 
 def _sweep(path: str) -> None:

@@ -1,12 +1,14 @@
 """The sockets that a process listens on, from /proc, and a connection to one of them and to no other's.
 
 A socket belongs to the process that has its inode open; the tables of its network namespace say where it
-listens. No port is guessed, and only this machine's own addresses are connected to.
+listens. No port is guessed, and only this machine's own addresses are connected to. The path of a Unix socket
+is resolved in a child that can be abandoned: a folder on the way may be on a file system that never answers.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import sys
@@ -17,6 +19,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vram.children import interpreter, start
 from vram.errors import VramError
 
 SocketFamily = Literal["tcp", "tcp6", "unix"]
@@ -26,6 +29,8 @@ _ACCEPTS = 0x10000  # __SO_ACCEPTCON, in the flags of /proc/net/unix
 _STREAM = "0001"
 _MAX_TABLE_NBYTES = 64 << 20
 _UCRED = struct.Struct("3i")
+_ERRNO = struct.Struct("i")
+_ENDING_S = 0.2
 
 
 class Listener(Struct, frozen=True):
@@ -51,7 +56,7 @@ class Listener(Struct, frozen=True):
 
 
 class NotConnected(VramError):
-    """Nothing was sent: nobody accepted, or it is no longer certain whose socket it is."""
+    """Nothing was sent: the connection was not accepted, or it is no longer certain whose socket it is."""
 
 
 def listeners(pid: int) -> tuple[Listener, ...]:
@@ -71,21 +76,31 @@ def connect(listener: Listener, until: float, pids: Collection[int]) -> socket.s
     The tables are read after the connection is made: a socket that listened before and listens still took it,
     unless another shares its port. Raises NotConnected, and then nothing was sent.
     """
-    unix = listener.family == "unix"
+    try:
+        connection = _open_connection(listener, until)
+        try:
+            _require_owner(listener, connection, pids)
+        except BaseException:
+            connection.close()
+            raise
+    except OSError as error:
+        raise NotConnected(f"{listener.name} cannot be connected to: {error.strerror or error}") from error
+    return connection
+
+
+def _open_connection(listener: Listener, until: float) -> socket.socket:
+    if listener.family == "unix" and not listener.address.startswith("@"):
+        return _connect_in_child(listener, until)
+    if listener.family != "unix" and not same_network(listener.pid):
+        raise NotConnected(f"{listener.name} is in another network namespace")
     kind = {"unix": socket.AF_UNIX, "tcp": socket.AF_INET, "tcp6": socket.AF_INET6}[listener.family]
     connection = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        if not unix and not same_network(listener.pid):
-            raise NotConnected(f"{listener.name} is in another network namespace")
         connection.settimeout(max(0.001, until - time.monotonic()))
-        if unix:
-            _connect_to_path(connection, listener)
+        if listener.family == "unix":
+            connection.connect(b"\0" + os.fsencode(listener.address)[1:])
         else:
             connection.connect((listener.connects_to, listener.port))
-        _require_owner(listener, connection, pids)
-    except OSError as error:
-        connection.close()
-        raise NotConnected(f"{listener.name} cannot be connected to: {error.strerror or error}") from error
     except BaseException:
         connection.close()
         raise
@@ -162,17 +177,59 @@ def _address(digits: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
-def _connect_to_path(connection: socket.socket, listener: Listener) -> None:
+# ---- the path of a Unix socket, which its owner chose ----
+
+
+def _connect_in_child(listener: Listener, until: float) -> socket.socket:
+    """Connect in a child, which hands the connection over. Raises NotConnected where it is late."""
+    pid, path = listener.pid, listener.address
+    child = start(
+        lambda pipe: _hand_over(pipe, pid, path),
+        interpreter("vram.reach.sockets", str(pid), path),
+        link="packets",
+    )
+    try:
+        poll = select.poll()
+        poll.register(child.pipe, select.POLLIN)
+        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise NotConnected(
+                f"{path} cannot be connected to: it is busy, or on a file system that does not answer"
+            )
+        with socket.socket(fileno=os.dup(child.pipe)) as link:
+            said, descriptors, _, _ = socket.recv_fds(link, _ERRNO.size, 1, socket.MSG_CMSG_CLOEXEC)
+    finally:
+        child.hang_up()
+        child.end(_ENDING_S)
+    if descriptors:
+        return socket.socket(fileno=descriptors[0])
+    (number,) = _ERRNO.unpack(said) if len(said) == _ERRNO.size else (0,)
+    raise OSError(number, os.strerror(number) if number else "the process that connects was killed")
+
+
+def _hand_over(pipe: int, pid: int, path: str) -> None:
+    """In the child: send the connection to *path*, or the number of the error."""
+    with socket.socket(fileno=pipe) as link, socket.socket(socket.AF_UNIX) as connection:
+        try:
+            _connect_to_path(connection, pid, path)
+        except OSError as error:
+            link.send(_ERRNO.pack(error.errno or 0))
+        else:
+            socket.send_fds(link, [_ERRNO.pack(0)], [connection.fileno()])
+
+
+def _connect_to_path(connection: socket.socket, pid: int, path: str) -> None:
     """A Unix socket is where its owner sees it: a container has another file system."""
-    name = os.fsencode(listener.address)
-    if name.startswith(b"@"):
-        connection.connect(b"\0" + name[1:])
-        return
-    start = f"/proc/{listener.pid}/root" if name.startswith(b"/") else f"/proc/{listener.pid}/cwd/"
-    folder, last = os.path.split(os.fsencode(start) + name)
+    name = os.fsencode(path)
+    root = f"/proc/{pid}/root" if name.startswith(b"/") else f"/proc/{pid}/cwd/"
+    folder, last = os.path.split(os.fsencode(root) + name)
     # Through its folder: a path that we made longer may be too long for an address.
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         connection.connect(os.fsencode(f"/proc/self/fd/{opened}/") + last)
     finally:
         os.close(opened)
+
+
+def main() -> None:
+    """The child where a fork is not safe; descriptor 3 leads to its parent."""
+    _hand_over(3, int(sys.argv[1]), sys.argv[2])

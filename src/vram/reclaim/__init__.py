@@ -126,6 +126,15 @@ def execute(
     )
 
 
+def ends_orphans_alone(plan: Plan) -> bool:
+    """Whether *plan* only ends orphans. They are ended at once: one that is stuck keeps no other."""
+    from vram.reclaim.candidates import ORPHAN
+
+    return plan.goal_bytes is None and all(
+        step.kind == "kill" and step.finding == ORPHAN for step in plan.steps
+    )
+
+
 def remaining(
     plan: Plan, findings: tuple[str, ...] = (), *, host: Host | None = None, deadline_s: float = DEADLINE_S
 ) -> tuple[Skipped, ...]:

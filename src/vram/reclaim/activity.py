@@ -1,4 +1,4 @@
-"""What the processes of a job still do, for whoever is asked whether to end it: CPU time, busy GPUs."""
+"""What the processes of a job still do, for the user who is asked whether to end it: CPU time, busy GPUs."""
 
 from __future__ import annotations
 

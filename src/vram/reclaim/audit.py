@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -89,12 +90,10 @@ def failures_logged(*tokens: str) -> Iterator[None]:
 
 
 def records(*needles: bytes) -> Iterator[dict[str, Any]]:
-    """Our own records that have one of *needles* in them, the oldest first; of the last two files."""
-    for name in (f"{FILE}.1", FILE):
+    """Our own records that have one of *needles* in them; of the last two files of each place, in order."""
+    for place, name in product(state.folder_paths(), (f"{FILE}.1", FILE)):
         try:
-            content = untrusted.read_file(
-                os.path.join(state.folder_path(), name), nbytes=2 * MAX_BYTES, owner=os.geteuid()
-            )
+            content = untrusted.read_file(os.path.join(place, name), nbytes=2 * MAX_BYTES, owner=os.geteuid())
         except untrusted.Rejected:
             continue
         for line in content.splitlines():

@@ -204,7 +204,7 @@ def _impossible(
     reasons: Sequence[VramError],
     left: int,
 ) -> GoalImpossible:
-    """*left* is what the driver charges to pids that are dead: there is nobody to park, but much to free."""
+    """*left* is what the driver charges to pids that are dead: nothing to park, but much to free."""
     parkable = sum(each.nbytes for each in candidates)
     others = f"; {counted(len(reasons), 'process')} cannot be parked: {reasons[0]}" if reasons else ""
     dead = f"; {size(left)} belongs to dead processes" if left else ""

@@ -37,7 +37,7 @@ ORPHAN = "VR208"
 
 
 def with_holders(host: Host, ledger: Ledger, request: PlanRequest) -> tuple[PlanRequest, dict[int, int]]:
-    """*request* with everybody whom its pids mean.
+    """*request* with all processes that its pids mean.
 
     A dead pid means those that hold its memory, the holder of a leftover all who hold it with it, and with
     ``tree`` the descendants are meant too, with ``job`` all that was launched together. Also, which of the
@@ -160,7 +160,7 @@ class Leftover(Struct, frozen=True):
 
 
 def _surely_freed(entries: Iterator[Entry]) -> Iterator[int]:
-    """The bytes of *entries*, less the largest of those that nobody among their holders may have."""
+    """The bytes of *entries*, less the largest of those that none of their holders may have."""
     alternatives: dict[tuple[int, ...], list[Entry]] = {}
     for entry in entries:
         if entry.sharing == "one" and entry.unheld:
@@ -313,7 +313,7 @@ class PlanContext(Struct, frozen=True):
         )
 
     def chosen(self) -> tuple[ProcessMemory, ...]:
-        """Whom the user means: those named, those of the findings named, or everybody on the GPUs."""
+        """Whom the user means: those named, those of the findings named, or all processes on the GPUs."""
         if self.request.pids:
             return self.named()
         here = self._here(by_files=False)
@@ -341,7 +341,7 @@ def candidates(context: PlanContext, kind: StepKind) -> Iterator[ActionCandidate
 
 
 def _releases(context: PlanContext) -> Iterator[ActionCandidate]:
-    """Everybody who works: whether it is a server, the action asks."""
+    """All processes that work: whether one is a server, the action asks."""
     for process in context.chosen():
         if process.charged and is_healthy(process.holder):
             reason = "it may be a server that can release its memory"
@@ -384,7 +384,8 @@ def _on_nvidia(context: PlanContext, process: ProcessMemory) -> bool:
 def _kills(context: PlanContext) -> Iterator[ActionCandidate]:
     if context.request.pids:
         # One candidate for all: bytes that they hold together are freed by the last of them.
-        yield _named_kill(context, context.named(), "you named it")
+        named = context.named()
+        yield _named_kill(context, named, "you named it" if len(named) == 1 else "you named them")
         return
     for leftover in context.leftovers():
         yield ActionCandidate(
@@ -453,7 +454,7 @@ def _named_kill(
 def _is_unknown(process: ProcessMemory, request: PlanRequest) -> bool:
     """Whether what it would free is unknown rather than 0.
 
-    Where a whole GPU reports nothing, nobody is terminated for a size that was asked for.
+    Where a whole GPU reports nothing, no process is terminated for a size that was asked for.
     """
     has_goal = request.goal_bytes is not None or request.available_bytes is not None
     silent = bool(process.unreported_gpus) and not has_goal

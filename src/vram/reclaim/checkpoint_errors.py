@@ -17,7 +17,7 @@ from vram.errors import (
 )
 from vram.model.parking import RECORDER, CheckpointAnswer, Parked, Unrecorded
 from vram.payloads.driver_threads import NO_PERMISSION
-from vram.reach.python_process import why_not_traced
+from vram.reach.target_process import why_not_traced
 from vram.units import size
 
 NO_MEMORY = 2

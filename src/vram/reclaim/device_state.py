@@ -39,7 +39,7 @@ def read_and_diagnose(
 ) -> tuple[Ledger, tuple[Finding, ...]]:
     """Return the whole ledger and its findings. Raises where one of *gpus* does not exist.
 
-    The effect of ending a process is judged by all of it: it may work on a GPU that nobody asked about.
+    The effect of ending a process is judged by all of it: it may work on a GPU that was not asked about.
     """
     ledger = _whole(host, gpus, deadline_s)
     return ledger, diagnose(ledger)

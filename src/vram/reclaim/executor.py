@@ -84,7 +84,7 @@ def _require_whole_jobs(plan: Plan, findings: tuple[Finding, ...]) -> None:
 
 
 def _require_unused(ledger: Ledger, step: Step) -> None:
-    """Where a whole GPU is the target, nobody may be on it."""
+    """Where a whole GPU is the target, no process may be on it."""
     for gpu in ledger.gpus:
         if gpu.index in step.gpus and blockers(ledger, gpu):
             raise WorldChanged(f"GPU {gpu.index} is in use again", hint=f"see `vram reset {gpu.index}`")
@@ -119,7 +119,7 @@ def execute(
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
-    Trims that follow one another run at once, each within its time: one that does not answer keeps nobody.
+    Trims that follow one another run at once, each within its time: one that does not answer delays no other.
     *used_now* is what the plan's GPUs had in use a moment ago, where that was read, and *goal_now* what was
     missing then, where a size was to be available: others come and go after a plan was made. *together* ends
     all processes of a plan that has only kills and no goal at once, each for itself: one that cannot be

@@ -98,7 +98,7 @@ class VerifiedProcess:
 def identify(host: Host, pid: int) -> Target:
     """Describe the process that has *pid* now, so well that no later one can be taken for it.
 
-    Raises the refusal where nobody has it or nobody of ours may touch it.
+    Raises the refusal where no process has it, or where this user may not touch it.
     """
     handle = _open_handle(host, pid)
     try:
@@ -147,7 +147,7 @@ def _open_handle(host: Host, pid: int) -> PidHandle:
 
 
 def _read(host: Host, handle: PidHandle) -> tuple[ProcessRef, ProcessFacts, str | None]:
-    """What /proc says of the process behind *handle*, and of nobody else."""
+    """What /proc says of the process behind *handle*, and of no other."""
     seen, image = host.proc.facts(handle.pid), host.proc.image(handle.pid)
     # In this order: were the pid handed on while we read, the pidfd would tell it now.
     shown = handle.pid_in_proc()
@@ -219,7 +219,7 @@ def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
             hint="ask its owner; root can act on it by naming the pid",
         )
     if facts.executable is None:
-        # Without its program nobody can tell whether it is a part of the system.
+        # Without its program it is unknown whether it is a part of the system.
         raise Protected(
             f"the program of pid {pid} is not readable, so vram does not know what it is",
             hint="run vram as its owner or as root, on the host",

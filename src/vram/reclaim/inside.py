@@ -107,7 +107,8 @@ def measure_one(host: Host, pid: int, deadline_s: float) -> tuple[dict[int, Meas
     try:
         found = _measure(host, pid, deadline_s)
         cost = f"queried: {interruption(found.stopped_s, found.waited_s)}"
-        return {pid: found}, (cost, f"`vram inside {pid}` lists its arrays")
+        arrays = () if found.via == "native" else (f"`vram inside {pid}` lists its arrays",)
+        return {pid: found}, (cost, *arrays)
     except TargetDied:
         raise
     except VramError as error:
@@ -198,7 +199,7 @@ def look_inside(
         raise Protected(
             f"pid {pid} runs this command: it can only be queried by {offer}", hint="leave out --via"
         )
-    _, way = choose_injector(target, offer if runs_us else via)
+    _, way = choose_injector(target, offer if runs_us else via, "inside")
     told = _ask_inside(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)
     answer = decoded(pid, told.body)
     gpu_of = gpus_of(ledger, pid, answer)

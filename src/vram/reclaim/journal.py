@@ -107,7 +107,7 @@ class Journal:
 
     def other_namespaces(self) -> tuple[Parked, ...]:
         """Processes that a vram of another PID namespace moved in this boot: those pids may name others here,
-        or nobody, so they are neither judged nor touched."""
+        or none, so they are neither judged nor touched."""
         return tuple(
             entry
             for entry in self._of_this_host()

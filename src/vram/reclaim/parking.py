@@ -25,7 +25,7 @@ from vram.host.ports import CheckpointWorker, Host, ParkTarget, Watch
 from vram.interrupts import raise_if_interrupted
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare, Parked, Purpose, Unrecorded
 from vram.model.plan import Target
-from vram.reach.python_process import died
+from vram.reach.target_process import died
 from vram.reclaim import audit, identity
 from vram.reclaim.checkpoint_errors import NOT_KNOWN_TO_DRIVER, explain, not_parked
 from vram.reclaim.journal import Journal, ProcessClaim
@@ -40,7 +40,7 @@ PROMPT_S = 10.0
 SEARCH_S = 5.0
 # Of that, for one process: the driver answers in less than a millisecond, or hardly ever.
 SILENCE_S = 1.0
-# A checkpoint worker with nobody to bring back ends at once, and with it the 3 MiB that it has on the GPU.
+# A checkpoint worker with no process to bring back ends at once, and frees its 3 MiB on the GPU.
 LEAVE_S = 1.0
 # What a context takes beside the bytes that the driver lists for it: 8.8 MiB on an H200.
 ROOM_MARGIN = 64 * MIB
@@ -83,7 +83,7 @@ class Unjournaled(NamedTuple):
 
     processes: tuple[Unrecorded, ...]
     complete: bool
-    """Whether there was time to ask about everybody."""
+    """Whether there was time to ask about all of them."""
     silent: tuple[int, ...] = ()
     """Pids about which the driver did not answer."""
     unknown_state: str | None = None
@@ -370,8 +370,8 @@ class Parking:
         return answer
 
     def recover(self) -> tuple[Recovered, ...]:
-        """Undo what a vram that died left behind: nobody stays locked, and who was parked for a borrow is
-        brought back."""
+        """Undo what a vram that died left behind: none stays locked, and what was parked for a borrow
+        is brought back."""
         return tuple(self._recover_one(entry) for entry in self.journal.entries())
 
     def _recover_one(self, entry: Parked) -> Recovered:
@@ -403,7 +403,7 @@ class Parking:
 
     def end_worker(self) -> None:
         """End a worker that was started early and is not needed: it would take GPU memory."""
-        assert not self._loans, "somebody has to bring them back"
+        assert not self._loans, "they would not be brought back"
         self.worker.hang_up(LEAVE_S)
         self._worker = None
 

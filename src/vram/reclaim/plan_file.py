@@ -70,7 +70,7 @@ def load(path: str, boot_id: str) -> Plan:
 
 
 def _read(path: str) -> bytes:
-    # The digest shows an accident; that nobody else wrote the file is shown by its owner and mode.
+    # The digest shows an accident; that no other user wrote the file is shown by its owner and mode.
     try:
         return untrusted.read_file(path, nbytes=MAX_NBYTES, owner=os.geteuid(), follow=True)
     except untrusted.Rejected as error:

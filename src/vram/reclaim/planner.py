@@ -225,7 +225,7 @@ class _Choice:
         paused = pid in self._context.parked
         if target.process.started_at != process.holder.started_at and not paused:
             raise WorldChanged(f"pid {pid} is a different process now", hint="try again")
-        # Root frees everybody's leftovers; it attaches to other people's live processes only by name.
+        # Root frees all users' leftovers; it attaches to other people's live processes only by name.
         named = bool(request.pids or request.findings) or candidate.finding is not None
         if target.uid != host.uid and not named:
             raise NotPermitted(f"pid {pid} belongs to {target.user}", hint=f"name it: --pid {pid}")
@@ -367,7 +367,7 @@ def _check_words(request: PlanRequest) -> PlanRequest:
 def plan_ending(host: Host, holders: Collection[tuple[int, int]], deadline_s: float) -> Draft:
     """Read the machine and return the plan for the leftover that *holders* (pid, start time) hold.
 
-    Raises WorldChanged where they are not, all of them and nobody else, the holders of one leftover that
+    Raises WorldChanged where they are not, all of them and no others, the holders of one leftover that
     `vram free` would end without being told a name, and the refusal where one of them must be left alone.
     """
     ledger, findings = read_and_diagnose(host, (), deadline_s)
@@ -384,7 +384,7 @@ def plan_ending(host: Host, holders: Collection[tuple[int, int]], deadline_s: fl
 def plan_ending_orphans(host: Host, members: Collection[tuple[int, int]], deadline_s: float) -> Draft:
     """Read the machine and return the plan for the job of which *members* (pid, start time) are left.
 
-    Raises WorldChanged where they are not, all of them and nobody else, one job that VR208 names, and
+    Raises WorldChanged where they are not, all of them and no others, one job that VR208 names, and
     the refusal where one of them works or must be left alone.
     """
     ledger, findings = read_and_diagnose(host, (), deadline_s)

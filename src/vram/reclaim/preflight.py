@@ -195,7 +195,7 @@ def require_parkable(
 
 
 def reserve(memory_total: int | None) -> int:
-    """Host memory that parking leaves free: a machine that swaps is useless to everybody."""
+    """Host memory that parking leaves free: a machine that swaps is useless to all its users."""
     return min(8 * GIB, max(512 * MIB, (memory_total or 0) // 20))
 
 

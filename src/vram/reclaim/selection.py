@@ -139,7 +139,7 @@ def _sum(options: Sequence[Option]) -> int:
 
 
 def _rank(option: Option) -> tuple[bool, int]:
-    """Leftovers, which are nobody's, what servers release, caches; of those who work, parked before ended."""
+    """Leftovers, which nothing uses, what servers release, caches; of those at work, parked before ended."""
     order = ("park", "kill") if option.harms else ("kill", "release", "trim", "reset")
     return option.harms, order.index(option.kind)
 

@@ -20,7 +20,7 @@ from vram.reclaim.actions import GENTLE
 from vram.reclaim.candidates import PlanContext
 
 MAX_CHECKED = 8
-"""For so many of the largest it is checked whether they can be parked; nobody reads further."""
+"""For so many of the largest it is checked whether they can be parked; a longer list is not read."""
 
 
 def skipped(
@@ -138,7 +138,7 @@ def _co_holders(process: ProcessMemory) -> tuple[int, ...]:
 
 
 def _why_used(context: PlanContext, process: ProcessMemory, refusal: Refused | None) -> tuple[str, str, bool]:
-    """Why it is left alone, a command that helps and ends nobody, and whether it is the user's to park."""
+    """Why it is left alone, a command that helps and ends none, and whether it is the user's to park."""
     holder = process.holder
     if process.protected:
         return f"it is {process.protected}", "", False
@@ -166,7 +166,7 @@ def _why_used(context: PlanContext, process: ProcessMemory, refusal: Refused | N
 
 
 def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
-    """Memory whose holder nobody here can name."""
+    """Memory whose holder cannot be named here."""
     if context.request.pids or context.request.findings:
         return
     as_user = context.ledger.host.uid != 0

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _HINT = "make it a folder that only you can access (mode 0700), or set XDG_STATE_HOME to one"
 
+SYSTEM_FOLDER = "/var/lib/vram"
+"""Where root's service keeps its state, unless it is told another place."""
+
 _chosen: str | None = None
 
 
@@ -27,6 +30,14 @@ def use_folder(path: str | None) -> None:
 def folder_path() -> str:
     """Where it lies: $XDG_STATE_HOME/vram, or ~/.local/state/vram, unless use_folder() said another."""
     return _chosen or os.path.join(folders.state_path(), "vram")
+
+
+def folder_paths() -> tuple[str, ...]:
+    """Where the vrams of this user may have left something: ours first. The service's worker has none of the
+    user's environment, and root's service a folder of its own."""
+    home = os.path.join(folders.home(), ".local", "state")
+    found = [folder_path(), *(os.path.join(each, "vram") for each in (folders.state_path(), home))]
+    return tuple(dict.fromkeys(found + ([SYSTEM_FOLDER] if os.geteuid() == 0 else [])))
 
 
 def has_parked() -> bool:
@@ -42,7 +53,7 @@ def has_parked() -> bool:
 
 
 def parked(host: Host) -> tuple[ParkedProcess, ...]:
-    """Who is parked by this user; nobody, as nearly always, and then nothing more is loaded."""
+    """What this user has parked: nearly always nothing, and then nothing more is loaded."""
     if not has_parked():
         return ()
     from vram.reclaim.journal import parked_now

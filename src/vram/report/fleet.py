@@ -240,7 +240,7 @@ def _gpu_line(gpu: FleetGpu, width: int, options: RenderOptions) -> Text:
 def _ghost_line(ghost: FleetGhost, options: RenderOptions) -> Text:
     nbytes = "unknown" if ghost.nbytes is None else size(ghost.nbytes)
     owner = f" of dead pid {ghost.dead_pids[0]}" if ghost.dead_pids else ""
-    held = "nobody visible" if ghost.pid is None else f"pid {ghost.pid} {ghost.user or ''}".rstrip()
+    held = "no visible process" if ghost.pid is None else f"pid {ghost.pid} {ghost.user or ''}".rstrip()
     likely = "" if ghost.certain else "likely "
     words = f"GPU {','.join(ghost.places)}: {nbytes}{owner}, {likely}held by {held}"
     line = Text("  ghost  ", style="bold red", no_wrap=True, overflow="ignore")
@@ -272,11 +272,11 @@ def _share_lines(report: FleetReport, options: RenderOptions, height: int | None
         held = size(sum(each.held_bytes for each in hidden))
         yield Text(f"+{len(hidden):,} more, {held}: vram fleet --by {report.by} -v", style="dim")
     if not shares:
-        yield Text("Nobody holds GPU memory.")
+        yield Text("No process holds GPU memory.")
 
 
 def _share_name(share: FleetShare, report: FleetReport) -> str:
-    return share.name or ("nobody known" if report.by == "user" else f"in no {report.by}")
+    return share.name or ("user unknown" if report.by == "user" else f"in no {report.by}")
 
 
 def _share_row(cells: Sequence[str]) -> str:

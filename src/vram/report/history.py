@@ -69,7 +69,7 @@ def _lines(report: HistoryReport, page: Page) -> list[str]:
             where = "" if report.gpu is None else f"GPU {report.mig or report.gpu} "
             read = "" if report.read_at == report.at else f", by the reading of {page.full(report.read_at)}"
             heading = f"{where}at {page.full(report.at)}{read}"
-            return [heading, *(_held_table(report.holders, page) or ["nobody held memory then"])]
+            return [heading, *(_held_table(report.holders, page) or ["no process held memory then"])]
         case PastGhostsReport():
             return _held_table(report.ghosts, page, ghosts=True) or ["no ghosts in that time"]
         case SearchReport():
@@ -91,7 +91,7 @@ def _waste_lines(report: WasteReport, page: Page) -> list[str]:
         _Column("UNUSED", _unused, right=True),
     )
     if not report.users:
-        return ["nobody held memory in that time"]
+        return ["no process held memory in that time"]
     heading, *table = _table(report.users, columns, page)
     lines = [heading]
     for user, line in zip(report.users, table, strict=True):

@@ -154,6 +154,7 @@ INJECTORS = {
     "jupyter": "through its Jupyter connection",
     "remote-exec": "by sys.remote_exec",
     "ptrace": "by ptrace",
+    "native": "by a library that was loaded for it",
 }
 
 
@@ -161,7 +162,7 @@ INJECTORS = {
 
 
 class TrimmableReport(Struct, frozen=True, kw_only=True):
-    """``vram trim --json`` without a pid: nobody was touched. ``refused`` have a reason each."""
+    """``vram trim --json`` without a pid: no process was touched. ``refused`` have a reason each."""
 
     schema: Literal[1] = 1
     trimmable: tuple[Trimmable, ...]
@@ -297,4 +298,6 @@ def _trim_notes(receipt: TrimReceipt) -> Iterator[str]:
     if kept:
         which = f"{counted(kept, 'exception')} kept by Python or IPython"
         yield f"{which}, with all variables of their frames; --tracebacks drops them"
+    if receipt.via == "native":
+        yield "pools that the program made and does not use as a device's pool cannot be listed, and stay"
     yield from answer.notes

@@ -56,7 +56,7 @@ def label(kind: str) -> str:
 MEANINGS: dict[Kind, str] = {
     "free": "available",
     "reserved": "the driver, its firmware and ECC",
-    "unassigned": "in no MIG instance: nobody can use it",
+    "unassigned": "in no MIG instance: no program can use it",
     "overhead": "the driver's own, charged to no process",
     "hidden": "a process that is not visible from here",
     "unattributed": "no holder was found",

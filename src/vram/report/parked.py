@@ -46,7 +46,7 @@ class ParkedLine(Struct, frozen=True, kw_only=True):
     detail: str | None = None
     """What the driver said, where that is more than ``state`` tells."""
     known_from: Literal["journal", "driver"] = "journal"
-    """"driver": no journal entry tells of it, and so nobody how large it is, since when and by whom."""
+    """"driver": no journal entry tells of it: its size, since when and by whom are unknown."""
 
 
 class ParkedReport(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -32,14 +32,17 @@ STYLES: dict[OutcomeStatus, str] = {
 }
 
 
-_UNDO = {"release": "`vram release --undo`", "park": "`vram unpark`"}
+_UNDO = {"release": "vram release --undo", "park": "vram unpark"}
+_SPAWNED = "from multiprocessing.spawn import spawn_main"
+"""In the command of each worker of multiprocessing, whose other words say nothing about it."""
 
 
 def draft(found: Draft, options: RenderOptions, *, verbose: bool = False) -> RenderableType:
     """Return the steps, what their jobs still do, what is left alone, and the digest of the plan."""
     plan = found.plan
     blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), options, style="bold")]
-    blocks += _actions(plan.steps, options, verbose=verbose)
+    in_jobs = {pid for each in found.activity for pid in each.pids}
+    blocks += _actions(plan.steps, options, in_jobs, verbose=verbose)
     blocks += _still_active(found.activity, options, verbose=verbose)
     blocks += _left_alone(found.skipped, options, verbose=verbose)
     if plan.steps:
@@ -122,19 +125,34 @@ def _heading(found: Draft) -> str:
     return f"Plan{asked}: {counted(len(plan.steps), 'step')}{promise}"
 
 
-def _actions(steps: tuple[Step, ...], options: RenderOptions, *, verbose: bool) -> Iterator[RenderableType]:
-    """Each group of steps; those of one kind as one where they would fill the screen."""
+def _actions(
+    steps: tuple[Step, ...], options: RenderOptions, in_jobs: Collection[int], *, verbose: bool
+) -> Iterator[RenderableType]:
+    """Each group of steps; those of one kind as one where they would fill the screen.
+
+    *in_jobs* are ended as one with others, and counted as one.
+    """
     groups = list(_together(steps))
     kinds = Counter(group[0].kind for group in groups)
+    width = max([5, *map(len, kinds)])
     folded: set[str] = set()
     for group in groups:
         kind = group[0].kind
         if verbose or kinds[kind] <= MAX_LISTED:
-            yield _action(group, options)
+            few = verbose or len(group) <= MAX_LISTED
+            yield _action(group, options, width, apart=few and _frees_apart(group, in_jobs))
         elif kind not in folded:
             folded.add(kind)
             alike = [step for step in steps if step.kind == kind]
-            yield _action(alike, options, f"{kinds[kind]} like this: {group[0].reason}; -v lists them all")
+            reason = f"{kinds[kind]} like this: {group[0].reason}; -v lists them all"
+            yield _action(alike, options, width, reason)
+
+
+def _frees_apart(steps: list[Step], in_jobs: Collection[int]) -> bool:
+    """Whether each of them frees bytes of its own: those who hold the same free them with the last one."""
+    return all(
+        step.predicted_bytes and step.target and step.target.process.pid not in in_jobs for step in steps
+    )
 
 
 def _together(steps: tuple[Step, ...]) -> Iterator[list[Step]]:
@@ -149,24 +167,39 @@ def _together(steps: tuple[Step, ...]) -> Iterator[list[Step]]:
         yield group
 
 
-def _action(steps: list[Step], options: RenderOptions, reason: str = "") -> RenderableType:
+def _action(
+    steps: list[Step], options: RenderOptions, width: int, reason: str = "", *, apart: bool = False
+) -> RenderableType:
+    """One action; *apart*, with a line for each of *steps*. *width* is the room for the word of an action."""
     first = steps[0]
-    known = [step.predicted_bytes for step in steps if step.predicted_bytes is not None]
     style = "bold red" if first.kind in ("kill", "reset") else "bold"
-    amount = size(sum(known)) if known else "unknown"
-    words = Text.assemble(_targets(steps, options))
     why = reason or first.reason
     why += f" ({first.finding})" if first.finding and not reason else ""
     why += f", through {first.via}" if first.via and not reason else ""
-    words.append(f"\n{options.clean(why)}", style="dim")
-    undo = f"; {_UNDO[first.kind]} undoes it" if first.reversible and first.kind in _UNDO else ""
-    words.append(f"\nlost: {options.clean(first.loses)}{undo}", style="dim")
-    mark = Text.assemble((f"{first.kind:<5}", style), f" {amount:>9}  ")
+    lost = f"lost: {options.clean(first.loses)}{_undo(steps)}"
+    left = 2 + width + 12
     grid = Table.grid(padding=0)
-    grid.add_column(width=2 + len(mark), no_wrap=True)
-    grid.add_column(width=max(10, options.measure - 2 - len(mark)), overflow="fold")
-    grid.add_row(Text.assemble("  ", mark), words)
+    grid.add_column(width=left, no_wrap=True)
+    grid.add_column(width=max(10, options.measure - left), overflow="fold")
+    for at, group in enumerate([[step] for step in steps] if apart else [steps]):
+        word = Text("" if at else first.kind, style=style)
+        word.pad_right(width - len(word))
+        grid.add_row(Text.assemble("  ", word, f" {_amount(group):>9}  "), _targets(group, options))
+    grid.add_row("", Text(f"{options.clean(why)}\n{lost}", style="dim"))
     return grid
+
+
+def _amount(steps: list[Step]) -> str:
+    known = [step.predicted_bytes for step in steps if step.predicted_bytes is not None]
+    return size(sum(known)) if known else "unknown"
+
+
+def _undo(steps: list[Step]) -> str:
+    first = steps[0]
+    if not first.reversible or first.kind not in _UNDO or first.target is None:
+        return ""
+    whom = first.target.process.pid if len(steps) == 1 else "PID"
+    return f"; `{_UNDO[first.kind]} {whom}` undoes it"
 
 
 def _targets(steps: list[Step], options: RenderOptions) -> Text:
@@ -188,7 +221,7 @@ def _targets(steps: list[Step], options: RenderOptions) -> Text:
 
 def _programs(commands: Sequence[str], options: RenderOptions, width: int) -> str:
     """Every program once, and how often it is there: "4× serve.py, 2× pool.py"."""
-    times = Counter(commands)
+    times = Counter(map(_program, commands))
     named = times.most_common(MAX_PROGRAMS)
     counts = [options.clean(f"{count}× ") if count > 1 else "" for _, count in named]
     room = width // max(1, len(named))
@@ -199,6 +232,10 @@ def _programs(commands: Sequence[str], options: RenderOptions, width: int) -> st
     if len(times) > len(named):
         parts.append(counted(len(times) - len(named), "other program"))
     return ", ".join(parts)
+
+
+def _program(command: str) -> str:
+    return "multiprocessing worker" if _SPAWNED in command else command
 
 
 def _pids(pids: list[int]) -> str:
@@ -305,7 +342,7 @@ def _piece(each: Skipped) -> str:
 def _whom(step: Step, options: RenderOptions) -> str:
     if step.target is None:
         return f"{step.kind} GPU {', '.join(map(str, step.gpus))}"
-    name = options.short(one_line(step.target.command), 40)
+    name = options.short(_program(one_line(step.target.command)), 40)
     return f"{step.kind} pid {step.target.process.pid} ({name})"
 
 

@@ -61,7 +61,7 @@ class ProcessNode(Struct, frozen=True, kw_only=True):
 class ProcessGroup(Struct, frozen=True, kw_only=True):
     """One container, job or unit; name None gathers the processes that belong to none.
 
-    ``at_least``: somebody in it holds an unknown amount, so ``nbytes`` is the least that it can be.
+    ``at_least``: a process in it holds an unknown amount, so ``nbytes`` is the least that it can be.
     """
 
     name: str | None

@@ -74,7 +74,7 @@ def _held(piece: JobHolder) -> str:
     where = f"GPU {piece.gpu}: {amount}"
     whose = _WHOSE[piece.whose].format(job=f"job {piece.job_of_process}")
     if piece.whose == "unknown" and piece.job_of_process:
-        whose = f"of job {piece.job_of_process}, as it says, which nobody here has seen end"
+        whose = f"of job {piece.job_of_process}, as it says, whose end was not seen here"
     note = f"; {piece.note}" if piece.note else ""
     if piece.pid is None:
         return f"{where}: {whose}{note}"

@@ -22,6 +22,7 @@ from vram import folders, untrusted
 from vram.errors import ConfigError, UsageError
 from vram.files import open_plain
 from vram.policy.config import read_policies
+from vram.reclaim.state import SYSTEM_FOLDER
 from vram.units import parse_duration, parse_size
 
 PORT = 9838
@@ -300,7 +301,7 @@ def _state_folder() -> str:
     if folder := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
         # With DynamicUser= systemd names a link of its own, which leads into /var/lib/private.
         return os.path.realpath(folder)
-    return "/var/lib/vram" if os.geteuid() == 0 else os.path.join(folders.state_path(), "vram")
+    return SYSTEM_FOLDER if os.geteuid() == 0 else os.path.join(folders.state_path(), "vram")
 
 
 def default_socket() -> str:

@@ -130,7 +130,7 @@ class Ender:
         if not (each.memory.charged or each.memory.retained):
             return False  # it only has the GPU's files open; if it holds more later, that is read
         if beside := inventory.mps_client_beside(each):
-            why = f"it is an MPS client, and so is pid {beside} of somebody else, which could fail with it"
+            why = f"it is an MPS client, and so is pid {beside} of another user, which could fail with it"
             self._note_refusal(each, why)
             return False
         return True

@@ -1,14 +1,15 @@
 """What can be done to the selected process: planned, shown, and run exactly as shown.
 
 The plans are those of `vram free --pid N`, `vram kill N`, `vram kill --job N` for an orphan,
-`vram free --pid N --up-to park` and so on, with the same checks of identity, the same protections, the same
-audit log and the same measured receipt.
+`vram release N`, `vram free --pid N --up-to park` and so on, with the same checks of identity, the same
+protections, the same audit log and the same measured receipt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from itertools import count
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 from rich.console import Group, RenderableType
@@ -19,14 +20,20 @@ from vram.host.ports import Host
 from vram.model.hold import Identity
 from vram.model.parking import Parked
 from vram.model.plan import Draft, Outcome, Skipped, StepKind
+from vram.model.release import AskedRequest
 from vram.reclaim import execute, plan, remaining
+from vram.reclaim.actions import TIMEOUT_S
 from vram.reclaim.audit import refusals_logged
 from vram.report import plan as plan_text
+from vram.report import release as release_text
 from vram.report.layout import RenderOptions, paragraph
-from vram.report.phrases import unparked_sentence
+from vram.report.phrases import one_line, unparked_sentence
 from vram.units import counted, size
 
-ActionName = Literal["free", "trim", "park", "unpark", "kill"]
+if TYPE_CHECKING:
+    from vram.reclaim.actions.release import PreparedRelease
+
+ActionName = Literal["free", "release", "release --undo", "trim", "park", "unpark", "kill"]
 GRACE_S = 10.0
 _ONLY: dict[ActionName, StepKind] = {"trim": "trim", "park": "park", "kill": "kill"}
 
@@ -79,6 +86,8 @@ def prepare(host: Host, request: ActionRequest, deadline_s: float) -> PreparedAc
     with refusals_logged(request.name, request.pids):
         if request.name == "unpark":
             return _prepare_unpark(host, request)
+        if request.name in ("release", "release --undo"):
+            return _prepare_release(host, request, deadline_s)
         made = plan(
             only=_ONLY.get(request.name),
             pids=request.pids,
@@ -97,10 +106,13 @@ def _require_same(request: ActionRequest, made: Draft) -> None:
         process = step.target.process if step.target else None
         started_at = request.start_times.get(process.pid) if process else None
         if process is not None and started_at is not None and process.started_at != started_at:
-            raise WorldChanged(
-                f"pid {process.pid} is another process now than the one that was selected",
-                hint="select it again",
-            )
+            raise _is_another(process.pid)
+
+
+def _is_another(pid: int) -> WorldChanged:
+    return WorldChanged(
+        f"pid {pid} is another process now than the one that was selected", hint="select it again"
+    )
 
 
 class PlannedSteps:
@@ -131,7 +143,8 @@ class PlannedSteps:
 
     def run(self, on_line: Callable[[RenderableType], None], options: RenderOptions) -> RenderableType:
         def show_outcome(outcome: Outcome) -> None:
-            on_line(plan_text.outcome(outcome, options))
+            if not self._request.job:
+                on_line(plan_text.outcome(outcome, options))
 
         receipt = execute(
             self._draft.plan,
@@ -142,6 +155,8 @@ class PlannedSteps:
             together=self._request.job,
         )
         shown: list[RenderableType] = [plan_text.receipt(receipt, options)]
+        if self._request.job:  # what was freed is known of all of it alone
+            shown.insert(0, plan_text.outcomes(receipt.outcomes, options))
         left = () if self._request.pid is not None else self._left()
         if left:
             shown.append(plan_text.still_held(left, options))
@@ -194,3 +209,50 @@ class PlannedUnpark:
             moved = parking.unpark(self._entry)
         took = f" in {moved.took_s:.2f} s"
         return Text(options.clean(unparked_sentence(moved.entry) + took))
+
+
+def _prepare_release(host: Host, request: ActionRequest, deadline_s: float) -> PreparedAction:
+    from vram.reclaim.actions.release import prepare_release
+    from vram.reclaim.server_search import looks_like_a_server, relatives
+
+    if request.pid is None:
+        raise UsageError("release needs a process", hint="select a server")
+    _require_selected(host, request.pid, request.started_at)
+    undo = request.name == "release --undo"
+    if undo and not looks_like_a_server(host, relatives(host, request.pid)):
+        raise CannotPark(
+            f"pid {request.pid} is not parked, and is no server that released its memory",
+            hint="p parks it, R asks a server for its memory: both can be undone",
+        )
+    prepared = prepare_release(host, request.pid, undo=undo, deadline_s=deadline_s)
+    _require_selected(host, request.pid, request.started_at)
+    return PlannedRelease(host, prepared)
+
+
+def _require_selected(host: Host, pid: int, started_at: int | None) -> None:
+    if started_at is not None and host.proc.started_at(pid) != started_at:
+        raise _is_another(pid)
+
+
+class PlannedRelease:
+    """A server that is to be asked; its process is compared before and after each request."""
+
+    def __init__(self, host: Host, prepared: PreparedRelease) -> None:
+        self._host, self._prepared = host, prepared
+
+    does_something = True
+
+    def shown(self, options: RenderOptions) -> RenderableType:
+        return release_text.order(self._prepared.order, options)
+
+    def run(self, on_line: Callable[[RenderableType], None], options: RenderOptions) -> RenderableType:
+        from vram.reclaim.actions.release import release
+
+        calls = count()
+
+        def show_asked(asked: AskedRequest) -> None:
+            if next(calls) % 2 == 0:  # when it goes out; its answer, the next call, is in the receipt
+                on_line(paragraph("asked: ", Text(options.clean(one_line(asked.request))), options))
+
+        receipt = release(self._host, self._prepared, TIMEOUT_S["release"], show_asked)
+        return release_text.receipt(receipt, options)

@@ -30,7 +30,7 @@ from vram.report.process_rows import JobRow, ProcessRow, rows
 from vram.report.process_table import age
 from vram.report.screen import problem_lines, unseen
 from vram.top.actions import ActionName, ActionRequest, PreparedAction, prepare
-from vram.top.dialogs import KEYS, Notice, Question, Running, error_text, help_text
+from vram.top.dialogs import KEYS, LEFT_OUT_FIRST, Notice, Question, Running, error_text, help_text
 from vram.top.panels import DetailsPanel, GpuPanel, History, KeyBar, TextPanel, trend
 from vram.top.table import ProcessTable, TableHeader, formatted, trend_width
 from vram.top.terminal_app import TerminalApp
@@ -81,9 +81,10 @@ class TopApp(TerminalApp):
         Binding("a", "sites", "allocations", show=False),
         Binding("f", "act('free')", "free"),
         Binding("F", "free_all", "free all", show=False),
+        Binding("R", "act('release')", "release"),
         Binding("m", "act('trim')", "trim"),
         Binding("p", "act('park')", "park"),
-        Binding("u", "act('unpark')", "unpark"),
+        Binding("u", "undo", "undo"),
         Binding("k", "act('kill')", "kill"),
     ]
 
@@ -142,7 +143,7 @@ class TopApp(TerminalApp):
         yield TextPanel(id="problem")
         yield DetailsPanel(classes="ascii" if self._ascii else "")
         yield Input(id="search", placeholder="words in the command, user, pid, state or job; Esc clears")
-        yield KeyBar(KEYS, id="keys")
+        yield KeyBar(KEYS, LEFT_OUT_FIRST, id="keys")
 
     def on_mount(self) -> None:
         self.query_one("#search", Input).cursor_blink = False
@@ -461,10 +462,15 @@ class TopApp(TerminalApp):
         else:
             self._begin(ActionRequest(name="free", gpus=tuple(gpu.index for gpu in shown)))
 
+    def action_undo(self) -> None:
+        """Bring back what was parked; of who is not, what a server released."""
+        row = self.selected
+        self.action_act("unpark" if row is not None and row.state == "parked" else "release --undo")
+
     def action_act(self, name: ActionName) -> None:
         row = self.selected
         if row is None or row.pid is None or row.state == "windows":
-            self.notify(f"there is no process to {name} on this line", markup=False)
+            self.notify("there is no process on this line", markup=False)
             return
         # One rank of an orphan is of no use without the others, and nobody starts it again.
         ends_job = name == "kill" and row.state == "orphan"

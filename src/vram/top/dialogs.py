@@ -153,12 +153,16 @@ KEYS = (
     ("t", "tree", "t"),
     ("d", "details", "d"),
     ("f", "free", "f"),
+    ("R", "release", "R"),
     ("m", "trim", "m"),
     ("p", "park", "p"),
-    ("u", "unpark", "u"),
+    ("u", "undo", "u"),
     ("k", "kill", "k"),
 )
 """What the bottom line shows: the key, its word, and Textual's name for it."""
+
+LEFT_OUT_FIRST = ("t", "d", "slash")
+"""Those that a narrow bottom line leaves out, in this order: the page behind `?` has them all."""
 
 _PAGE = (
     ("Move", (("arrows", "choose a line; page up and down, home and end, and the mouse do too"),)),
@@ -181,8 +185,10 @@ _PAGE = (
         "Act on the line: each shows its plan and asks",
         (
             ("f", "free: all holders of a ghost are terminated, or caches released"),
+            ("R", "release: a server (vLLM, ollama and others) is asked for its memory, and keeps running"),
             ("m", "trim: a Python process releases what it only caches, and continues"),
-            ("p  u", "park: pause it and move its memory to host memory; unpark brings it back"),
+            ("p", "park: pause it and move its memory to host memory"),
+            ("u", "undo: unpark it, or let a server take again what it released"),
             ("k", "kill: SIGTERM, 10 s, SIGKILL; on an orphan's line, its whole job"),
             ("F", "free all ghosts, as `vram free` does"),
         ),

@@ -164,18 +164,28 @@ class KeyBar(Widget):
             self.key = key
             super().__init__()
 
-    def __init__(self, keys: Sequence[tuple[str, str, str]], *, id: str | None = None) -> None:
+    def __init__(
+        self,
+        keys: Sequence[tuple[str, str, str]],
+        left_out_first: Sequence[str] = (),
+        *,
+        id: str | None = None,
+    ) -> None:
+        """*left_out_first* are names of keys that a narrow line does not show, the least important first."""
         super().__init__(id=id)
-        self._keys = keys
+        self._keys, self._left_out_first = keys, left_out_first
         self._ends: list[tuple[int, str]] = []
 
     def render(self) -> Text:
-        """As far apart as they fit."""
-        words = sum(len(key) + 1 + len(word) for key, word, _ in self._keys)
-        gap = " " * (2 if words + 2 * len(self._keys) <= self.size.width else 1)
+        """As many as fit, as far apart as they fit."""
+        shown = list(self._keys)
+        for name in self._left_out_first:
+            if _keys_width(shown, 1) > self.size.width:
+                shown = [each for each in shown if each[2] != name]
+        gap = " " * (2 if _keys_width(shown, 2) <= self.size.width else 1)
         text = Text(no_wrap=True)
         self._ends = []
-        for key, word, name in self._keys:
+        for key, word, name in shown:
             text.append(key, style="reverse").append(f" {word}{gap}")
             self._ends.append((text.cell_len, name))
         return text
@@ -185,6 +195,10 @@ class KeyBar(Widget):
             if event.x < end:
                 self.post_message(self.Chosen(name))
                 return
+
+
+def _keys_width(keys: Sequence[tuple[str, str, str]], gap: int) -> int:
+    return sum(len(key) + 1 + len(word) + gap for key, word, _ in keys)
 
 
 class GpuPanel(VerticalScroll, can_focus=False):

@@ -21,8 +21,8 @@ from vram.model.trace import BLOCKS, ON_HOST, CallStack, LiveTrace, Site, stack_
 from vram.report.layout import RenderOptions
 from vram.top.panels import DetailsPanel, History, KeyBar, TextPanel, sparkline
 from vram.top.table import ProcessTable
+from vram.trace.places import place
 from vram.trace_report.lines import PlaceLabel, place_text
-from vram.trace_report.places import place
 from vram.units import counted, duration, size
 
 KEYS = (("q", "leave", "q"), ("d", "stack", "d"), ("b", "blocks of frameworks", "b"))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from vram.model.trace import (
     BLOCKS,
     KINDS_BY_NUMBER,
+    MIN_CHURN,
     ON_GPU,
     BlockUse,
     CallStack,
@@ -32,6 +33,7 @@ from vram.model.trace import (
     TracedProcess,
     TraceView,
     Verdict,
+    Window,
 )
 from vram.trace.native import (
     BEFORE,
@@ -52,6 +54,7 @@ from vram.trace.native import (
     damage_sentences,
     process_numbers,
 )
+from vram.trace.windows import FRAMEWORKS, WindowBuilder
 
 LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | BLOCKS | {"pinned host"}
 """Kinds of which never-freed allocations are judged."""
@@ -59,10 +62,8 @@ LEAKABLE: frozenset[MemoryKind] = (ON_GPU - {"module", "graph"}) | BLOCKS | {"pi
 CHURNING: frozenset[MemoryKind] = frozenset(
     {"device", "managed", "stream-ordered", "physical", "pinned host", "array"}
 )
-_MIN_CHURN = 16
 _SHORT_LIFE_NS = 1_000_000_000
 
-_FRAMEWORKS = {"torch block": "torch", "cupy block": "cupy", "jax buffer": "jax", "framework block": "other"}
 _ENDS: dict[int, EndReason] = {1: "exit", 2: "detached", 3: "disk full", 4: "write error", 5: "no cupti"}
 _GAPS: dict[int, GapReason] = {1: "another subscriber", 2: "cupti shut down", 3: "detached"}
 _STACKS = {1: "python", 2: "native"}
@@ -233,10 +234,16 @@ class ViewBuilder:
         return tuple(sorted(found, key=lambda leak: (order.index(leak.verdict), -leak.site.nbytes)))
 
     def _leaks_of(self, row: SiteRow) -> Iterable[LeakSite]:
-        if row.leaked.number:
+        section = self._sections[row.process]
+        has_python = bool(self._strings[section.texts[3]])
+        # In C and C++, to reset or destroy a context is a way to free what was allocated in it.
+        if row.leaked.number and has_python:
             yield self._leak(row, row.leaked, "leaked")
         if row.kept.number:
-            yield self._leak(row, row.kept, "growing" if self._is_growing(row) else "in use at exit")
+            left: Verdict = "in use at exit"
+            if not has_python and _ENDS.get(section.end_reason) == "exit":
+                left = "not freed"
+            yield self._leak(row, row.kept, "growing" if self._is_growing(row) else left)
         if row.cache.number:  # a framework's blocks lie in it: they are judged, not the cache
             yield self._leak(row, row.cache, "in use at exit")
 
@@ -266,7 +273,7 @@ class ViewBuilder:
         chosen = [
             row
             for row in self._sites
-            if row.freed >= _MIN_CHURN
+            if row.freed >= MIN_CHURN
             and row.median_life_ns <= _SHORT_LIFE_NS
             and KINDS_BY_NUMBER[row.kind] in CHURNING
         ]
@@ -359,7 +366,7 @@ class ViewBuilder:
                 found.append(
                     BlockUse(
                         process=self._process[process],
-                        framework=_FRAMEWORKS[KINDS_BY_NUMBER[kind]],
+                        framework=FRAMEWORKS[KINDS_BY_NUMBER[kind]],
                         gpu=self.gpu(gpu),
                         at=at,  # type: ignore[arg-type]
                         reserved_nbytes=taken,
@@ -368,6 +375,13 @@ class ViewBuilder:
                     )
                 )
         return tuple(found)
+
+    def windows(self, duration_ns: int) -> tuple[Window, ...]:
+        builder = WindowBuilder(self._sites, self._site, self._is_growing)
+        before = self.before()
+        return tuple(
+            builder.window(row, self.gpu(row.gpu), before, duration_ns) for row in self._reader.windows()
+        )
 
     # ---- views ----
 
@@ -393,6 +407,7 @@ class ViewBuilder:
             before=self.before(),
             host_peak_nbytes=totals.host_peak_nbytes,
             frameworks=self.frameworks(),
+            windows=self.windows(totals.duration_ns),
             damage=damage_sentences(self._reader.damage(), self._sections, paths),
         )
         return replace(view, stacks=self._numbered_stacks())  # numbered while the parts were made
@@ -419,7 +434,8 @@ def by_size(sites: Iterable[Site]) -> tuple[Site, ...]:
 
 # ---- is what one place left behind growing? ----
 #
-# A trace alone cannot tell whether memory that was never freed is still needed. What it can tell is whether a
+# In C and C++, whose programs free what they allocate, what is left at the end was not freed. A Python object
+# may live to the end: a trace cannot tell whether its memory is still needed. What it can tell is whether a
 # place went on to the end: weights and buffers are loaded at some time and then stay as they are; a leak is
 # made again and again, as long as the program works. A program that ends right after loading looks like one
 # that leaks.

@@ -1,7 +1,8 @@
 """Start and stop the recorder in a process that already runs, by the injectors of :mod:`vram.reach`.
 
-Only in Python processes of this user (root: of any user), each compared by pidfd before it is touched, and
-logged before and after. The recorder and its file belong to the process; it goes on when vram ends.
+Only in processes of this user (root: of any user), each compared by pidfd before it is touched, and logged
+before and after. The recorder and its file belong to the process; it goes on when vram ends, and its library
+stays loaded.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from vram.model.plan import Target
 from vram.payloads.procfs import ProcessFolder
 from vram.reach import payload
 from vram.reach.injectors import ask, choose_injector
+from vram.reach.target_process import TargetProcess
 from vram.reclaim import audit
 from vram.reclaim.device_state import read_ledger
 from vram.reclaim.identity import identify, open_verified
@@ -37,6 +39,8 @@ from vram.trace import cupti
 from vram.trace.launch import FRAMEWORK_PAYLOAD, LIBRARY, Framework, Stacks, require_library
 
 PAYLOAD = "tracer.control"
+NAMING_PAYLOAD = "tracer.begin"
+"""The same, and what the arrays are called that the process has by then."""
 Outcome = Literal[
     "recording", "already recording", "output", "no recorder", "failed", "stopped", "not recording"
 ]
@@ -48,7 +52,7 @@ _HINTS = {
     " `pip install nvidia-cuda-cupti`",
     4: "a profiler or another tracer is at work in it; end that first",
 }
-_RUN_INSTEAD = "`vram run -- COMMAND` records any program from its start, also one without Python"
+_RUN_INSTEAD = "`vram run -- COMMAND` records a program from its start"
 _RUN_BEFORE = "`vram run -- COMMAND` records a program from its start, before it gives them up"
 
 
@@ -107,7 +111,9 @@ def attach(
     with audit.refusals_logged("attach", [pid]):
         target = identify(host, pid)
     require_library()
-    _require_python(target, via)
+    process = _require_reachable(target, via)
+    if framework is not None and not process.is_python:
+        raise UsageError(f"pid {pid} is not a Python process: no framework can be asked there")
     fields = {
         "verb": "start",
         "library": LIBRARY,
@@ -127,7 +133,7 @@ def detach(host: Host, pid: int, *, via: str | None = None, deadline_s: float = 
     """Stop recording *pid*, no matter which process began it; raises where it is not being recorded."""
     with audit.refusals_logged("detach", [pid]):
         target = identify(host, pid)
-    _require_python(target, via)
+    _require_reachable(target, via)
     receipt = _ask_and_log(host, target, "detach", {"verb": "stop"}, via, deadline_s)
     if receipt.answer.outcome != "stopped":
         raise CannotRecord(f"pid {pid} is not being recorded", hint=f"`vram attach {pid}` begins")
@@ -151,9 +157,9 @@ def held_now(host: Host, pid: int, deadline_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def _require_python(target: Target, via: str | None) -> None:
+def _require_reachable(target: Target, via: str | None) -> TargetProcess:
     try:
-        choose_injector(target, via)
+        return choose_injector(target, via, PAYLOAD)[0]
     except CallsGivenUp as error:
         raise CallsGivenUp(str(error), hint=_RUN_BEFORE) from error
     except NotReachable as error:
@@ -181,7 +187,8 @@ def _ask(
     host: Host, target: Target, fields: dict[str, Any], via: str | None, deadline_s: float
 ) -> tuple[payload.PayloadAnswer, RecorderAnswer]:
     with open_verified(host, target):
-        reply = ask(target, PAYLOAD, fields, deadline_s, via=via)
+        name = NAMING_PAYLOAD if fields.get("framework") else PAYLOAD
+        reply = ask(target, name, fields, deadline_s, via=via)
     return reply, payload.decoded(target.process.pid, reply.body, RecorderAnswer)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a trace, for CI: `leaks=0`, `peak=8GiB`, `failures=0`. What was not recorded never passes."""
+"""Checks of a trace, for CI: `leaks=0`, `unfreed=0`, `peak=8GiB`; what was not recorded never passes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from vram.errors import UsageError
-from vram.model.trace import CallStack, Site, TraceView, stack_of
+from vram.model.trace import BLOCKS, CallStack, LeakSite, Site, TraceView, stack_of
 from vram.units import parse_size
 
-CheckName = Literal["leaks", "peak", "failures"]
-_HINT = "write it like leaks=0, peak=8GiB or failures=0"
+CheckName = Literal["leaks", "unfreed", "peak", "failures"]
+_HINT = "write it like leaks=0, unfreed=0, peak=8GiB or failures=0"
 # Sections that end so are shorter than what the process did.
 _SHORTENED = {
     "disk full": "the disk was full, so recording ended early",
@@ -23,7 +23,7 @@ MAX_PLACES = 10
 
 
 class TraceCheck(Struct, frozen=True):
-    """At most so many leaked allocations, bytes on a GPU, or failed allocations."""
+    """At most so many allocations that leaked, were never freed or failed, or bytes on a GPU."""
 
     name: CheckName
     most: int
@@ -63,7 +63,7 @@ def parse_check(text: str) -> TraceCheck:
             raise UsageError(f"{text!r}: {error}", hint=error.hint) from error
     if not (most.isascii() and most.isdecimal()):
         raise UsageError(f"{text!r} has no number", hint=_HINT)
-    return TraceCheck("leaks" if name == "leaks" else "failures", int(most))
+    return TraceCheck(name, int(most))  # type: ignore[arg-type]
 
 
 def unjudged(checks: Iterable[TraceCheck], reason: str) -> tuple[Violation, ...]:
@@ -74,7 +74,7 @@ def unjudged(checks: Iterable[TraceCheck], reason: str) -> tuple[Violation, ...]
 def judge(view: TraceView, checks: Sequence[TraceCheck], missing: str = "") -> tuple[Violation, ...]:
     """The checks that do not hold. Where some of it was not recorded (*missing*), none passes."""
     reason = missing or _why_incomplete(view)
-    judges = {"leaks": _leaks, "peak": _peaks, "failures": _failures}
+    judges = {"leaks": _leaks, "unfreed": _unfreed, "peak": _peaks, "failures": _failures}
     violations: list[Violation] = []
     for check in checks:
         found = list(judges[check.name](view, check))
@@ -85,10 +85,18 @@ def judge(view: TraceView, checks: Sequence[TraceCheck], missing: str = "") -> t
 
 
 def _leaks(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
-    leaked = [each for each in view.leaks if each.verdict != "in use at exit"]
-    count = sum(each.site.count for each in leaked)
+    yield from _left(view, check, [each for each in view.leaks if each.verdict != "in use at exit"])
+
+
+def _unfreed(view: TraceView, check: TraceCheck) -> Iterator[Violation]:
+    """Whatever the program: the driver's allocations, in which the blocks of frameworks lie."""
+    yield from _left(view, check, [each for each in view.leaks if each.site.kind not in BLOCKS])
+
+
+def _left(view: TraceView, check: TraceCheck, found: Sequence[LeakSite]) -> Iterator[Violation]:
+    count = sum(each.site.count for each in found)
     if count > check.most:
-        places = [_place(view, each.site, each.verdict) for each in leaked]
+        places = [_place(view, each.site, each.verdict) for each in found]
         yield _violation(check, count, None, places)
 
 

@@ -33,6 +33,19 @@ class LeftRow(NamedTuple):
     quarters: int
 
 
+class SiteWindowRow(NamedTuple):
+    """A site in the window: what was live when it began, what had been made and freed by then, and what was
+    live at the highest moment."""
+
+    base_count: int
+    base_nbytes: int
+    earlier_made: int
+    earlier_nbytes: int
+    earlier_freed: int
+    highest_count: int
+    highest_nbytes: int
+
+
 class SectionRow(NamedTuple):
     wall_ns: int
     first_ns: int
@@ -96,6 +109,20 @@ class SiteRow(NamedTuple):
     leaked: LeftRow
     kept: LeftRow
     cache: LeftRow
+    window: SiteWindowRow
+
+
+class WindowRow(NamedTuple):
+    """A GPU's memory of the driver (kind 0), or a framework's blocks of a kind, in the window of the pass."""
+
+    gpu: int
+    kind: int
+    base_nbytes: int
+    highest_nbytes: int
+    end_nbytes: int
+    lowest: tuple[int, int, int, int]
+    highest_ns: int
+    begin_ns: int
 
 
 class BlobRow(NamedTuple):
@@ -147,7 +174,7 @@ class ReaderTable(NamedTuple):
 # The numbers and layouts of native/tracereader/reader.h.
 _SECTIONS = ReaderTable(0, struct.Struct("<9Q12I8I2I"))
 _GPUS = ReaderTable(1, struct.Struct("<i3IQ3q4Q"))
-_SITES = ReaderTable(2, struct.Struct("<3Ii2QqQq3Qq" + "Qq3Q2I" * 3))
+_SITES = ReaderTable(2, struct.Struct("<3Ii2QqQq3Qq" + "Qq3Q2I" * 3 + "QqQqQQq"))
 TIMELINE = ReaderTable(3, struct.Struct("<Q3q2I"))
 """Time, highest, lowest and last bytes, GPU, zero."""
 _NODES = ReaderTable(4, struct.Struct("<2I"))
@@ -172,6 +199,7 @@ HOLE_BLOCKS = ReaderTable(15, struct.Struct("<2Q2I"))
 RESERVED = ReaderTable(16, struct.Struct("<4I2Q"))
 """GPU, process, kind, zero, bytes at the peak and at the end."""
 _TOTALS = ReaderTable(17, struct.Struct("<7Q"))
+_WINDOWS = ReaderTable(18, struct.Struct("<2I7q3Q"))
 _LIVE_ROW = struct.Struct("<4Q2I")
 _LIVE_AT_ONCE = 20_000
 _EVENTS_IN_A_CALL = 1_000_000  # between two of which Python sees to signals
@@ -200,6 +228,10 @@ def _library() -> ctypes.CDLL:
     library.vramreader_free.argtypes = (pointer,)
     library.vramreader_add_file.argtypes = (pointer, ctypes.c_int)
     library.vramreader_index.argtypes = (pointer,)
+    library.vramreader_latest_chunk.restype = u64
+    library.vramreader_latest_chunk.argtypes = (pointer,)
+    library.vramreader_window.restype = None
+    library.vramreader_window.argtypes = (pointer, u64, u64)
     library.vramreader_run.argtypes = (pointer, u64, u64, ctypes.POINTER(u32))
     library.vramreader_live.argtypes = (pointer, out, pointer, u64, out)
     library.vramreader_errno.argtypes = (pointer,)
@@ -256,6 +288,14 @@ class NativeReader:
     def index(self) -> None:
         self._check(self._library.vramreader_index(self._reader))
 
+    def latest_chunk_ns(self) -> int:
+        """When the last chunk begins: about when the trace ends."""
+        return int(self._library.vramreader_latest_chunk(self._reader))
+
+    def set_window(self, begin_ns: int, end_ns: int) -> None:
+        """The window that sites and windows() are about; before run(). Without it, all of the time."""
+        self._library.vramreader_window(self._reader, begin_ns, max(begin_ns, end_ns))
+
     def run(self, until_ns: int = EVERYTHING) -> None:
         more = ctypes.c_uint32(1)
         while more.value:
@@ -301,9 +341,20 @@ class NativeReader:
     def sites(self) -> list[SiteRow]:
         left = LeftRow._make
         return [
-            SiteRow._make((*row[:13], left(row[13:19]), left(row[20:26]), left(row[27:33])))
+            SiteRow._make(
+                (
+                    *row[:13],
+                    left(row[13:19]),
+                    left(row[20:26]),
+                    left(row[27:33]),
+                    SiteWindowRow._make(row[34:]),
+                )
+            )
             for row in self.rows(_SITES)
         ]
+
+    def windows(self) -> list[WindowRow]:
+        return [WindowRow._make((*row[:5], row[5:9], *row[9:11])) for row in self.rows(_WINDOWS)]
 
     def nodes(self) -> Sequence[int]:
         """Parent and place of every node, one after the other."""

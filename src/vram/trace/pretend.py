@@ -52,7 +52,7 @@ def require_empty(host: Host, environment: Mapping[str, str], deadline_s: float 
         if verdict.index in seen and verdict.verdict != "clean":
             raise GoalImpossible(
                 f"GPU {verdict.index} is not empty: {_holders(verdict)}",
-                hint="--pretend takes memory away from everybody there; choose an empty GPU with"
+                hint="--pretend takes memory away from all programs there; choose an empty GPU with"
                 f" {VISIBLE}, or see `vram why`",
             )
 

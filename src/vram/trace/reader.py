@@ -22,11 +22,14 @@ from vram.trace.native import EVERYTHING, BlobRow, NativeReader, process_numbers
 from vram.trace.output import HEADER, MAGIC
 
 MAJOR = 1
+ATTACHED = 2
+"""How recording began, in a section's header: in a process that already ran."""
 
 _MIN_LIMIT, _MAX_LIMIT = 256 << 20, 8 << 30
 _TIMES_FILE = 24
 """A record of six bytes makes a row of 64, and its place in two tables: so much memory for a file's size."""
 
+_READ_TWICE_NBYTES = 4 << 20
 _MAX_BLOB_NBYTES = 1 << 30
 _MAX_LIBRARY_NBYTES, _MAX_LIBRARIES = 8192, 10_000
 _EVENTS_AT_ONCE = 65536
@@ -120,8 +123,13 @@ class Trace:
         self.close()
 
     def view(self, points: int = 2000) -> TraceView:
-        """Everything that a report shows; *points* bounds the timeline of a GPU."""
+        """Everything that a report shows; *points* bounds the timeline of a GPU. Its windows begin with the
+        recording of a running process; where a program was recorded from its start, with the second half.
+        """
         reader = self._pass(points)
+        end_ns = self._end_ns(reader)
+        is_attached = any(row.how == ATTACHED for row in reader.sections())
+        reader.set_window(0 if is_attached else end_ns // 2, end_ns)
         reader.run()
         reader.finish()
         self._blobs = _whole_blobs(reader)  # so that blobs() needs no pass of its own
@@ -193,6 +201,14 @@ class Trace:
         read = [os.pread(self._descriptors[part.file], part.nbytes, part.offset) for part in parts]
         complete = all(len(got) == part.nbytes for got, part in zip(read, parts, strict=True))
         return b"".join(read) if complete else None
+
+    def _end_ns(self, reader: NativeReader) -> int:
+        """When the trace ends. Of a large one, only about: a chunk of it is a small part of the time."""
+        if sum(os.fstat(descriptor).st_size for descriptor in self._descriptors) > _READ_TWICE_NBYTES:
+            return reader.latest_chunk_ns()
+        first = self._pass(2)
+        first.run()
+        return first.totals().duration_ns
 
     def _pass(self, points: int) -> NativeReader:
         nbytes = sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)

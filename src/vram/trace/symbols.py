@@ -1,4 +1,4 @@
-"""Names for native frames of a trace: from the symbol tables of their libraries, C++ names demangled.
+"""Names and lines for native frames of a trace, from the debug information and symbols of their files.
 
 A trace says which file to read, and may come from any user: only regular ELF files are read, with limits on
 every size, and nothing of them is executed.
@@ -12,12 +12,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.files import open_plain
 from vram.model.trace import CallStack, Frame, TraceView
+from vram.trace.cpp_names import shorten
+from vram.trace.lines import SourceLine, WantedLines, find_lines
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -40,57 +43,107 @@ _MAX_ROUNDS = 3  # each but the last loses a name that takes too much
 
 # ---- the frames of a view ----
 
+Naming = Callable[[Frame], tuple[Frame, ...]]
+"""A recorded frame with its names; several where functions are inlined into it, innermost first."""
+
 
 def with_names(view: TraceView, builds: Mapping[str, Collection[str]]) -> TraceView:
-    """*view* with the functions of native frames, where their libraries can be read."""
+    """*view* with the functions and lines of native frames, where their libraries can be read."""
     named = naming(view, builds)
     if named is None:
         return view
-    known: dict[Frame, Frame] = {}
-    for stack in view.stacks:
-        for frame in stack.frames:
-            if frame not in known:
-                known[frame] = named(frame)
-    stacks = tuple(CallStack(tuple(known[frame] for frame in stack.frames)) for stack in view.stacks)
+    stacks = tuple(name_stack(stack, named) for stack in view.stacks)
     return replace(view, stacks=stacks)
 
 
-def naming(view: TraceView, builds: Mapping[str, Collection[str]]) -> Callable[[Frame], Frame] | None:
+def name_stack(stack: CallStack, named: Naming) -> CallStack:
+    return CallStack(tuple(each for frame in stack.frames for each in named(frame)))
+
+
+def naming(view: TraceView, builds: Mapping[str, Collection[str]]) -> Naming | None:
     """A function that names the native frames of *view*; None where it has none.
 
-    *builds* (``Trace.builds()``) has the build ids that libraries had while they were recorded.
+    *builds* (``Trace.builds()``) has the build ids that libraries had while they were recorded. A file that
+    has another one now names nothing; nor does one without, if it was changed after the recording began.
     """
-    offsets: dict[str, set[int]] = {}
-    names: set[str] = set()
-    real: dict[str, str] = {}
-    known_builds: dict[str, set[str]] = {}
-    for frame in {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}:
-        if frame.function:
-            names.add(frame.function)
-        elif frame.file in real or len(real) < _MAX_LIBRARIES:
-            if frame.file not in real:
-                real[frame.file] = _real(frame.file)
-            offsets.setdefault(real[frame.file], set()).add(frame.line)
-            known_builds.setdefault(real[frame.file], set()).update(builds.get(frame.file, ()))
-    if not offsets and not names:
+    frames = {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}
+    if not frames:
         return None
+    files = _wanted_files(frames, builds)
+    began_ns = min((each.started_wall_ns for each in view.processes), default=0)
+    lines = find_lines([WantedLines(each.path, each.build, began_ns, sorted(each.offsets)) for each in files])
     left = SymbolBudget(_MAX_SYMBOLS)
-    found: dict[tuple[str, int], str] = {}
-    for file, wanted in offsets.items():
-        ids = known_builds[file]
-        if len(ids) < 2:  # else the file was built again, and which build was loaded is unknown
-            known = function_names(file, wanted, next(iter(ids), "") or None, left=left)
-            found.update({(file, at): name for at, name in known.items()})
-    readable = demangle({*found.values(), *names})
+    symbols = {
+        (file.path, at): name
+        for file in files
+        for at, name in function_names(
+            file.path, file.nameless, file.build, not_after_ns=began_ns, left=left
+        ).items()
+    }
+    inner = {line.function for found in lines.values() for line in found}
+    readable = demangle({*symbols.values(), *inner, *(frame.function for frame in frames)})
+    real = {path: file.path for file in files for path in file.spelled}
 
-    def named(frame: Frame) -> Frame:
+    def short(name: str) -> str:
+        return shorten(readable.get(name, name))
+
+    @cache
+    def named(frame: Frame) -> tuple[Frame, ...]:
         if frame.language != "native":
-            return frame
-        name = frame.function or found.get((real.get(frame.file, ""), frame.line), "")
-        name = readable.get(name, name)
-        return frame if name == frame.function else replace(frame, function=name)
+            return (frame,)
+        at = (real.get(frame.file, ""), frame.line)
+        symbol = frame.function or symbols.get(at, "")
+        found = lines.get(at, ())
+        if not found:
+            return (replace(frame, function=short(symbol)),)
+        *inlined, (function, file, line) = found
+        # Without the linker's name, a function's own does not say which class it is of.
+        function = symbol if symbol and not function.startswith("_Z") else function
+        return tuple(
+            _with_line(frame, short(each.function), each)
+            for each in (*inlined, SourceLine(function, file, line))
+        )
 
     return named
+
+
+def _with_line(frame: Frame, function: str, found: SourceLine) -> Frame:
+    if not found.file or not found.line:
+        return replace(frame, function=function)
+    return Frame("native", function, os.path.normpath(found.file), found.line, frame.file)
+
+
+class _WantedFile:
+    """A file that frames are in, and the build of it; *spelled* are the paths that the trace has for it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.spelled: set[str] = set()
+        self.offsets: set[int] = set()
+        self.nameless: set[int] = set()
+        self.builds: set[str] = set()
+
+    @property
+    def build(self) -> str | None:
+        return next(iter(self.builds), "").lower() or None
+
+
+def _wanted_files(frames: Iterable[Frame], builds: Mapping[str, Collection[str]]) -> list[_WantedFile]:
+    found: dict[str, _WantedFile] = {}
+    real: dict[str, str] = {}
+    for frame in frames:
+        if frame.file not in real:
+            if len(real) == _MAX_LIBRARIES:
+                continue
+            real[frame.file] = _real(frame.file)
+        file = found.setdefault(real[frame.file], _WantedFile(real[frame.file]))
+        file.spelled.add(frame.file)
+        file.builds.update(builds.get(frame.file, ()))
+        file.offsets.add(frame.line)
+        if not frame.function:
+            file.nameless.add(frame.line)
+    # With several build ids, the file was built again, and which build was loaded is unknown.
+    return [file for file in found.values() if len(file.builds) < 2]
 
 
 def _real(path: str) -> str:
@@ -119,12 +172,17 @@ class SymbolBudget:
 
 
 def function_names(
-    path: str, offsets: Iterable[int], build_id: str | None = None, *, left: SymbolBudget | None = None
+    path: str,
+    offsets: Iterable[int],
+    build_id: str | None = None,
+    *,
+    not_after_ns: int | None = None,
+    left: SymbolBudget | None = None,
 ) -> dict[int, str]:
     """The functions of the ELF file *path* in which these *offsets* (addresses less the load bias) lie.
 
     Offsets in no known function are left out. Nothing is returned where the file cannot be read, is no 64-bit
-    ELF file, or has another build id than *build_id*.
+    ELF file, has another build id than *build_id*, or, without one, was changed after *not_after_ns*.
     """
     wanted = sorted({each for each in offsets if 0 <= each < 1 << 64})
     try:
@@ -135,7 +193,10 @@ def function_names(
         if not wanted:
             return {}
         sections = _sections(file)
-        if build_id is not None and _build_id(file, sections) != build_id.lower():
+        if build_id is not None:
+            if _build_id(file, sections) != build_id.lower():
+                return {}
+        elif not_after_ns is not None and os.fstat(file).st_mtime_ns > not_after_ns:
             return {}
         return _find(file, sections, wanted, left or SymbolBudget(_MAX_SYMBOLS))
     except (OSError, struct.error, OverflowError):

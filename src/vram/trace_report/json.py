@@ -18,6 +18,7 @@ from vram.model.trace import (
     Frame,
     Gap,
     GpuUse,
+    HeldArrays,
     HeldBefore,
     Holes,
     Mark,
@@ -25,11 +26,13 @@ from vram.model.trace import (
     TimelinePoint,
     TracedProcess,
     TraceView,
+    Trend,
     Verdict,
     stack_of,
 )
 from vram.report.json import encode
-from vram.trace_report.places import place
+from vram.trace.places import place
+from vram.trace_report import windows
 from vram.trace_report.rows import (
     PICKS,
     AllocationRow,
@@ -43,7 +46,7 @@ from vram.trace_report.rows import (
 )
 from vram.trace_report.words import VERDICTS
 
-View = Literal["summary", "peak", "leaks", "timeline", "churn", "frag"]
+View = Literal["summary", "peak", "window", "leaks", "timeline", "churn", "frag"]
 
 
 class TraceRow(Struct, frozen=True, kw_only=True):
@@ -96,6 +99,47 @@ class FrameworkRow(Struct, frozen=True, kw_only=True):
     note: str | None
 
 
+class WindowPlaceRow(Struct, frozen=True, kw_only=True):
+    """What a place did in a window. ``row`` has the count and bytes that were live at its highest moment.
+
+    ``name`` is what the program calls memory from before recording, which has no stack. ``base_`` is what was
+    live when the window began, ``end_`` when it ended; ``made`` and ``freed`` happened in it.
+    """
+
+    row: TraceRow
+    name: str
+    base_count: int
+    base_nbytes: int
+    end_count: int
+    end_nbytes: int
+    made: int
+    made_nbytes: int
+    freed: int
+    median_life_ns: int | None
+    growing: bool
+    per_second: float
+    nbytes_per_second: float
+
+
+class WindowReport(Struct, frozen=True, kw_only=True):
+    """A GPU's memory from a moment to the end of the recording, as in ``model/trace.py``; ``framework`` null:
+    what was asked of the driver. ``before_nbytes`` was held before recording, beside the other figures."""
+
+    process: int | None
+    gpu: int | None
+    framework: str | None
+    begin_ns: int
+    end_ns: int
+    before_nbytes: int | None
+    base_nbytes: int
+    highest_nbytes: int
+    highest_ns: int
+    end_nbytes: int
+    lowest: tuple[int, int, int, int]
+    trend: Trend
+    rows: tuple[WindowPlaceRow, ...]
+
+
 class FailedRow(Struct, frozen=True, kw_only=True):
     """An allocation that the driver refused; ``result`` is its CUresult."""
 
@@ -115,7 +159,7 @@ class TraceReport(Struct, frozen=True, kw_only=True):
     ``schema`` changes when a field changes its meaning or goes away; new fields may come without that.
     """
 
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     view: View
     by: By
     paths: tuple[str, ...]
@@ -136,6 +180,8 @@ class TraceReport(Struct, frozen=True, kw_only=True):
     timeline: tuple[TimelinePoint, ...] | None
     holes: tuple[Holes, ...] | None
     frameworks: tuple[FrameworkRow, ...] | None
+    windows: tuple[WindowReport, ...] | None
+    held: tuple[HeldArrays, ...] | None
     stacks: tuple[CallStack, ...]
 
 
@@ -176,6 +222,8 @@ def report(view: TraceView, name: View, by: By, limit: int | None) -> bytes:
         "timeline": lambda: view.timeline,
         "holes": lambda: _holes(view, stacks),
         "frameworks": lambda: _frameworks(view, stacks, by, limit),
+        "windows": lambda: _windows(view, stacks, by, limit),
+        "held": lambda: view.held[:limit],
     }
     shown = parts if name == "summary" else _PARTS[name]
     whole = {
@@ -188,6 +236,7 @@ def report(view: TraceView, name: View, by: By, limit: int | None) -> bytes:
 
 _PARTS: dict[View, tuple[str, ...]] = {
     "peak": ("peak", "frameworks"),
+    "window": ("windows", "held"),
     "leaks": ("leaks",),
     "timeline": ("timeline",),
     "churn": ("churn",),
@@ -238,6 +287,20 @@ def _holes(view: TraceView, stacks: _Stacks) -> Iterable[Holes]:
         yield replace(each, blocks=blocks)
 
 
+def _windows(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[WindowReport]:
+    for window in view.windows:
+        known = asdict(window)
+        del known["places"]
+        found = sorted(
+            windows.window_rows(view, [window], by, lambda each: True),
+            key=lambda each: (-each.row.nbytes, -each.end_nbytes, -each.made_nbytes),
+        )
+        rows = tuple(
+            WindowPlaceRow(**{**asdict(each), "row": stacks.row(each.row)}) for each in found[:limit]
+        )
+        yield WindowReport(**known, rows=rows)
+
+
 def _frameworks(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Iterable[FrameworkRow]:
     for use in view.frameworks:
         known = asdict(use)
@@ -259,7 +322,7 @@ class DiffSide(Struct, frozen=True, kw_only=True):
 class TraceDiffReport(Struct, frozen=True, kw_only=True):
     """What ``vram report diff A B --json`` prints: only what changed, the largest growth first."""
 
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     by: By
     before: DiffSide
     after: DiffSide

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.trace_report.places import NO_STACK, caller, function_name, last_name, place, position
+from vram.trace.places import NO_STACK, caller, function_name, last_name, place, position
 from vram.trace_report.rows import AllocationRow, By, CallerShare
 from vram.trace_report.words import EARLY_ENDS, GAP_REASONS, command_of, gpu_name
 from vram.units import counted, duration, size
@@ -243,11 +243,18 @@ def table(
     return lines
 
 
-def rest_line(hidden: int, nbytes: int, options: RenderOptions, *, noun: str = "place") -> list[Text]:
+def rest_line(
+    hidden: int,
+    nbytes: int,
+    options: RenderOptions,
+    *,
+    noun: str = "place",
+    more: str = "--limit 0",
+) -> list[Text]:
     if hidden <= 0:
         return []
     what = noun if hidden == 1 else noun + "s"
-    words = options.clean(f"  … and {hidden:,} {what} more, {size(nbytes)} together; --limit 0 shows all")
+    words = options.clean(f"  … and {hidden:,} {what} more, {size(nbytes)} together; {more} shows all")
     return [Text(shorten(words, options.width, mark=options.clean("…")), style="dim")]
 
 

@@ -6,7 +6,7 @@ several lists of the trace say about one place (stack, kind, GPU, process) is on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import gcd
 from typing import Any, NamedTuple
@@ -25,8 +25,20 @@ from vram.model.trace import (
     TraceView,
     stack_of,
 )
-from vram.trace_report.places import NO_STACK, executables, function_name, package
+from vram.trace.places import NO_STACK, executables, function_name, package, shown_frames
 from vram.trace_report.rows import SiteKey, site_key
+from vram.trace_report.windows import (
+    UNNAMED,
+    PlaceInWindow,
+    answers,
+    changed_rows,
+    churn_rows,
+    is_attached,
+    level_sentence,
+    most_rows,
+    page_sentences,
+    rate,
+)
 from vram.trace_report.words import (
     PAGE_VERDICT_REASONS,
     VERDICTS,
@@ -82,6 +94,8 @@ class Place(Struct, kw_only=True):
     churn: int = 0
     churn_count: int = 0
     median_life_ns: int = 0
+    window: int = 0
+    window_count: int = 0
 
     def add(self, other: Place) -> None:
         for name in _ADDED:
@@ -89,7 +103,10 @@ class Place(Struct, kw_only=True):
         self.verdict = max(self.verdict, other.verdict)
 
 
-_ADDED = ("allocated", "allocations", "peak", "peak_count", "left", "left_count", "churn", "churn_count")
+_ADDED = (
+    *("allocated", "allocations", "peak", "peak_count", "left", "left_count", "churn", "churn_count"),
+    *("window", "window_count"),
+)
 
 
 def content(view: TraceView) -> dict[str, Any]:
@@ -100,16 +117,22 @@ def content(view: TraceView) -> dict[str, Any]:
     def node(stack: int) -> int:
         if stack not in nodes:
             nodes[stack] = tree.add(stack_of(view, stack).frames)
+            tree.show(nodes[stack], *shown_frames(view, stack_of(view, stack)))
         return nodes[stack]
 
-    places, smaller = _largest(_places(view))
+    names: dict[str, int] = {}
+    places, smaller = _largest(_places(view, names))
+    for name, number in names.items():
+        nodes[number] = tree.add((Frame("native", name, HELD_BEFORE, 0),))
     if smaller:
         nodes[_TOGETHER] = tree.add((SMALLER,))
     rows = [*places, *smaller]
     kinds = sorted({place.kind for place in rows})
     return {
         "recorded": recorded(view),
-        "sentences": [sentence._asdict() for sentence in sentences(view)],
+        "sentences": [sentence._asdict() for sentence in sentences(view, page_sentences(view))],
+        "windows": list(_windows(view, node)),
+        "is_attached": is_attached(view) and bool(answers(view)),
         "verdicts": {"order": VERDICT_ORDER, "meaning": PAGE_VERDICT_REASONS},
         "groups": GROUPS,
         "duration_ns": view.duration_ns,
@@ -188,11 +211,16 @@ def _blocks(holes: Holes, node: Callable[[int], int]) -> dict[str, Any]:
 # ---- places ----
 
 
-def _places(view: TraceView) -> list[Place]:
+def _places(view: TraceView, names: dict[str, int]) -> list[Place]:
+    """*names* gets those of memory from before recording, which has no stack, and the number that stands for
+    one."""
     places: dict[SiteKey, Place] = {}
 
-    def place(site: Site) -> Place:
+    def place(site: Site, name: str = "") -> Place:
         stack, kind, gpu, process = key = site_key(site)
+        if name:
+            stack = names.setdefault(name, -1 - len(names))
+            key = (stack, kind, gpu, process)
         if key not in places:
             places[key] = Place(stack=stack, kind=kind, gpu=gpu, process=process)
         return places[key]
@@ -217,9 +245,60 @@ def _places(view: TraceView) -> list[Place]:
         row.churn += churn.site.nbytes
         row.churn_count += churn.site.count
         row.median_life_ns = churn.median_life_ns
+    for window in answers(view):
+        for each in window.places:
+            row = place(each.site, each.name)
+            row.window += each.site.nbytes
+            row.window_count += each.site.count
+            if each.churns and not row.churn_count:
+                row.churn, row.churn_count = each.made_nbytes, each.made
+                row.median_life_ns = each.median_life_ns or 0
     # A context and a pool have no size of their own.
-    sized = (row for row in places.values() if row.allocated or row.peak or row.left or row.churn)
-    return sorted(sized, key=lambda row: (-row.peak, -row.left, -row.allocated))
+    sized = (
+        row for row in places.values() if row.allocated or row.peak or row.left or row.churn or row.window
+    )
+    return sorted(sized, key=lambda row: (-row.peak, -row.window, -row.left, -row.allocated))
+
+
+# ---- windows ----
+
+MAX_WINDOW_ROWS = 20
+
+
+def _windows(view: TraceView, node: Callable[[int], int]) -> Iterator[dict[str, Any]]:
+    """The lists of each window that answers: what held most, what grew, what churns."""
+    for window in answers(view):
+        alone = [window]
+        yield {
+            **_fields(window, "process", "gpu", "highest_nbytes", "highest_ns", "trend"),
+            "title": level_sentence(window, attached=is_attached(view)),
+            "most": [
+                _window_row(view, each, node, each.row.nbytes, f"{each.row.count:,} live")
+                for each in most_rows(view, alone, "line")[:MAX_WINDOW_ROWS]
+            ],
+            "grew": [
+                _window_row(view, each, node, each.change, f"{each.made:,} made, {each.freed:,} freed")
+                for each in changed_rows(view, alone, "line")[:MAX_WINDOW_ROWS]
+                if each.growing
+            ],
+            "churn": [
+                _window_row(
+                    view,
+                    each,
+                    node,
+                    each.made_nbytes,
+                    f"{each.made:,} times, {each.per_second:,.0f} and {rate(each.nbytes_per_second)}",
+                )
+                for each in churn_rows(view, alone, "line")[:MAX_WINDOW_ROWS]
+            ],
+        }
+
+
+def _window_row(
+    view: TraceView, each: PlaceInWindow, node: Callable[[int], int], nbytes: int, facts: str
+) -> dict[str, Any]:
+    name = each.name or (UNNAMED if each.base_count and not each.row.stack else "")
+    return {"nbytes": nbytes, "node": node(each.row.stack), "name": shortened(name), "facts": facts}
 
 
 def _largest(places: list[Place]) -> tuple[list[Place], list[Place]]:
@@ -301,6 +380,7 @@ DEEPEST = 256
 
 NO_FRAMES = Frame("native", NO_STACK, "", 0)
 SMALLER = Frame("native", "smaller places, together", "", 0)
+HELD_BEFORE = "held before recording"
 OUTER = Frame("native", "outer frames, left out", "", 0)
 
 
@@ -311,6 +391,12 @@ class StackTree:
         self.texts: dict[str, int] = {}
         self.frames: dict[Frame, int] = {}
         self.nodes: dict[tuple[int, int], int] = {}
+        self.shown: dict[int, tuple[int, int]] = {}
+
+    def show(self, node: int, place: Frame | None, calling: Frame | None) -> None:
+        """The frames that a stack is shown with: its place, and who called that."""
+        at, by = (-1 if frame is None else self.frames.get(frame, -1) for frame in (place, calling))
+        self.shown[node] = at, by
 
     def add(self, frames: tuple[Frame, ...]) -> int:
         """The node of a stack (innermost frame first)."""
@@ -327,6 +413,7 @@ class StackTree:
         number = self._number
         frames = {
             "native": [int(frame.language == "native") for frame in self.frames],
+            "has_line": [int(frame.has_line) for frame in self.frames],
             "function": [number(function_name(frame)) for frame in self.frames],
             "file": [number(frame.file) for frame in self.frames],
             "line": [frame.line for frame in self.frames],
@@ -339,6 +426,11 @@ class StackTree:
             "texts": list(self.texts),
             "frames": frames,
             "nodes": {"parent": parents, "frame": frame_of_node},
+            "shown": {
+                "node": list(self.shown),
+                "place": [place for place, _ in self.shown.values()],
+                "caller": [calling for _, calling in self.shown.values()],
+            },
         }
 
     def _number(self, text: str) -> int:

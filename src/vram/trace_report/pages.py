@@ -11,8 +11,9 @@ from pathlib import Path
 
 from vram.model.trace import ON_GPU, Frame, Gap, GpuUse, Site, TraceView, stack_of
 from vram.report.escape import inert
+from vram.trace.places import NO_STACK, function_name, shown_frames
 from vram.trace_report.page_data import Level, content, lanes
-from vram.trace_report.places import NO_STACK, NOTEBOOK, PROGRAM, executables, function_name, package
+from vram.trace_report.windows import answers, page_sentences
 from vram.trace_report.words import gpu_name, page_moment, sentences, shortened
 from vram.units import size
 
@@ -78,7 +79,8 @@ MUTED = "opacity:.7;font-size:90%"
 
 def fragment(view: TraceView) -> str:
     """Return a ``<div>`` that shows *view* in a few lines, in the colours of the page around it."""
-    lines = [_line(sentence.text) for sentence in sentences(view)[1:] if sentence.tone != "good"]
+    said = sentences(view, page_sentences(view))[1:]
+    lines = [_line(sentence.text) for sentence in said if sentence.tone != "good"]
     levels = lanes(view)
     pictures = [
         _picture(view, use, levels[use.gpu], number)
@@ -163,6 +165,8 @@ def _gap(gap: Gap, end: int) -> str:
 def _places(view: TraceView) -> str:
     """By what was live at the peak, or where nothing is known of that, by what was allocated."""
     at_peak = [site for site in view.peak if site.kind in ON_GPU]
+    if not at_peak:
+        at_peak = [each.site for window in answers(view) for each in window.places if each.site.count]
     sites = at_peak or [site for site in view.allocations if site.kind in ON_GPU]
     largest = _by_stack(sites)[:PLACES]
     if not largest:
@@ -187,19 +191,22 @@ def _by_stack(sites: list[Site]) -> list[tuple[int, int, int]]:
 
 
 def _place(view: TraceView, stack: int) -> str:
-    """The line of the program itself, and the innermost frame where that is another."""
+    """The program's own line, who called it where it is a wrapper, and the innermost line of Python."""
     frames = stack_of(view, stack).frames
-    if not frames:
+    own, calling = shown_frames(view, stack_of(view, stack))
+    if own is None:
         return NO_STACK
-    programs = executables(view.processes)
-    own = next((frame for frame in frames if package(frame, programs) in (PROGRAM, NOTEBOOK)), None)
-    inner = next((frame for frame in frames if frame.language == "python"), frames[0])
-    shown = [frame for frame in dict.fromkeys((own, inner)) if frame is not None]
-    return f'<br><span style="{MUTED}">in '.join(map(_frame, shown)) + "</span>" * (len(shown) - 1)
+    lines = [_frame(own)]
+    if calling is not None:
+        lines.append(f"called by {_frame(calling)}")
+    inner = next((frame for frame in frames if frame.language == "python"), None)
+    if inner is not None and inner != own:
+        lines.append(f"in {_frame(inner)}")
+    return f'<br><span style="{MUTED}">'.join(lines) + "</span>" * (len(lines) - 1)
 
 
 def _frame(frame: Frame) -> str:
     file = "/".join(frame.file.split("/")[-2:])
-    where = f"{file}:{frame.line}" if frame.language == "python" else file
+    where = f"{file}:{frame.line}" if frame.has_line else file
     name = shortened(function_name(frame))
     return f"<code><bdi>{escape(name)}</bdi></code> <bdi>{escape(shortened(where))}</bdi>"

@@ -26,7 +26,7 @@ from vram.model.trace import (
     Verdict,
     stack_of,
 )
-from vram.trace_report.places import (
+from vram.trace.places import (
     NO_STACK,
     caller,
     is_installed,
@@ -74,7 +74,7 @@ class AllocationRow(Struct, kw_only=True):
 
 def rows(view: TraceView, sites: Iterable[Site], by: By) -> Rows:
     """Gather *sites*; the largest row first."""
-    key = _key(view, by)
+    key = grouping(view, by)
     gathered: dict[Hashable, list[Site]] = {}
     for site in sites:
         # Never added up: a framework's blocks lie inside memory of the driver, host memory is not the GPU's.
@@ -99,15 +99,15 @@ class Rows(Sequence[AllocationRow]):
     def __getitem__(self, at: slice) -> list[AllocationRow]: ...
     def __getitem__(self, at: int | slice) -> AllocationRow | list[AllocationRow]:
         if isinstance(at, slice):
-            return [_row(self._view, sites, self._by) for sites in self._gathered[at]]
-        return _row(self._view, self._gathered[at], self._by)
+            return [row_of(self._view, sites, self._by) for sites in self._gathered[at]]
+        return row_of(self._view, self._gathered[at], self._by)
 
     def nbytes_from(self, at: int) -> int:
         """The bytes of the rows from this one on."""
         return sum(map(_nbytes, self._gathered[at:]))
 
 
-def _row(view: TraceView, sites: list[Site], by: By) -> AllocationRow:
+def row_of(view: TraceView, sites: list[Site], by: By) -> AllocationRow:
     largest = max(sites, key=lambda site: site.nbytes)
     return AllocationRow(
         label=label(view, largest.stack, by),
@@ -166,7 +166,7 @@ def _count(sites: Iterable[Site]) -> int:
     return sum([site.count for site in sites])
 
 
-def _key(view: TraceView, by: By, *, compared: bool = False) -> Callable[[int], Hashable]:
+def grouping(view: TraceView, by: By, *, compared: bool = False) -> Callable[[int], Hashable]:
     """What the stacks of a row have in common; in traces that are *compared* no lines: code moves."""
     if by == "stack" and not compared:
         return lambda number: number
@@ -243,13 +243,13 @@ def churn_rows(view: TraceView, by: By, limit: int | None) -> list[tuple[Allocat
     by_stack: dict[int, list[ChurnSite]] = {}
     for each in view.churn:
         by_stack.setdefault(each.site.stack, []).append(each)
-    key = _key(view, by)
+    key = grouping(view, by)
     gathered: dict[Hashable, list[Site]] = {}
     for each in view.churn:
         gathered.setdefault(key(each.site.stack), []).append(each.site)
     found = []
     for sites in sorted(gathered.values(), key=lambda each: (-_count(each), each[0].stack))[:limit]:
-        row = _row(view, sites, by)
+        row = row_of(view, sites, by)
         theirs = [each for number in {site.stack for site in sites} for each in by_stack[number]]
         life = max(by_stack[row.stack], key=lambda each: each.site.count).median_life_ns
         found.append((row, life, sum(each.per_second for each in theirs)))
@@ -291,6 +291,8 @@ def _with_gpus(view: TraceView, gpus: Collection[int]) -> TraceView:
             "failures",
             "before",
             "frameworks",
+            "windows",
+            "held",
         ),
         lambda each: each.gpu in gpus,
     )
@@ -317,8 +319,10 @@ def _with_processes(view: TraceView, pids: Collection[int]) -> TraceView:
             "marks",
             "before",
             "frameworks",
+            "windows",
+            "held",
         ),
-        lambda each: each.process in wanted,
+        lambda each: each.process in wanted or each.process is None,
     )
 
 
@@ -414,7 +418,7 @@ class _Change(NamedTuple):
 
 
 def _sums(view: TraceView, sites: Sequence[Site], by: By) -> dict[Hashable, _Sum]:
-    key = _key(view, by, compared=True)
+    key = grouping(view, by, compared=True)
     sums: dict[Hashable, _Sum] = {}
     for site in sites:
         total = sums.setdefault(key(site.stack), _Sum())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -22,6 +23,8 @@ from vram.model.trace import (
     stack_of,
 )
 from vram.report.layout import RenderOptions, shorten
+from vram.trace.places import is_wrapper, place
+from vram.trace_report import windows
 from vram.trace_report.charts import sparkline
 from vram.trace_report.lines import (
     NOTHING,
@@ -39,25 +42,34 @@ from vram.trace_report.lines import (
     sentence,
     table,
 )
-from vram.trace_report.places import is_wrapper, place
 from vram.trace_report.rows import AllocationRow, Rows, allocations, amounts, branches, leaks_of, on_gpu, rows
 from vram.trace_report.words import VERDICTS, framework_name, gpu_name
 from vram.units import counted, size
 
+Part = Callable[[TraceView, RenderOptions], Iterator[RenderableType]]
+
 _PLACES = 3
+_PLACES_BESIDE_A_WINDOW = 2
 _MAX_GPUS = 8
 _MAX_LEAKS = 5
 _MAX_NOTES = 4
-_STYLES = {"leaked": "red", "growing": "yellow", "in use at exit": "dim"}
+_STYLES = {"leaked": "red", "growing": "yellow", "not freed": "yellow", "in use at exit": "dim"}
 
 
 def summary(view: TraceView, options: ReportOptions) -> RenderableType:
     """Return the one screen; it names the command that shows more."""
     screen = options.screen
     blocks: list[RenderableType] = [*head(view, screen), Text()]
-    for part in (_gpus, _at_peak, _never_freed, _failed, _notes):
+    for part in _parts(view):
         blocks += part(view, screen)
     return Group(*blocks, Text(), _more(view, screen))
+
+
+def _parts(view: TraceView) -> tuple[Part, ...]:
+    """The answers first. In a process that goes on, nothing was held "at exit"."""
+    if windows.is_attached(view) and view.windows:
+        return _gpus, windows.summary_lines, _leaked, _failed, _notes
+    return _gpus, _at_peak, windows.summary_lines, _never_freed, _failed, _notes
 
 
 # ---- per GPU ----
@@ -67,6 +79,9 @@ def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
     if not view.gpus:
         yield sentence(NOTHING, options, indent=0)
     shown = view.gpus[:_MAX_GPUS]
+    if windows.is_attached(view) and view.windows:
+        yield from _since_attached(view, options)
+        shown = ()
     for use, figures in zip(shown, _align([_figures(use, options) for use in shown]), strict=True):
         line = Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), "  ", options.clean(figures))
         room = options.width - line.cell_len - 2
@@ -82,6 +97,18 @@ def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
         yield Text(f"{len(view.gpus) - _MAX_GPUS} more GPUs: --gpu N shows one", style="dim")
     if view.host_peak_nbytes:
         yield Text.assemble(("host", "bold"), f"   peak {size(view.host_peak_nbytes)} of pinned memory")
+
+
+def _since_attached(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
+    """What each GPU held before, and how high it was since: peaks are those of the recording."""
+    for use in view.gpus[:_MAX_GPUS]:
+        theirs = [each for each in view.windows if each.gpu == use.gpu]
+        for each in sorted(theirs, key=lambda window: window.framework is not None):
+            words = windows.level_sentence(each, attached=True)
+            yield windows.gpu_line(use.gpu, words, options, named=each.framework is None)
+        line = sparkline(view, use, options.width - 8, options)
+        if line and len(view.gpus) <= 2:
+            yield Text(" " * 7 + line, style="cyan")
 
 
 def _figures(use: GpuUse, options: RenderOptions) -> tuple[str, ...]:
@@ -150,7 +177,7 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
             row_cell(row, options, _on(row) if len(view.gpus) > 1 else ""),
             branch_lines(branches(view, row)[:2], 6, options) if row.stacks > 1 else (),
         )
-        for row in found[:_PLACES]
+        for row in found[: _PLACES_BESIDE_A_WINDOW if windows.answers(view) else _PLACES]
     )
     yield from table(("size", "share", "count", "allocated by"), body, options)
 
@@ -182,30 +209,42 @@ def _on(row: AllocationRow) -> str:
 
 def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
     yield Text()
-    if not view.leaks:
+    shown = [row for row in view.leaks if row.verdict != "in use at exit" or row.site.kind not in BLOCKS]
+    if not shown:
         yield heading("Never freed: nothing", options)
         return
     yield heading("Never freed", options)
     gathered = {
         verdict: rows(view, (leak.site for leak in leaks_of(view, verdict)), "line")
-        for verdict in VERDICTS[:2]
+        for verdict in VERDICTS[:-1]
     }
     serious = [(verdict, row) for verdict, found in gathered.items() for row in found[:_MAX_LEAKS]]
+    width = max([8, *(len(verdict) for verdict, _ in serious)])
     for verdict, row in serious[:_MAX_LEAKS]:
         what = f"{size(row.nbytes)} in {allocations(row.count)}"
         mark = "!" if options.ascii else "●"
-        lead = f"  {mark} {verdict:<8} {options.clean(what)}  "
+        lead = f"  {mark} {verdict:<{width}} {options.clean(what)}  "
         where = row_cell(row, options)(options.width - cell_len(lead))
         yield Text.assemble((lead, _STYLES[verdict]), where)
+        if row.wraps and row.caller is None:  # several lines call it: they say more than the wrapper does
+            yield from branch_lines(branches(view, row)[:2], 6, options)
     more = sum(map(len, gathered.values())) - _MAX_LEAKS
     if more > 0:
         yield Text(f"    {more:,} places more: `vram report leaks`", style="dim")
     # The blocks of frameworks lie inside the driver's allocations: they are not added to them.
     held = [row for row in leaks_of(view, "in use at exit") if row.site.kind not in BLOCKS]
     if held:
-        words = f"{amounts([leak.site for leak in held])}: in use at exit, no sign of a leak"
+        how_much = amounts([leak.site for leak in held])
+        words = f"{how_much}: in use at exit, no sign of a leak (no place went on allocating)"
         mark = "o" if options.ascii else "○"
         yield sentence(words, options, mark=f"{mark} ", style="dim")
+
+
+def _leaked(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
+    """What a destroyed context left behind, in a process that goes on."""
+    leaked = tuple(leaks_of(view, "leaked"))
+    if leaked:
+        yield from _never_freed(replace(view, leaks=leaked), options)
 
 
 def _failed(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
@@ -234,7 +273,7 @@ def _notes(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
 
 def _more(view: TraceView, options: RenderOptions) -> RenderableType:
     file = shlex.join(view.paths)
-    line = options.clean(f"More: vram report peak|leaks|timeline|churn|frag {file}")
+    line = options.clean(f"More: vram report peak|window|leaks|timeline|churn|frag {file}")
     html = options.clean("; --html OUT for a page")
     if cell_len(line + html) <= options.width:
         line += html

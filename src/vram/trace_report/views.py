@@ -48,11 +48,17 @@ from vram.trace_report.rows import (
     site_key,
 )
 from vram.trace_report.summary import blocks_at_peak, framework_sentences, held_at_peak, summary
+from vram.trace_report.windows import answers, gpu_line, is_attached, level_sentence, most_lines, window
 from vram.trace_report.words import VERDICT_REASONS, VERDICTS, framework_name, gpu_name
 from vram.units import size
 
 _INSIDE = "Frameworks' blocks lie inside what they took from the driver: the blocks say who uses it."
-_STYLES: dict[Verdict, str] = {"leaked": "bold red", "growing": "bold yellow", "in use at exit": "bold"}
+_STYLES: dict[Verdict, str] = {
+    "leaked": "bold red",
+    "growing": "bold yellow",
+    "not freed": "bold yellow",
+    "in use at exit": "bold",
+}
 # A branch of the call tree that holds less is gathered into one line.
 _MIN_BRANCH = 0.01
 _INDENT = 6
@@ -140,6 +146,13 @@ def peak(view: TraceView, options: ReportOptions) -> RenderableType:
     if not view.gpus:
         blocks += [Text(), sentence(NOTHING, screen, indent=0)]
     for use in view.gpus:
+        theirs = [each for each in answers(view) if each.gpu == use.gpu]
+        for each in theirs:
+            levels = level_sentence(each, attached=is_attached(view))
+            blocks += [Text(), gpu_line(use.gpu, levels, screen)]
+            blocks += most_lines(view, [each], options.most, screen, options.by)
+        if theirs and not use.peak_nbytes:
+            continue
         title = f"{size(use.peak_nbytes)} live after {moment(use.peak_ns)}, its highest moment"
         blocks += [Text(), gpu_heading(gpu_name(use.gpu), title, screen)]
         blocks += [sentence(words, screen) for words in framework_sentences(view, use.gpu)]
@@ -284,6 +297,7 @@ REPORTERS: dict[str, Reporter] = {
     "timeline": timeline,
     "churn": churn,
     "frag": holes,
+    "window": window,
 }
 """By the word of ``vram report``; "tree" is ``peak --tree``."""
 

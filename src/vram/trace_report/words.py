@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from vram.model.trace import (
@@ -17,13 +17,14 @@ from vram.model.trace import (
     Gap,
     GapReason,
     GpuUse,
-    LeakSite,
     Site,
     TracedProcess,
     TraceView,
     Verdict,
+    stack_of,
 )
 from vram.report.escape import inert
+from vram.trace.places import function_name, position, shown_frames
 from vram.units import counted, duration, size
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -32,14 +33,18 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 VERDICT_REASONS: dict[Verdict, str] = {
     "leaked": "Their context was destroyed or reset while the program went on, and they had not been freed.",
     "growing": "The same place allocated again and again, to the end of the recording, and freed less.",
+    "not freed": "The program had not freed them when it ended. It ran no Python, whose objects may live to"
+    " the end: in C and C++ each allocation has a line that should free it.",
     "in use at exit": "They were live when the recording ended, and the place did not go on allocating:"
-    " usually weights, buffers and caches that are meant to stay.",
+    " usually weights, buffers and caches that are meant to stay. In Python that alone is no leak.",
 }
 PAGE_VERDICT_REASONS: dict[Verdict, str] = {
     "leaked": "Its context was destroyed or reset while the program went on, and nobody had freed it.",
     "growing": "The same place allocated again and again, to the end of the recording, and kept it.",
-    "in use at exit": "Never freed, but neither of the above: weights, buffers and caches that are loaded "
-    "once look like this. It is only a leak if the program should have been done with it.",
+    "not freed": "The program had not freed it when it ended, and ran no Python, whose objects may live to "
+    "the end.",
+    "in use at exit": "Never freed, but none of the above: weights, buffers and caches that are loaded "
+    "once look like this. In Python it is only a leak if the program should have been done with it.",
 }
 
 GAP_REASONS: dict[GapReason, str] = {
@@ -52,7 +57,7 @@ PAGE_GAP_REASONS = GAP_REASONS | {"unknown": "the reason is unknown"}
 
 # Endings that are as they should be are not mentioned.
 EARLY_ENDS: dict[EndReason, str] = {
-    "detached": "recording was stopped by `vram attach --stop`",
+    "detached": "recording was stopped by `vram attach --stop` or `--for`",
     "disk full": "recording stopped early: no space was left for the file",
     "write error": "recording stopped early: the file could not be written",
     "no cupti": "recording stopped early: CUPTI could not be used",
@@ -135,12 +140,15 @@ def recorded(view: TraceView) -> str:
     return f"recorded {time.strftime('%Y-%m-%d %H:%M', time.gmtime(start_s))} UTC{where}"
 
 
-def sentences(view: TraceView) -> list[Sentence]:
-    """Everything that a reader should know before the figures, the most important first."""
+def sentences(view: TraceView, windows: Sequence[Sentence] = ()) -> list[Sentence]:
+    """Everything that a reader should know before the figures, the most important first. *windows* say what a
+    process that already ran had and did: it has neither a peak nor an end of its own."""
+    attached = windows and all(each.attached for each in view.processes)
     return [
         Sentence("plain", _what_ran(view)),
-        *_uses(view.gpus),
-        *_never_freed(view.leaks),
+        *(() if attached else _uses(view.gpus)),
+        *windows,
+        *_never_freed(view),
         *_failures(view),
         *_before(view),
         *(Sentence("warning", _gap(gap, view)) for gap in view.gaps),
@@ -176,18 +184,40 @@ def _use(gpu: GpuUse) -> str:
     return f"{name} was highest at {size(gpu.peak_nbytes)}{whole}, after {when}, and {left}."
 
 
-def _never_freed(leaks: tuple[LeakSite, ...]) -> Iterator[Sentence]:
+def _never_freed(view: TraceView) -> Iterator[Sentence]:
     """Blocks of frameworks lie inside the driver's memory: their bytes are not added to it."""
-    if not any(leak.verdict != "in use at exit" for leak in leaks):
+    if not any(leak.verdict != "in use at exit" for leak in view.leaks):
         yield Sentence("good", "No leak was found.")
     for blocks in (False, True):
         what = " in blocks of frameworks" if blocks else ""
-        sites = [leak for leak in leaks if (leak.site.kind in BLOCKS) == blocks]
-        if leaked := [leak.site for leak in sites if leak.verdict == "leaked"]:
-            yield Sentence("bad", f"{_sum(leaked)}{what} leaked, from {counted(len(leaked), 'place')}.")
-        if growing := [leak.site for leak in sites if leak.verdict == "growing"]:
-            places = counted(len(growing), "place")
-            yield Sentence("warning", f"{places}{what} kept growing to the end: {_sum(growing)}.")
+        sites: dict[Verdict, list[Site]] = {verdict: [] for verdict in VERDICTS}
+        for leak in view.leaks:
+            if (leak.site.kind in BLOCKS) == blocks:
+                sites[leak.verdict].append(leak.site)
+        if leaked := sites["leaked"]:
+            yield Sentence("bad", f"{_sum(leaked)}{what} leaked, from {_from(view, leaked)}.")
+        if growing := sites["growing"]:
+            yield Sentence("warning", f"{_sum(growing)}{what} kept growing, from {_from(view, growing)}.")
+        if kept := sites["not freed"]:
+            count = sum(site.count for site in kept)
+            many = f"{_sum(kept)} in {counted(count, 'allocation')}"
+            yield Sentence(
+                "warning", f"{many} {'was' if count == 1 else 'were'} not freed, from {_from(view, kept)}."
+            )
+
+
+def _from(view: TraceView, sites: list[Site]) -> str:
+    """How many places, and which one has most; a wrapper with the line that called it."""
+    largest = max(sites, key=lambda site: site.nbytes)
+    name = " ← ".join(
+        f"{function_name(frame) or '?'} {position(frame).rpartition('/')[2]}"
+        for frame in shown_frames(view, stack_of(view, largest.stack))
+        if frame is not None
+    )
+    many = counted(len(sites), "place")
+    if not name:
+        return many
+    return f"{many}{':' if len(sites) == 1 else ', most of it from'} {shortened(name)}"
 
 
 def _sum(sites: list[Site]) -> str:

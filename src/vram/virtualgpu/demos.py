@@ -196,7 +196,7 @@ POOL = Demo(
 
 CONTEXT = Demo(
     name="context",
-    question="Nobody computes anything. What uses the memory?",
+    question="Nothing is computed. What uses the memory?",
     program="contexts.small",
     size="2MiB",
     happened="Four idle processes hold 2 MiB each.",

@@ -19,7 +19,7 @@ here are as those of versions that did not.
 
 Ray 2.60.0: the raylet executes ``python .../ray/_private/workers/default_worker.py ...``, which calls itself
 ``ray::IDLE`` or ``ray::NAME``. Each leads a process group. A killed raylet leaves them, for as long as their
-driver lives (measured: a minute).
+driver lives (measured: a minute); where the driver is killed, or both, they end by themselves.
 """
 
 from __future__ import annotations

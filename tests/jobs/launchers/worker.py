@@ -2,7 +2,8 @@
 
     worker.py SOCKET NAME [ANYTHING ...]
 
-Options are for those who read the command line. NAME may contain variables of the environment, as in
+Options are for those who read the command line, but for --without-memory=RANK: that rank takes none. NAME
+may contain variables of the environment, as in
 ``rank{RANK}``. Launchers import this module: whatever a test starts reports by a connection to its socket,
 and exits when the test closes that, or dies.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import signal
 import socket
 import sys
 
@@ -52,8 +54,15 @@ def wait_for_end(connection: socket.socket) -> None:
 
 
 def hold(address: str, name: str) -> None:
-    """Hold memory until the test is over."""
+    """Hold memory until the test is over. With $IGNORES_SIGTERM only SIGKILL ends it before.
+
+    The rank that $TITLED names writes a title over its environment.
+    """
+    if os.environ.get("IGNORES_SIGTERM"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     take_memory()
+    if os.environ.get("TITLED", "none") == os.environ.get("RANK"):
+        set_title("train")
     wait_for_end(report(address, name))
 
 
@@ -84,4 +93,7 @@ def set_title(title: str) -> None:
 
 if __name__ == "__main__":
     address, name, *_ = (word for word in sys.argv[1:] if not word.startswith("-"))
-    hold(address, name)
+    if f"--without-memory={os.environ.get('RANK')}" in sys.argv:
+        wait_for_end(report(address, name))
+    else:
+        hold(address, name)

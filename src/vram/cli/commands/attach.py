@@ -1,12 +1,12 @@
-"""``vram attach``: record the allocations of a Python process that already runs.
+"""``vram attach``: record the allocations of a process that already runs, Python or not.
 
     vram attach 4711                     until `vram attach 4711 --stop`, or until the process ends
     vram attach 4711 --for 60s           for a minute, then its trace is complete
-    vram attach 4711 --stop              stop recording, whoever began it: vram attach or vram run
+    vram attach 4711 --stop              stop recording, begun by vram attach or vram run
 
-The process needs no preparation. What it allocated before is one line of the report. The recorder and the
-trace belong to the process: it goes on when vram ends, and with --for it stops by itself, also when vram is
-killed meanwhile.
+The process needs no preparation. What it allocated before has no lines: the report says how much it was,
+and with --framework what its arrays are called. The recorder and the trace belong to the process: it goes on
+when vram ends, and with --for it stops by itself, also when vram is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.trace.attach import AttachReceipt
 
-HELP = "record the GPU allocations of a running Python process; --stop ends it"
+HELP = "record the GPU allocations of a running process; --stop ends it"
 
 DEADLINE_S = 30.0
 EPILOG = """\
-Only your own processes, unless you are root, and only Python: `vram run` records any program from
-its start. Ways to attach are those of `vram trim`; the process stops for about a millisecond. The
-process itself creates the file, and must be able to. It may also be one that `vram run` launched.
+Only your own processes, unless you are root. Ways to attach are those of `vram trim`; the process, or
+one thread of a program without Python, stops for about a millisecond. Frames are Python's where there
+are any, else the program's own. The process itself creates the file, and must be able to. It may also
+be one that `vram run` launched.
 
-After --stop the process continues, and its trace is complete; one of `vram run` is put together with
-the others of that run when the command ends.
+After --stop the process continues, and its trace is complete; the recorder's library stays loaded in
+it, without work. A trace of `vram run` is put together with the others of that run when the command
+ends.
 """
 
 

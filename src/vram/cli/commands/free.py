@@ -26,7 +26,7 @@ _EPILOG = """\
 What it does, least harm first:
   kill     terminates holders of memory whose owner is dead (SIGTERM, then SIGKILL)
   release  with --release: asks servers of yours (vLLM, ollama and others) for their memory
-  trim     with --caches: makes running Python processes release their unused cached memory
+  trim     with --caches: makes running processes release their unused cached memory
   park     pauses a process and moves its GPU memory to host memory, until `vram unpark`
 Without SIZE: all memory of dead owners. With SIZE: the smallest plan after which SIZE is
 available on one GPU; where it is already, nothing is done. A process in use is parked or
@@ -39,7 +39,6 @@ Exit code 0: measured, the goal is met; or without SIZE, nothing is left to free
 def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     add_plan_arguments(parser)
-    parser.add_flag("--release", help="also ask servers of yours to release their memory")
     option = parser.add_argument
     option("--save", type=_file, metavar="FILE", help="also save the plan, for --plan")
     option(

@@ -25,6 +25,7 @@ HELP = "read a trace: which line allocated, what was live at the peak, what was 
 VIEWS = {
     "summary": "one screen (the default)",
     "peak": "what was live at the highest moment",
+    "window": "a program that goes on: is it growing, what holds most, what churns",
     "leaks": "what was never freed, and whether that is a leak",
     "timeline": "live memory over time",
     "churn": "places that allocate and free again and again",

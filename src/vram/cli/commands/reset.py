@@ -20,13 +20,13 @@ HELP = "show what prevents a GPU reset; with --yes, as root, reset it"
 _EPILOG = """\
 A reset is the last resort: it helps if `vram why` says that the driver needs one (a pending
 row remap, a fault), and it is refused while anybody uses the GPU. vram runs nvidia-smi for
-it, and only with --yes, as root, and when nobody uses the GPU."""
+it, and only with --yes, as root, and when no process uses the GPU."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("gpu", type=int, metavar="GPU", help="the GPU's number")
-    parser.add_flag("--yes", "-y", help="reset it, if nobody uses it")
+    parser.add_flag("--yes", "-y", help="reset it, if no process uses it")
     parser.add_flag("--json", help="one JSON object instead of text")
     add_deadline_argument(parser)
     add_terminal_arguments(parser)

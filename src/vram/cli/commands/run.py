@@ -48,7 +48,9 @@ HELP = "record every GPU allocation of a command, with the line that made it"
 USAGE = "vram run [options] -- COMMAND..."
 EPILOG = """\
 checks, evaluated when the command has ended (repeatable):
-  leaks=N      at most N allocations that leaked, or that one place kept making and never freed
+  leaks=N      at most N allocations that leaked, or that one place kept making and never freed; of a
+               program without Python, that it had not freed when it ended
+  unfreed=N    at most N allocations that were not freed, of any program, whatever the reason
   peak=SIZE    at most so much at once on each GPU
   failures=N   at most N allocations that failed
 If one does not hold, or if there is nothing to judge it by, vram exits with 90 and prints
@@ -209,7 +211,7 @@ def _report(launched: Launched, checks: Sequence[TraceCheck]) -> int:
         if launched.trace is not None:
             nbytes = os.path.getsize(launched.trace)
             if checks or nbytes <= SUMMARISED_NBYTES:
-                view = read_view([launched.trace], names=False)
+                view = read_view([launched.trace], names=bool(checks))  # for the places
             say(summary(launched.trace, view, nbytes))
     except (VramError, OSError, MemoryError) as error:  # the exit code is the command's all the same
         say(f"{launched.trace}: {error or 'there is not enough memory to read it'}")

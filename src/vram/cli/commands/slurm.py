@@ -27,7 +27,7 @@ _DEADLINES_S = {"epilog": 30.0, "prolog": 8.0, "health": 20.0}
 _EPILOG = """\
 Frees what the ended job left on its GPUs: processes in the job's control group or, where Slurm
 keeps none, processes of the job's user that slurmd started and whose environment names the job.
-SIGTERM, --grace, SIGKILL; then the GPUs are read again. Nobody else is touched: no other job, no
+SIGTERM, --grace, SIGKILL; then the GPUs are read again. Nothing else is touched: no other job, no
 login, no service, no container.
 
 exit codes (slurmd drains the node for any other than 0):
@@ -54,7 +54,7 @@ exit codes:
   0  healthy
   1  an ended job's memory is held
   2  the call was wrong
-  3  unknown: a GPU does not answer, or nobody can tell whose memory it is"""
+  3  unknown: a GPU does not answer, or it is unknown whose memory it is"""
 
 
 def add_arguments(parser: Parser) -> None:

@@ -10,16 +10,16 @@ from vram.cli.terminal import carries_unicode, require_view
 from vram.errors import ExitCode, UsageError
 from vram.units import spell_duration
 
-HELP = "live view of who holds GPU memory; trim, park, free or kill from it"
+HELP = "live view of who holds GPU memory; release, trim, park, free or kill from it"
 
 MIN_S = 0.1
 
 _EPILOG = """\
 keys: ? help, q quit, / search, t tree by container, job and family, d details,
 < > sort, U G S only this user, GPU or state, a memory by line of a process that
-`vram run` or `vram attach` records. On the selected line: f free,
-m trim, p park, u unpark, k kill; each shows its plan and asks first. The mouse
-works, too.
+`vram run` or `vram attach` records. On the selected line: f free, R release (a
+server), m trim, p park, u undo a park or release, k kill; each shows its plan
+and asks first. The mouse works, too.
 
 Needs Textual: pip install 'vram[top]'. `vram watch` needs no screen."""
 

@@ -1,7 +1,7 @@
 """``vram trim``: live processes release what they only cache, and continue to work.
 
 vram trim 4711       its caches are released, and what was freed is measured
-vram trim            touches nobody: whose caches could be released, and why not the others'
+vram trim            touches nothing: whose caches could be released, and why not the others'
 """
 
 from __future__ import annotations
@@ -23,17 +23,24 @@ if TYPE_CHECKING:
     from vram.model.inside import TrimReceipt
     from vram.report.layout import RenderOptions
 
-HELP = "make a running Python process release its cached memory; without PID, list candidates"
+HELP = "make a running process release its cached memory; without PID, list candidates"
 
 DEADLINE_S = 5.0
 
 _EPILOG = f"""\
-Ways to attach, safest first: an agent that the process started itself (vram.agent()), its Jupyter
-connection file, Python 3.14's debugger interface (remote-exec), and for CPython {SUPPORTED} ptrace.
-The last two stop the process for about a millisecond; no debugger is needed. The process then
+Ways to attach to a Python, safest first: an agent that the process started itself (vram.agent()), its
+Jupyter connection file, Python 3.14's debugger interface (remote-exec), and for CPython {SUPPORTED}
+ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process then
 empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools, if
-they are loaded. The freed memory is then measured with the driver. Arrays that only reference
-cycles hold stay, unless --collect is given; `vram inside PID` lists them.
+they are loaded. Arrays that only reference cycles hold stay, unless --collect is given; `vram inside
+PID` lists them.
+
+Any other program on x86-64 with glibc (C, C++, Rust) is entered by "native": one thread of it that
+waits, usually the CUDA driver's own, stops for about a millisecond and loads a small library. That trims
+the driver's pools (the default and the current pool of each device, and that of CUDA graphs) and
+unloads itself. No driver lists other pools that a program made (cudaMemPoolCreate): they stay.
+
+The freed memory is then measured with the driver.
 
 Without PID nothing is touched: it lists the processes whose caches can be released, with the
 command to run, and why the others cannot. Its exit codes:

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vram.cli.arguments import Parser
+from vram.cli.terminal import say
 from vram.errors import ExitCode, UsageError
-from vram.virtualgpu import VirtualGpu, launch
+from vram.virtualgpu import VirtualGpu, launch, static_runtime
 from vram.virtualgpu.config import read_fault
 
 HELP = "run a command on a virtual GPU"
@@ -57,6 +58,12 @@ def run(args: argparse.Namespace) -> int:
         return _change_faults(args.words[1:])
     command = _command(args.words)
     lines = [read_fault(line) for line in args.fault]
+    if static_runtime.is_out_of_reach(command[0]):
+        say(
+            f"{command[0]} has NVIDIA's CUDA runtime linked in and is stripped:"
+            " its CUDA calls will fail (801)",
+            ["  hint: build it with `nvcc -cudart shared`, or do not strip it"],
+        )
     with launch.signals_held() as mask, _made(args, lines) as gpu:
         code = launch.run(command, gpu.environment(), mask)
         if count := gpu.launches():

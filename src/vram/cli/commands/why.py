@@ -35,9 +35,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_flag("--json", help="one JSON object instead of text")
     parser.add_argument("--svg", metavar="FILE", help="draw the text into an SVG picture instead")
-    parser.add_flag(
-        "--deep", help="ask every Python process that can be reached what is live, cached or fragmented"
-    )
+    parser.add_flag("--deep", help="ask every process that can be reached what is live, cached or fragmented")
     parser.add_argument("--watch", nargs="?", const="", help=SUPPRESS)
     add_terminal_arguments(parser)
 
@@ -78,9 +76,9 @@ def run(args: Namespace) -> int:
         require_driver(ledger)
         _show(ledger, findings, args)
     if died:
-        from vram.reach import python_process
+        from vram.reach import target_process
 
-        raise python_process.died(*died)
+        raise target_process.died(*died)
     return completeness(ledger)
 
 

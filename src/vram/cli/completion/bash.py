@@ -81,7 +81,7 @@ _vram() {
 
 def script(commands: Sequence[CommandSpec]) -> str:
     everything = [each for command in commands for each in command.everything()]
-    words = ["--help", "--version", *(command.words[0] for command in commands)]
+    words = ["--help", "--version", "--include", *(command.words[0] for command in commands)]
     walk = {name: " | ".join(found) or "''" for name, found in patterns(everything, quoted).items()}
     lines = [_HEAD, _WALK % {"commands": " ".join(map(quoted, words)), **walk}]
     lines += ["    case $path:$previous in", *_values(everything), "    esac"]

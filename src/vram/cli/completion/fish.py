@@ -54,6 +54,7 @@ end
 complete -c vram -f
 complete -c vram -n __vram_needs_command -s h -l help -d 'tell what there is'
 complete -c vram -n __vram_needs_command -l version -d 'tell the version'
+complete -c vram -n __vram_needs_command -l include -d 'tell the compiler where vram.hpp is'
 """
 
 

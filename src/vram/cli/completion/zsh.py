@@ -44,6 +44,7 @@ def _front(commands: Sequence[CommandSpec]) -> Iterator[str]:
     yield "    local curcontext=$curcontext _vram_program=$words[1] ret=1"
     yield "    local -a line state"
     yield "    _arguments -C '(- *)'{-h,--help}'[tell what there is]' '(- *)--version[tell the version]' \\"
+    yield "        '(- *)--include[tell the compiler where vram.hpp is]' \\"
     yield "        ': :->command' '*:: :->rest' && ret=0"
     yield "    case $state in"
     yield f"        command) _vram_words command {' '.join(_describe(_name_commands(commands)))} && ret=0 ;;"

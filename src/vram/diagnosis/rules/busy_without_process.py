@@ -1,4 +1,4 @@
-"""VR211 Busy without a process: a GPU reports work, and nobody is on it.
+"""VR211 Busy without a process: a GPU reports work, and no process is on it.
 
 What it detects
 ---------------
@@ -7,7 +7,7 @@ and no memory is held. A single reading says so as information, from 50 % on. `v
 service warn when every reading of three minutes shows it. Where the driver itself advises a reset
 or a restart, it is a warning at once.
 
-Nothing is said where the driver's lists may hide somebody: in a container, where /proc hides
+Nothing is said where the driver's lists may hide a process: in a container, where /proc hides
 other users' processes, under MIG and WSL2. Nor without persistence mode: the driver then starts
 the GPU for every reading, and checks its memory meanwhile, which counts as work.
 
@@ -27,7 +27,7 @@ Utilization stays, and the list of processes is empty:
 Remedies and their risk
 -----------------------
 - Read the kernel log: an Xid line names a fault.
-- Reset the GPU: nobody is on it. A program that starts on it meanwhile is killed.
+- Reset the GPU: no process is on it. A program that starts on it meanwhile is killed.
 - Do what the driver advises, where it does: reset, restart, or first end the programs on GPUs that
   are connected by NVLink.
 

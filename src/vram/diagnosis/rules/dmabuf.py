@@ -3,7 +3,7 @@
 What it detects
 ---------------
 GPU memory that was exported as a dma-buf is still in use: some process holds the dma-buf's
-descriptor, and the driver's lists charge nobody with it.
+descriptor, and the driver's lists charge no process with it.
 
 Why it happens
 --------------
@@ -56,7 +56,7 @@ def _describe(hold: Hold) -> Description:
     nbytes, holders = size(hold.known_bytes), words.processes(hold.holders)
     cause = (
         f"A dma-buf on {nbytes} of GPU memory is open in {holders}."
-        " That needs no context, so the driver's lists charge nobody."
+        " That needs no context, so the driver's lists charge no process."
     )
     if not hold.certain:
         cause = (

@@ -4,7 +4,7 @@ What it detects
 ---------------
 Memory that was exported as a file descriptor is still in use after the process that allocated it
 exited or freed it: some process holds the descriptor. That process needs no context and may never
-have used CUDA, so nvidia-smi lists nobody.
+have used CUDA, so nvidia-smi lists no process.
 
 Why it happens
 --------------

@@ -24,9 +24,9 @@ Remedies and their risk
 - Memory that another process was charged with until it ended (the history of `vram serve` knows
   that) was shared by CUDA IPC: it returns when this one closes its handle
   (cudaIpcCloseMemHandle; PyTorch: drop the tensor, then torch.cuda.ipc_collect()) or exits.
-- `vram trim PID` makes a Python process release memory that its frameworks only cache. Later
-  allocations are slower. In the program itself: drop references, then call
-  torch.cuda.empty_cache() or its equivalent.
+- `vram trim PID` makes a process release memory that its frameworks, or the driver's pools, only
+  cache. Later allocations are slower. In the program itself: drop references, then call
+  torch.cuda.empty_cache() or its equivalent (C++: cudaMemPoolTrimTo).
 - `vram park PID` moves its GPU memory to host memory and pauses it until `vram unpark`. Only
   NVIDIA's driver can do that.
 - Kill it with `vram kill PID`: unsaved work is lost. If children hold its files too, all of them

@@ -55,7 +55,7 @@ from vram.units import size
 
 CODE = "VR209"
 
-# How functions of the drivers begin, and those that wait for somebody else than a GPU.
+# How functions of the drivers begin, and those that wait for something else than a GPU.
 _IN_DRIVER = ("uvm_", "nv", "_nv", "os_", "rm_", "amdgpu", "kfd", "xe_", "i915")
 _PAUSED = "__refrigerator"
 

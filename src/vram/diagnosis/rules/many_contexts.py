@@ -3,7 +3,8 @@
 What it detects
 ---------------
 Three or more processes on one GPU hold no more than about a bare context each: between 100 and
-640 MiB. Ranks of one job whose memory is on other GPUs are another finding (VR210).
+640 MiB. Ranks of one job whose memory is on other GPUs are another finding (VR210), and so are jobs
+whose launcher is dead (VR208): those are ended, and not parked.
 
 Why it happens
 --------------
@@ -42,6 +43,7 @@ from collections.abc import Iterator
 from vram.diagnosis import remedies
 from vram.diagnosis.held import find_stray_contexts, finding_about, is_bare
 from vram.ledger.holds import find_holds, on_gpu
+from vram.ledger.jobs import find_held_jobs
 from vram.model.finding import Finding, Remedy
 from vram.model.hold import Hold
 from vram.model.ledger import GpuLedger, Holder, Ledger
@@ -56,10 +58,11 @@ _MANY = 3
 def judge(ledger: Ledger) -> Iterator[Finding]:
     small: dict[int, list[Hold]] = {}
     stray = {(each.at, hold.key) for each in find_stray_contexts(ledger) for hold in each.holds}
+    orphans = {hold.key for each in find_held_jobs(ledger) if each.is_orphan for hold in each.holds}
     for hold in find_holds(ledger):
         for at in {part.at for part in hold.parts} if hold.what == "process" else ():
             here = on_gpu(hold, at)
-            if is_bare(here.nbytes) and (at, hold.key) not in stray:
+            if is_bare(here.nbytes) and (at, hold.key) not in stray and hold.key not in orphans:
                 small.setdefault(at, []).append(here)
     for at, gpu in enumerate(ledger.gpus):
         found = sorted(small.get(at, ()), key=lambda hold: -hold.known_bytes)

@@ -23,7 +23,7 @@ Remedies and their risk
 - Create another instance in the remaining memory. No risk to running programs.
 - If the compute slices are used up, larger profiles would use the memory; that means destroying
   instances, and with them everything that runs there.
-- Turn MIG off if nobody needs it. Everything on the GPU has to end first.
+- Turn MIG off if it is not needed. Everything on the GPU has to end first.
 
 Source
 ------
@@ -41,7 +41,7 @@ from vram.units import counted, size
 
 CODE = "VR406"
 
-# Seven instances of one slice leave an eighth: that is the hardware's, and nobody's doing.
+# Seven instances of one slice leave an eighth: that is how the hardware divides.
 _USUAL_SIXTEENTHS = 3
 
 
@@ -63,7 +63,7 @@ def _finding(gpu: GpuLedger, nbytes: int) -> Finding:
         code=CODE,
         title=f"{size(nbytes)} of GPU {gpu.index} belongs to no MIG instance",
         nbytes=nbytes,
-        cause=f"MIG is on, and {size(nbytes)} belongs to no instance: nobody can allocate it. {made}.",
+        cause=f"MIG is on, and {size(nbytes)} belongs to no instance: no program can allocate it. {made}.",
         gpus=(gpu.index,),
         evidence=words.evidence(line for entry in gpu.of_kind("unassigned") for line in entry.evidence),
         remedies=(

@@ -94,7 +94,7 @@ def _cause(clients: list[Holder]) -> str:
 
 def _remedies(servers: list[int], has_clients: bool) -> tuple[Remedy, ...]:
     if servers and not has_clients:
-        text = "Tell MPS to quit if nobody needs it: the server exits, and its context is freed."
+        text = "Tell MPS to quit if it is not needed: the server exits, and its context is freed."
         return (
             Remedy(
                 step="end",

@@ -5,7 +5,7 @@ What it detects
 Processes that a launcher started as its direct children hold GPU memory, and that launcher is
 dead: the ranks of torchrun, accelerate, deepspeed or mpirun, workers of Python's multiprocessing
 (spawn and forkserver), the engine and worker processes of vLLM and SGLang, Ray's workers,
-Jupyter's kernels.
+Jupyter's kernels, a program that an editor debugs with debugpy.
 
 Why it happens
 --------------
@@ -16,8 +16,13 @@ their context and all their memory.
 
 What proves it: the process shows what only the launcher's own child has (its command line or
 title, or its environment together with the session or group that the launcher gave it), and its
-parent is the process that adopts those whose parents died. `nohup`, `setsid`, tmux, services, a
-container's first process and daemons are none of this; in doubt, a process is healthy. A program
+parent is the process that adopts those whose parents died. Or, whoever has adopted them: at least
+two ranks of one torchrun, deepspeed or mpirun have a parent that is no launcher and no shell, other
+ranks that it started on this machine are dead, and those that live, with all that they started,
+have used less than 1% of a CPU for ten minutes or longer, nor do their GPUs work.
+
+`nohup`, `setsid`, tmux, services, a container's first process and daemons are none of this, nor are
+ranks that were started by hand; in doubt, a process is healthy. A program
 that a rank started with `python -u` in a session of its own, and that outlived both the rank and
 the launcher, cannot be told from the rank.
 
@@ -64,7 +69,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _finding(ledger: Ledger, held: HeldByJob) -> Finding:
-    by, people = held.job.by, held.holders
+    people = held.holders
     what = words.members(held.job, len(people))
     return finding_about(
         *held.holds,
@@ -76,10 +81,7 @@ def _finding(ledger: Ledger, held: HeldByJob) -> Finding:
         ),
         pids=held.pids,
         evidence=(
-            *(
-                f"pid {each.pid} was started by {by}, and its parent is now pid {each.parent}"
-                for each in people
-            ),
+            *words.orphan_evidence(held),
             *(line for hold in held.holds for line in hold.evidence),
         ),
         remedies=remedies.ordered(remedies.end_job(ledger.host, people)),

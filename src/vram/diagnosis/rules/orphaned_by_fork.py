@@ -30,7 +30,7 @@ Remedies and their risk
 - Let the child finish, or make it close the inherited descriptors: the memory is freed at once,
   even though mappings remain. No risk.
 - `vram free` terminates all children that are proven to hold it; the memory is freed when the
-  last one exits. Nobody uses this memory. `vram kill PID` also terminates children that only
+  last one exits. This memory is not in use. `vram kill PID` also terminates children that only
   probably hold it.
 - To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used, and
   make workers exit with their parent (prctl PR_SET_PDEATHSIG, or a pipe that closes).

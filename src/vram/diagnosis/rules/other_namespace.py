@@ -7,7 +7,7 @@ GPU.
 
 Why it happens
 --------------
-A PID namespace shows only its own processes. The GPU's totals include everybody, but recent
+A PID namespace shows only its own processes. The GPU's totals include all processes, but recent
 drivers list only the processes of the caller's namespace. Older ones list host pids, which inside
 the namespace do not exist or belong to a different process.
 

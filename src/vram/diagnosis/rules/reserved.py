@@ -18,7 +18,7 @@ nvidia-smi shows both figures:
 
 Remedies and their risk
 -----------------------
-- Nothing has to be done: nobody can use that memory, and nobody leaks it.
+- Nothing has to be done: no program can use that memory, and none leaks it.
 - When you compare figures, take them from the same tool, or from version 2 of the call.
 
 Source

@@ -22,7 +22,7 @@ In Windows' Task Manager, "Shared GPU memory" of the GPU grows with the program.
 
 Remedies and their risk
 -----------------------
-- Release caches first: `vram trim PID` for each Python process. Spilled memory does not always move
+- Release caches first: `vram trim PID` for each process. Spilled memory does not always move
   back by itself; restart the program to bring it back to the GPU.
 - Use less memory: a smaller batch or model. No risk.
 - Turn the fallback off for the program: NVIDIA Control Panel, Manage 3D settings, "CUDA - Sysmem

@@ -93,7 +93,7 @@ def check_mig(facts: DoctorFacts) -> CheckAnswer:
     MIG on and no instance cannot be used: CUDA finds no device on it.
 
     What to do:
-    Nothing, if MIG is wanted. It can be turned off while nobody uses the GPU; that needs root, and
+    Nothing, if MIG is wanted. It can be turned off while no process uses the GPU; that needs root, and
     destroys all instances. If there is no instance, create one.
     """
     divided = [index for index, gpu in facts.gpus.items() if gpu.mig_enabled]
@@ -107,7 +107,7 @@ def _answer_divided(divided: list[int], gpus: int) -> CheckAnswer:
     return limited(
         seen=f"MIG is on for {gpu_names(divided)} of {gpus}",
         means="vram park and borrow refuse there: the driver cannot park processes on an instance.",
-        fix="Leave it if it is wanted; MIG can be turned off while nobody uses the GPU.",
+        fix="Leave it if it is wanted; MIG can be turned off while no process uses the GPU.",
         command=f"sudo nvidia-smi -i {divided[0]} -mig 0",
     )
 
@@ -159,13 +159,13 @@ def _is_client(facts: object) -> bool:
 
 @check("gpu.persistence", ("why", "who", "check"), optional=True, needs_gpu=True)
 def check_persistence(facts: DoctorFacts) -> CheckAnswer:
-    """gpu.persistence  Does the driver keep the GPUs initialised while nobody uses them?
+    """gpu.persistence  Does the driver keep the GPUs initialised while no process uses them?
 
     What it checks:
     The persistence mode of every GPU.
 
     What it means:
-    Without it a GPU that nobody has open is shut down and initialised again for the next program: the
+    Without it a GPU that no process has open is shut down and initialised again for the next program: the
     first `vram why`, and the start of every program, can take some seconds longer.
 
     What to do:

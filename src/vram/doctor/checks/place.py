@@ -50,7 +50,7 @@ def check_processes(facts: DoctorFacts) -> CheckAnswer:
     if confinement.sees_everybody or (not count and not hidden):
         # Some are always about to end, or closed to all users by a security module.
         rest = f" except those of {counted(count, 'process')}" if count else ""
-        return ok(f"{host.user} can read everybody's open files{rest}")
+        return ok(f"{host.user} can read all processes' open files{rest}")
     users = [user for each in unreadable for user in each.users]
     return limited(
         seen=_describe_unreadable(host.user, count, confinement.hidepid),
@@ -154,7 +154,7 @@ def check_ptrace(facts: DoctorFacts) -> CheckAnswer:
     process. Yama always allows that, so if it fails, a seccomp filter or a security module blocks it.
 
     What it means:
-    `vram trim` needs permission to attach in order to enter a Python process by remote-exec or ptrace. An
+    `vram trim` needs permission to attach in order to enter a process by remote-exec, ptrace or native. An
     agent (`vram.agent()`) and Jupyter do not need it. `vram park` and `vram borrow` need it to keep a process
     stopped while the driver's own threads in it work.
 

@@ -6,9 +6,9 @@ from vram.cpython_layouts import LAST_MINOR
 from vram.doctor.check import (
     NO_DRIVER,
     UNFINISHED,
+    AttachTarget,
     CheckAnswer,
     DoctorFacts,
-    PythonTarget,
     check,
     limited,
     missing,
@@ -177,14 +177,14 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
             means="vram trim would hang on them too.",
             fix="Check whether its program is on a file server that does not answer.",
         )
-    if not facts.targets:
+    pythons = [target for target in facts.targets if target.is_python]
+    if not pythons:
         return not_applicable("no Python process uses a GPU")
-    willing = [target for target in facts.targets if target.available]
-    details = tuple(_describe_python(target) for target in facts.targets)
-    whole = counted(len(facts.targets), "Python process")
-    if len(willing) == len(facts.targets):
+    details = tuple(map(_describe_target, pythons))
+    whole = counted(len(pythons), "Python process")
+    stuck = [target for target in pythons if not target.available]
+    if not stuck:
         return ok(f"{whole} on the GPUs can be trimmed", *details)
-    stuck = [target for target in facts.targets if target not in willing]
     needs_zmq = facts.program.packages.get("pyzmq") is None and any(target.is_kernel for target in stuck)
     return limited(
         seen=f"{_name_stuck(stuck, whole)} cannot be trimmed",
@@ -195,10 +195,10 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
     )
 
 
-def _name_stuck(stuck: list[PythonTarget], whole: str) -> str:
+def _name_stuck(stuck: list[AttachTarget], whole: str, kind: str = "Python pid") -> str:
     if len(stuck) > _MAX_NAMED:
         return f"{len(stuck)} of {whole}"
-    return f"Python pid{'s' * (len(stuck) > 1)} {', '.join(str(target.pid) for target in stuck)}"
+    return f"{kind}{'s' * (len(stuck) > 1)} {', '.join(str(target.pid) for target in stuck)}"
 
 
 def _suggest_fix(needs_zmq: bool) -> str:
@@ -207,13 +207,55 @@ def _suggest_fix(needs_zmq: bool) -> str:
     return "Have them call vram.agent() at their next start, or start them with VRAM_AGENT=1."
 
 
-def _describe_python(target: PythonTarget) -> str:
+def _describe_target(target: AttachTarget) -> str:
     held = f", {size(target.nbytes)}" if target.nbytes is not None else ""
     ways = f"by {', '.join(target.available)}" if target.available else "by none"
     reasons = "; ".join(f"{name}: {reason}" for name, reason in target.unavailable.items())
     return f"pid {target.pid} ({target.user or 'unknown user'}{held}): {ways}" + (
         f" ({reasons})" if reasons else ""
     )
+
+
+@check("reaching.native", ("trim", "deep", "free"), optional=True)
+def check_native(facts: DoctorFacts) -> CheckAnswer:
+    """reaching.native  Can vram enter programs without Python here?
+
+    What it checks:
+    A process that the doctor starts itself is visited as a C or C++ program is: one thread that waits is
+    stopped for a moment and loads a small library of vram's, which answers and unloads itself. Of programs
+    without Python that have GPU memory, only files of /proc are read.
+
+    What it means:
+    `vram trim PID` trims the driver's memory pools of any CUDA program this way, `vram why PID` tells what is
+    used of them, and `vram attach PID` starts the recorder.
+
+    What to do:
+    See permissions.ptrace for what the kernel blocks. Static programs, musl, seccomp filters and shadow
+    stacks are refused; there, cudaMemPoolTrimTo in the program's own code does the same.
+    """
+    test = facts.attach_test
+    if test is None or facts.targets is None:
+        return UNFINISHED
+    natives = [target for target in facts.targets if not target.is_python]
+    details = tuple(map(_describe_target, natives))
+    if test.native_error:
+        return limited(
+            seen="cannot enter a program without Python",
+            details=(test.native_error, *details),
+            means="vram trim, attach and why --deep work for Python processes alone.",
+            fix="See permissions.ptrace.",
+        )
+    stuck = [target for target in natives if not target.available]
+    if stuck:
+        whole = counted(len(natives), "program")
+        return limited(
+            seen=f"{_name_stuck(stuck, whole, 'pid')} cannot be trimmed",
+            details=details,
+            means="vram trim refuses them, and vram why --deep cannot look inside.",
+            fix="Have them call cudaMemPoolTrimTo themselves.",
+        )
+    stopped = f"one thread stopped for {test.native_ms or 0.0:.1f} ms"
+    return ok("can enter a program without Python", stopped, *details)
 
 
 @check("reaching.cupti", (), optional=True)

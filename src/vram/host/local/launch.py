@@ -11,6 +11,7 @@ only of a process that shows what no more than the launcher's own child has:
     multiprocessing         "... spawn_main(...) --multiprocessing-fork"; a fork of its fork server
     vLLM, SGLang, Ray       the title that they give to their workers, which are Python programs
     Jupyter                 "-m ipykernel_launcher" with a connection file, JPY_PARENT_PID, leads its session
+    debugpy                 ".../debugpy --connect ... --adapter-access-token ...", leads its process group
 
 A process can make all of this up, but only for itself: a job is of one user, and being a part of one is no
 reason to be ended.
@@ -50,7 +51,7 @@ _TITLES: tuple[tuple[Launcher, str], ...] = (
 def launch(folder: ProcessFolder, facts: ProcessFacts, environ: bytes) -> LaunchClaim | None:
     """How the process with these *facts* was launched; None where nothing tells of a launcher."""
     pid = folder.pid
-    by_command = _by_title(facts) or _by_multiprocessing(facts)
+    by_command = _by_title(facts) or _by_multiprocessing(facts) or _by_debugpy(pid, facts)
     # A fork has its parent's command line and environment, which say nothing of itself.
     if by_command or facts.forked or not any(word in environ for word in CLAIMS):
         return by_command
@@ -78,6 +79,25 @@ def _by_title(facts: ProcessFacts) -> LaunchClaim | None:
     return LaunchClaim(by, _together(by, facts), direct=True) if by else None
 
 
+def _by_debugpy(pid: int, facts: ProcessFacts) -> LaunchClaim | None:
+    """A program that an editor debugs: debugpy's launcher runs debugpy's folder, and hands on a secret.
+
+    Who runs ``python -m debugpy`` has started it alone. One that is run without debugging shows nothing.
+    """
+    words = facts.argv[1:]
+    folder = next((word for at, word in enumerate(words) if not _is_option_of_python(words, at)), "")
+    options = words[words.index(folder) + 1 :] if folder else ()
+    is_debuggee = options[:1] == ("--connect",) and "--adapter-access-token" in options
+    if not (is_debuggee and folder.endswith("/debugpy") and is_python(facts.executable)):
+        return None
+    is_child = facts.group == pid != facts.session and not facts.forked
+    return LaunchClaim("debugpy", _together("debugpy", facts), direct=True) if is_child else None
+
+
+def _is_option_of_python(words: tuple[str, ...], at: int) -> bool:
+    return words[at].startswith("-") or (at > 0 and words[at - 1] in ("-X", "-W"))
+
+
 def _by_jupyter(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> LaunchClaim | None:
     recorded = _number(said.get(b"JPY_PARENT_PID"))
     modules = [name for word, name in zip(facts.argv, facts.argv[1:], strict=False) if word == "-m"][:1]
@@ -102,7 +122,7 @@ def _by_open_mpi(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> La
     recorded = re.search(r"/pid\.(\d{1,8})$", said.get(b"PMIX_SERVER_TMPDIR", ""))
     return LaunchClaim(
         by="mpirun",
-        job=_name("mpirun", said.get(b"PMIX_NAMESPACE", "")),
+        job=_job_name("mpirun", said),
         direct=_number(said.get(b"PMIX_RANK")) == rank and facts.group == pid != facts.session,
         rank=rank,
         size=size,
@@ -126,20 +146,35 @@ def _by_torch(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> Launc
     rank, size = _number(said.get(b"RANK")), _number(said.get(b"WORLD_SIZE"))
     if rank is None or size is None or b"MASTER_PORT" not in said:
         return None
-    where = f"{said.get(b'MASTER_ADDR', '')}:{said[b'MASTER_PORT']}"
-    local = _number(said.get(b"LOCAL_WORLD_SIZE"))
+    local = _number(said.get(b"LOCAL_WORLD_SIZE") or said.get(b"LOCAL_SIZE"))
     unbuffered = is_python(facts.executable) and facts.argv[1:2] == ("-u",)
     if b"TORCHELASTIC_RUN_ID" in said:
-        # Each agent makes a folder of its own for what its workers say; ports are used again.
-        folder = said.get(b"TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")[0]
         direct = unbuffered and facts.session == pid
-        key = _name("torchrun", folder or where)
+        key = _job_name("torchrun", said)
         return LaunchClaim("torchrun", key, direct=direct, rank=rank, size=size, local_size=local)
     number = said.get(b"LOCAL_RANK")
     is_deepspeed = b"LOCAL_SIZE" in said and number is not None and f"--local_rank={number}" in facts.argv
     by: Launcher = "deepspeed" if is_deepspeed else "torch.distributed"
     direct = unbuffered and is_deepspeed
-    return LaunchClaim(by, _name(by, where), direct=direct, rank=rank, size=size, local_size=local)
+    return LaunchClaim(by, _job_name(by, said), direct=direct, rank=rank, size=size, local_size=local)
+
+
+def rank_in(environ: bytes, by: Launcher, job: str) -> int | None:
+    """Which rank of *job* whoever has this environment says it is; also what a rank only handed it on to."""
+    said = variables(environ, _WANTED)
+    if by not in ("torchrun", "deepspeed", "mpirun") or _job_name(by, said) != job:
+        return None
+    return _number(said.get(b"OMPI_COMM_WORLD_RANK" if by == "mpirun" else b"RANK"))
+
+
+def _job_name(by: Launcher, said: Mapping[bytes, str]) -> str:
+    where = f"{said.get(b'MASTER_ADDR', '')}:{said.get(b'MASTER_PORT', '')}"
+    if by == "mpirun":
+        return _name(by, said.get(b"PMIX_NAMESPACE", ""))
+    if by == "torchrun":
+        # Each agent makes a folder of its own for what its workers say; ports are used again.
+        return _name(by, said.get(b"TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")[0] or where)
+    return _name(by, where)
 
 
 def _together(by: str, facts: ProcessFacts) -> str:

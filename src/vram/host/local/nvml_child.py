@@ -192,7 +192,7 @@ class Reader:
             "remap_failed": _flag(rows[3]),
             "retired_pending": _flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
             "utilization": _count(rates.gpu) if rates else None,
-            # Needed where a GPU works and nobody is there: one that does not work is not asked.
+            # Needed where a GPU works and no process is there: one that does not work is not asked.
             "recovery_action": self._recovery_action(handle) if rates and rates.gpu else None,
         }
 

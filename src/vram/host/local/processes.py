@@ -16,7 +16,7 @@ from vram.host.local.identity import user_name
 from vram.host.local.launch import launch
 from vram.host.local.workload import ContainerNames, membership, named, processes, uid_in, workload
 from vram.host.ports import ProcessCondition
-from vram.model.process import LaunchClaim, ProcessFacts, ProcessRef
+from vram.model.process import LaunchClaim, ProcessFacts, ProcessRef, RestFacts
 from vram.payloads.procfs import (
     ProcessFolder,
     Stat,
@@ -121,6 +121,11 @@ class LocalProc:
             _image(stat),
             stat.cpu_ticks / TICKS_PER_S,
         )
+
+    def rest_of_job(self, known: Collection[tuple[ProcessRef, ProcessFacts]]) -> RestFacts | None:
+        from vram.host.local.rest import rest_of_job  # few machines have a job that is not whole
+
+        return rest_of_job(known, self._root)
 
 
 def _image(stat: Stat) -> str | None:

@@ -85,7 +85,7 @@ def fault_free(experiment: Experiment) -> Conclusion:
     Source: Questions 2 and 4, which advise to check errors and free what is held.
 
     Method:
-    A process allocates 128 MiB. A kernel of it writes to address 16, which belongs to nobody, and is waited
+    A process allocates 128 MiB. A kernel of it writes to address 16, which is not allocated, and is waited
     for: error 700. Then the memory is freed; then the process is killed.
 
     Reading:

@@ -41,7 +41,7 @@ def list_names_the_dead(experiment: Experiment) -> Conclusion:
     searched for the dead pid.
 
     Reading:
-    The list names whoever made the context, also after its end, as long as a process has its files open.
+    The list names the process that made the context, also after its end, as long as its files are open.
     `kill` on that pid can do nothing: end the child.
     """
     parent = experiment.cuda_worker()

@@ -24,13 +24,23 @@ _CONTEXT = re.compile(
 )
 _POOL = re.compile(r"MemPool|cudaMallocAsync|cuMemAllocAsync|MallocFromPoolAsync")
 _FREE = re.compile(rf"[Ff]ree\s+memory:?\s+({SIZE}|\d+)")
-_WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|allocating)\s+({SIZE}|\d{{5,}})")
+_WANTED = re.compile(
+    r"(?:[Rr]equested(?:\s+memory|Space)?:?|tried to allocate|allocating|Device stream \w+ size)"
+    rf"\s+({SIZE}|\d{{5,}})"
+)
 
 
 # Each alternative begins with a literal letter, so that the search skips most of a text.
 @dialect(
     "cuda",
-    needles=(b"ut of memory", b"OF_MEMORY", b"MemoryAllocation", b"OutOfMemory"),
+    needles=(
+        b"ut of memory",
+        b"OF_MEMORY",
+        b"MemoryAllocation",
+        b"OutOfMemory",
+        b"rror 2",
+        b"thrust::system",
+    ),
     start=re.compile(
         rf"parallel_for{_CALL}|get_temporary_buffer{_CALL}"
         r"|CUDA(?:_|\s)(?:runtime\s+)?[Ee]rror(?:\s*\(2\))?\s*:?\s+out\s+of\s+memory"
@@ -42,7 +52,15 @@ _WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|alloca
         r"|CUDA\s+out\s+of\s+memory|HIP\s+out\s+of\s+memory|XPU\s+out\s+of\s+memory"
         r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
         r"|GPUassert:\s+out\s+of\s+memory|Out\s+of\s+memory\s+in\s+cu[A-Z]\w+"
+        r"|CUDA\s+error\s+2\b(?![.\d])(?:[^\n]{0,160}?out\s+of\s+memory)?"
         rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}"
+        r"|cudaSuccess\s+\(2\s+vs\.\s+0\)\s+out\s+of\s+memory|cuMem\w*(?:\(\))?:\s+out\s+of\s+memory"
+        r"|CudaCustomAllocator\s+out\s+of\s+memory(?:\s+\[requestedSpace:\s+\d+)?"
+        r"|Failed\s+to\s+allocate\s+device[^\n]{0,80}?\(error\s+code\s+out\s+of\s+memory\)"
+        r"|Error(?::\s+[^\n]{1,200}\.cuh?:\d+|\s+while\s+calling\s+cud[^\n]{1,300}?)[,.]\s+code:\s+2,\s+reason:\s+out\s+of"
+        r"\s+memory"
+        # Device memory, although it is called as C++ calls the host's.
+        r"|thrust::system::detail::bad_alloc'\s+what\(\):\s+std::bad_alloc(?::[^\n]{0,60}?out\s+of\s+memory)?"
         r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
     ),
 )
@@ -61,6 +79,8 @@ def cuda(found: Match, passage: Passage) -> Parsed:
     listed = takewhile(lambda each: each.startswith("- "), after[1:])
     line = "\n".join([text[begin : found.end()] + after[0], *listed])
     near = f"{_read_frames(passage.before)}\n{line}"
+    if own := _VRAM_HPP.search(line):
+        return _read_header(found, own)
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
@@ -73,6 +93,27 @@ def cuda(found: Match, passage: Passage) -> Parsed:
         asked=amount_in(_WANTED, line),
         free=amount_in(_FREE, line),
         signs=tuple(signs),
+    )
+
+
+# What an array of vram.hpp throws: everything that CUDA said at that moment.
+_VRAM_HPP = re.compile(
+    r"requested (?P<asked>\d+) bytes \([^)\n]*\), (?P<free>\d+) of (?P<total>\d+) bytes free"
+    r" on device (?P<gpu>\d+)"
+)
+
+
+def _read_header(found: Match, own: Match) -> OomMessage:
+    call = found.group().split()[0]
+    return OomMessage(
+        dialect="cuda",
+        wording=f"vram.hpp {call}"[:60],
+        where="pinned" if call == "cudaHostAlloc" else "device",
+        gpu=int(own["gpu"]),
+        asked=amount(own["asked"]),
+        free=amount(own["free"]),
+        total=amount(own["total"]),
+        signs=("pool",) if call == "cudaMallocAsync" else (),
     )
 
 

@@ -366,6 +366,8 @@ def _raise_limit(reading: OomMessage) -> tuple[Remedy, ...]:
         "paddle": "Raise FLAGS_gpu_memory_limit_mb, or unset it.",
     }
     text = words.get(reading.dialect, "Raise or remove the limit.")
+    if reading.dialect == "rmm" and reading.language != "python":
+        text = "Raise the maximum size of rmm::mr::pool_memory_resource."
     command = "export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" if reading.dialect == "pytorch-mps" else ""
     advice = [] if reading.dialect == "pytorch-mps" else [run_why(reading, "Check whether the GPU has room.")]
     return (*advice, change(text, command), smaller(reading, reading.limit.nbytes if reading.limit else None))

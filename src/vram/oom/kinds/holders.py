@@ -7,12 +7,12 @@ from vram.model.oom import Judgement, OomMessage, Term, Working
 from vram.oom.kinds import kind
 from vram.oom.remedies import (
     JOIN_LIVE,
-    RECORD,
     change,
     defragment,
     end,
     make_room,
     options,
+    record_next,
     release_caches,
     run_why,
     utilization,
@@ -238,8 +238,9 @@ def _workspace(reading: OomMessage) -> Judgement:
         found, it_is, them = "NCCL's buffers", "They are", "them"
     return context.conclude(
         "likely",
-        f"{found}{amount} did not fit. {it_is} allocated from the driver directly, so the framework's"
-        f" cached memory cannot be used for {them}.",
+        f"{found}{amount} did not fit. {it_is} allocated from the driver directly, so "
+        + ("the framework's cached memory" if reading.language == "python" else "memory that pools keep")
+        + f" cannot be used for {them}.",
         title="no room for a library's workspace",
         missing=("how much was free", "how much the framework's cache held"),
         remedies=(*release_caches(reading), *_bounds(reading), run_why(reading)),
@@ -249,8 +250,9 @@ def _workspace(reading: OomMessage) -> Judgement:
 def _bounds(reading: OomMessage) -> tuple[Remedy, ...]:
     if reading.dialect == "nccl":
         text = "Give NCCL smaller buffers (4 MiB each by default), or fewer channels."
+        share = "Leave room for it: torch.cuda.set_per_process_memory_fraction(0.95) before training."
         return (
-            change("Leave room for it: torch.cuda.set_per_process_memory_fraction(0.95) before training."),
+            *((change(share),) if reading.language == "python" else ()),
             change(text, "export NCCL_BUFFSIZE=2097152 NCCL_MAX_NCHANNELS=8"),
         )
     if reading.library == "cuBLAS":
@@ -381,7 +383,7 @@ def fragmented(reading: OomMessage, worked: Sums) -> Judgement | None:
         workings=(*shortfall(reading), _left(unused, {"asked": asked})),
         remedies=(
             *defragment(reading),
-            *(options(reading) or (_TIDY, RECORD)),
+            *(options(reading) or (_TIDY, *record_next(reading))),
             *((run_why(reading),) if beside else ()),
         ),
     )

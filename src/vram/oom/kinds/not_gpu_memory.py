@@ -232,7 +232,8 @@ def _check_host() -> Remedy:
 
 def _host_remedies(reading: OomMessage) -> tuple[Remedy, ...]:
     if reading.where == "pinned":
-        less = change("Pin less: pin_memory=False in the DataLoader, smaller staging buffers.")
+        loader = "pin_memory=False in the DataLoader, " if reading.language == "python" else ""
+        less = change(f"Pin less: {loader}smaller staging buffers.")
         if reading.dialect == "llama.cpp":
             text = "llama.cpp continues without pinning, only slower. To skip the attempt:"
             less = change(text, "export GGML_CUDA_NO_PINNED=1")

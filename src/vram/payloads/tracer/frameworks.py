@@ -337,7 +337,7 @@ class CupyAccount:
         base = sys.modules["cupy.cuda.memory_hook"].MemoryHook
         recorder = self.recorder
         self._hook = names["make"](base, recorder.block_alloc, recorder.block_free, CUPY_BLOCK)
-        self._hook.__enter__()
+        in_main_thread(self._hook.__enter__)  # `vram attach` runs this in a thread of its own
         # A thread that begins later runs this once, before its first line. A program that profiles its
         # threads itself keeps its own function.
         if getattr(threading, "_profile_hook", None) is None:
@@ -354,7 +354,7 @@ class CupyAccount:
         if getattr(threading, "_profile_hook", None) == self._thread_begins:
             threading.setprofile(None)
         # Threads' own hooks stay: the recorder answers them that nothing is being recorded.
-        hook.__exit__(None, None, None)
+        in_main_thread(lambda: hook.__exit__(None, None, None))
 
 
 # ---- JAX ----

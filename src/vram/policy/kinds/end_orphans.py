@@ -26,7 +26,7 @@ def _orphaned(situation: Situation) -> Iterator[Subject]:
 
 
 def _may_be_ended(member: ProcessMemory, job: Collection[int]) -> bool:
-    """Whether nobody outside of *job* is harmed where *member* ends, and nothing about it is in doubt."""
+    """Whether no process outside of *job* is harmed where *member* ends, and nothing about it is in doubt."""
     return (
         is_healthy(member.holder)
         and member.holder.started_at is not None
@@ -42,11 +42,8 @@ def _is_ours(ledger: Ledger, job: HeldByJob) -> bool:
 
 
 def _of_job(job: HeldByJob, members: list[ProcessMemory], situation: Situation) -> Subject:
-    people, by = job.holders, job.job.by
+    people = job.holders
     what = words.members(job.job, len(people))
-    adopted = (
-        f"pid {each.pid} was started by {by}, and its parent is now pid {each.parent}" for each in people
-    )
     entries = [entry for hold in job.holds for entry in hold.entries]
     return Subject(
         key=situation.jobs.of(job),
@@ -55,7 +52,7 @@ def _of_job(job: HeldByJob, members: list[ProcessMemory], situation: Situation) 
         nbytes=job.known_bytes,
         code=ORPHAN,
         holders=people,
-        evidence=(*adopted, *evidence_of(entries)),
+        evidence=(*words.orphan_evidence(job), *evidence_of(entries)),
         works=not all(each.idle for each in members),
     )
 

@@ -1,4 +1,4 @@
-"""park-idle: park idle processes whose owners allow it, while somebody waits for their room."""
+"""park-idle: park idle processes whose owners allow it, while others wait for their room."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KIND = PolicyKind(
     after_s=900.0,
     keys=("unpark-after",),
     match_keys=PEOPLE,
-    preview="park, once somebody waits for room,",
+    preview="park, once others wait for room,",
     find=_idle,
     waits_for_room=True,
 )

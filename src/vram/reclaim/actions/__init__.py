@@ -23,7 +23,7 @@ ACTIONS: dict[StepKind, str] = {
 
 ORDER: tuple[StepKind, ...] = get_args(StepKind)
 HARMLESS_FIRST: tuple[StepKind, ...] = ("kill", "release", "trim", "park")
-"""The order where nobody was named: who is killed then only holds memory of the dead."""
+"""The order where no process was named: what is killed then only holds memory of dead ones."""
 GENTLE: tuple[StepKind, ...] = ("release", "trim")
 """Those after which a process still runs: more may be done to it where they were not enough."""
 

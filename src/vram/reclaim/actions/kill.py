@@ -128,7 +128,7 @@ def _kill_stopped(
         results |= _kill_all(
             host, stopped, teardown_s, lambda sent, exiting: "it was killed (SIGKILL)", "SIGSTOP"
         )
-    finally:  # nobody stays stopped, whatever became of it
+    finally:  # none stays stopped, whatever became of it
         for process in stopped.values():
             process.handle.send(SIGCONT)
     return [results[at] for at in range(len(part))]
@@ -172,7 +172,7 @@ def _killed(sent: Sent, was_exiting: bool, timeout_s: float) -> str:
 
 
 def _terminate(process: VerifiedProcess) -> None:
-    """SIGTERM; raises where it must not be sent, or where nobody is left to take it."""
+    """SIGTERM; raises where it must not be sent, or where the process has ended."""
     stopped = process.facts.state == "T"
     if process.send(SIGTERM) == "gone":
         raise NoSuchProcess(f"process {process.target.process.pid} has exited")

@@ -45,12 +45,32 @@ _LOCK = "release.lock"
 _RELEASE, _UNDO = "release", "release-undo"
 
 
+class AskedBefore(Struct, frozen=True):
+    """Whether a server may still have released what this user's vram asked it to, and the models of that.
+
+    ``charged_before`` and ``charged_after`` are what its processes were charged with then.
+    """
+
+    released: bool = False
+    models: tuple[str, ...] = ()
+    charged_before: int | None = None
+    charged_after: int | None = None
+
+    def is_still_released(self, charged: int | None) -> bool:
+        """Whether the driver agrees: who has taken its memory again was told so by somebody else."""
+        before, after = self.charged_before, self.charged_after
+        if not self.released or charged is None or before is None or (after is not None and after >= before):
+            return self.released
+        return charged < (before if after is None else (before + after) / 2)
+
+
 class PreparedRelease(Struct, frozen=True):
     """An order, and what it takes to carry it out."""
 
     order: ReleaseOrder
     found: FoundServer
     requests: tuple[ServerRequest, ...]
+    before: AskedBefore
 
 
 class Release:
@@ -106,7 +126,8 @@ def summary(receipt: ReleaseReceipt) -> str:
     """One sentence about what was asked and what the server said."""
     order = receipt.order
     answers = "; ".join(f"{each.request}: {each.problem or f'HTTP {each.status}'}" for each in receipt.asked)
-    return f"{order.server} at {order.where}: {answers}"
+    undo = f"; `vram release --undo {order.pid}` undoes it" if order.has_undo and not order.undo else ""
+    return f"{order.server} at {order.where}: {answers}{undo if receipt.end == 'answered' else ''}"
 
 
 # ---- who is asked, and for what ----
@@ -135,20 +156,25 @@ def prepare_release(host: Host, pid: int, *, undo: bool, deadline_s: float = REA
             f"pid {pid} does not look like a server that vram can ask: nothing was sent",
             hint=f"vram release asks {', '.join(SERVERS)}, known by command, program or folder",
         )
-    found, wanted = _choose(host, family, undo)
-    return _prepared(host, family, found, wanted, known, undo)
+    found, wanted, before = _choose(host, family, known, undo)
+    return PreparedRelease(_order(host, family, found, wanted, known, undo), found, wanted.requests, before)
 
 
-def _choose(host: Host, family: Relatives, undo: bool) -> tuple[FoundServer, Requests]:
+def _choose(
+    host: Host, family: Relatives, known: Mapping[int, ProcessMemory], undo: bool
+) -> tuple[FoundServer, Requests, AskedBefore]:
     """The first server that can do it. A model's own process may be a server, too, and its parent the one."""
     search = Search(host, family)
     refusals: list[VramError] = []
     for found in search.found():
-        by_us, models = _released_before(host, found.client.target)
+        before = _asked_before(host, found.client.target)
+        by_us = before.is_still_released(_charged(host, _members(host, family, found.client.target), known))
         try:
             if undo:
-                return found, found.server.undo(found.client, models, by_us=by_us)
-            return found, found.server.release(found.client, by_us=by_us)
+                wanted = found.server.undo(found.client, before.models, by_us=by_us)
+            else:
+                wanted = found.server.release(found.client, by_us=by_us)
+            return found, wanted, before
         except NotReachable as error:
             refusals.append(error)
         except (NoAnswer, NotConnected) as error:
@@ -157,14 +183,14 @@ def _choose(host: Host, family: Relatives, undo: bool) -> tuple[FoundServer, Req
     raise refusals[0] if refusals else search.refusal()
 
 
-def _prepared(
+def _order(
     host: Host,
     family: Relatives,
     found: FoundServer,
     wanted: Requests,
     known: Mapping[int, ProcessMemory],
     undo: bool,
-) -> PreparedRelease:
+) -> ReleaseOrder:
     server, target = found.server, found.client.target
     pids = _members(host, family, target)
     held = [known[each] for each in pids if each in known]
@@ -188,7 +214,14 @@ def _prepared(
         order = replace(order, gpus=_all_gpus(host))
     if host.facts().wsl_facts is not None and (used := used_bytes(host, order.gpus)) is not None:
         order = replace(order, charged=used, whole_gpu=True)
-    return PreparedRelease(order, found, wanted.requests)
+    return order
+
+
+def _charged(host: Host, pids: Sequence[int], known: Mapping[int, ProcessMemory]) -> int | None:
+    """What *pids* are charged with; None where the driver does not say that of single processes."""
+    if host.facts().wsl_facts is not None:
+        return None
+    return sum(known[each].charged_bytes for each in pids if each in known)
 
 
 def _all_gpus(host: Host) -> tuple[int, ...]:
@@ -218,6 +251,8 @@ def release(
     order = prepared.order
     began = host.clock.monotonic()
     with _one_at_a_time():
+        if _asked_before(host, order.target) != prepared.before:
+            raise WorldChanged(f"another vram asked {order.server} meanwhile", hint="try again")
         before = used_bytes(host, order.gpus)
         token = audit.log_intent(_intent(host, order, prepared.requests))
         run = _Run(host, prepared, host.clock.monotonic() + deadline_s, on_asked)
@@ -245,6 +280,7 @@ def _intent(host: Host, order: ReleaseOrder, requests: Sequence[ServerRequest]) 
     return {
         "action": _UNDO if order.undo else _RELEASE,
         "boot_id": host.limits.boot_id(),
+        "since_boot_s": host.clock.monotonic(),
         "target": to_builtins(order.target),
         "server": order.server,
         "where": order.where,
@@ -365,8 +401,8 @@ def _charged_now(host: Host, order: ReleaseOrder) -> int | None:
 # ---- what was asked before ----
 
 
-def _released_before(host: Host, target: Target) -> tuple[bool, tuple[str, ...]]:
-    """Whether this very process may still have released what we asked it to, and the models of that."""
+def _asked_before(host: Host, target: Target) -> AskedBefore:
+    """What the audit logs of this user's vrams say of this very process."""
     boot_id, process = host.limits.boot_id(), to_builtins(target.process)
     intents: list[dict[str, Any]] = []
     outcomes: dict[str, dict[str, Any]] = {}
@@ -381,12 +417,16 @@ def _released_before(host: Host, target: Target) -> tuple[bool, tuple[str, ...]]
             and named.get("process") == process
         ):
             intents.append(record)
+    intents.sort(key=lambda each: each.get("since_boot_s", 0.0))  # they may be of several logs
     released, models = False, dict[str, None]()
+    charged_before, charged_after = None, None
     for each in intents:
         # A vram that was killed wrote no outcome: what it asked for may have been done.
         killed = {"asked": [{"model": model} for model in each.get("models", ())] or [{}]}
-        asked = outcomes.get(str(each.get("token")), killed).get("asked", ())
+        outcome = outcomes.get(str(each.get("token")), killed)
+        asked = outcome.get("asked", ())
         if each.get("action") == _RELEASE:
+            charged_before, charged_after = each.get("charged_before"), outcome.get("charged_after")
             maybe = [one for one in asked if one.get("status") is None or not one.get("problem")]
             released = released or bool(maybe)
             models |= dict.fromkeys(one["model"] for one in maybe if isinstance(one.get("model"), str))
@@ -395,4 +435,4 @@ def _released_before(host: Host, target: Target) -> tuple[bool, tuple[str, ...]]
             for one in surely:
                 models.pop(one.get("model"), None)
             released = released and (not surely or bool(models))
-    return released, tuple(models)
+    return AskedBefore(released, tuple(models), charged_before, charged_after)

@@ -1,4 +1,4 @@
-"""Reset a GPU by the vendor's tool: only one that was named, as root, with nobody left on it.
+"""Reset a GPU by the vendor's tool: only one that was named, as root, with no process left on it.
 
 A GPU that does not answer is never free of blockers: who has its files open is known without the driver, who
 uses it otherwise is not.
@@ -105,7 +105,7 @@ def _gpu(step: Step) -> int:
     return step.gpus[0]
 
 
-# ---- what prevents a reset: everybody on the GPU, and the command that removes each ----
+# ---- what prevents a reset: the processes on the GPU, and the command that removes each ----
 
 # How the parts of the system release a GPU: each by its own command.
 _OWN_COMMANDS = {

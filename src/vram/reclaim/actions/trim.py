@@ -1,4 +1,4 @@
-"""Trim live processes: each releases the memory that its frameworks only cache, and continues to work.
+"""Trim live processes: each releases the memory that it only caches, and continues to work.
 
 Who can be trimmed, and how; the trim itself; and what the driver charges before and after.
 """
@@ -23,7 +23,7 @@ from vram.model.inside import Trimmable, Trimmed, TrimReceipt, Verb
 from vram.model.observation import HostFacts
 from vram.model.plan import Step, StepKind, Target
 from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
-from vram.reach.python_process import died
+from vram.reach.target_process import died
 from vram.reclaim import audit
 from vram.reclaim.actions import target_of
 from vram.reclaim.device_state import read_ledger, used_bytes
@@ -58,7 +58,7 @@ class Trim:
         return _summary(ask_process(host, target_of(step), "trim", step.via, timeout_s).answer)
 
     def verify(self, host: Host, step: Step) -> bool:
-        """It is still there, and nobody left it stopped. Raises TargetDied where it has ended."""
+        """It is still there, and was not left stopped. Raises TargetDied where it has ended."""
         target = target_of(step)
         try:
             with open_verified(host, target) as process:
@@ -88,11 +88,7 @@ def _summary(answer: Trimmed) -> str:
         for line in answer.lines
         if line.memory == "device" and line.returned_bytes
     ]
-    said = (
-        (f"reported by the frameworks: {', '.join(freed)}")
-        if freed
-        else "its frameworks had nothing to release"
-    )
+    said = (f"reported by the process: {', '.join(freed)}") if freed else "it had nothing to release"
     return "; ".join((said, *answer.notes))
 
 

@@ -1,8 +1,8 @@
 """SGLang: release_memory_occupation, which it can with ``--enable-memory-saver``.
 
-Its scheduler asserts that no request is in progress, and that memory was released before it is resumed; an
-assertion that fails there ends the server. So both are known before anything is sent. Never by GET: the
-server takes these calls as GET, too.
+Its scheduler asserts that no request is in progress, that memory was released before it is resumed, and that
+weights are its own where they are released (``--weight-cache-mode``); an assertion that fails there ends the
+server. So all of it is known before anything is sent. Never by GET: the server takes these calls as GET, too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from vram.reclaim.servers.server import (
 class _Info(Struct):
     enable_memory_saver: bool | None = None
     enable_weights_cpu_backup: bool | None = None
+    weight_cache_mode: str = "off"
     version: str = ""
 
 
@@ -48,7 +49,8 @@ class Sglang:
     held_to = (
         "docs/docs/advanced_features/sglang_for_rl.mdx, docs/docs/basic_usage/native_api.mdx,"
         " python/sglang/srt/entrypoints/http_server.py, v1_loads.py and"
-        " managers/scheduler_components/weight_updater.py of sgl-project/sglang, commit cce0a12 (August 2026)"
+        " managers/scheduler_components/weight_updater.py of sgl-project/sglang, commit cce0a12 (August"
+        " 2026); the last three again in 0.5.23"
     )
     words = ("sglang",)
     loses = (
@@ -75,7 +77,9 @@ class Sglang:
     def undo(self, ask: Ask, models: tuple[str, ...], *, by_us: bool) -> Requests:
         if not by_us:
             # Resuming what was never released ends its scheduler.
-            raise nothing_to_undo("SGLang", "was not asked to release memory by this user's vram")
+            raise nothing_to_undo(
+                "SGLang", "has its memory, or this user's vram did not ask it to release any"
+            )
         info = _info(ask)
         if info is None:
             raise NotReachable("SGLang does not say how it was started: /server_info has no answer for us")
@@ -109,8 +113,9 @@ class Sglang:
 
 
 def _regions(info: _Info) -> dict[str, list[str]]:
-    """All of its memory; only the KV cache where it has no copy of the weights, which would be lost."""
-    return {} if info.enable_weights_cpu_backup else {"tags": ["kv_cache"]}
+    """All of its memory; only the KV cache where it has no copy of the weights, or others use them, too."""
+    own = info.enable_weights_cpu_backup and info.weight_cache_mode == "off"
+    return {} if own else {"tags": ["kv_cache"]}
 
 
 def _info(ask: Ask) -> _Info | None:

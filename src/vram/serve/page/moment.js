@@ -38,7 +38,7 @@ function empty(text) {
 function show(holders) {
   holders.sort((a, b) => (b.nbytes ?? 0) - (a.nbytes ?? 0));
   fillTable(byId("holders"), ["Size", "Kind", "PID", "User", "Held from", "Until", "Command"], holders.slice(0, 500).map((row) => heldRow(row)));
-  empty(holders.length ? "" : "Nobody is recorded as holding memory of this GPU then.");
+  empty(holders.length ? "" : "No process is recorded as holding memory of this GPU then.");
 }
 
 // A row of the tables of history. *links*: its times lead to that moment.

@@ -21,7 +21,7 @@ from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
-_MAX_GROUPS = 65536
+_MAX_GROUPS = 256  # Python asks for 1,024 bytes at most
 _OVERFLOW_UID = 65534
 _MAX_ENVIRONMENT = 2 << 20
 _MAX_CGROUPS = 64 << 10

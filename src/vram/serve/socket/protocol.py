@@ -24,6 +24,7 @@ class PlanWords(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     findings: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     caches: bool = False
+    release: bool = False
     park_idle: bool = False
     alone: bool = False
     tree: bool = False

@@ -156,7 +156,7 @@ def _say_report(draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...]
 
 
 def _execute(draft: Draft, request: WorkerRequest, *, whole: bool = False) -> Receipt:
-    from vram.reclaim import execute
+    from vram.reclaim import ends_orphans_alone, execute
 
     patience: dict[StepKind, float] = {"kill": request.grace_s}
     return execute(
@@ -164,7 +164,7 @@ def _execute(draft: Draft, request: WorkerRequest, *, whole: bool = False) -> Re
         deadline_s=request.deadline_s,
         patience_s=patience,
         on_outcome=_say_outcome,
-        together=whole,
+        together=whole or ends_orphans_alone(draft.plan),
         whole=whole,
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.errors import UsageError
-from vram.model.trace import BLOCKS, KIND_NUMBERS, ON_GPU, CallStack, Frame
+from vram.model.trace import BLOCKS, KIND_NUMBERS, ON_GPU, CallStack
+from vram.trace.symbols import Naming, name_stack, with_names
 
 if TYPE_CHECKING:
     from vram.trace.reader import Trace
@@ -37,7 +37,6 @@ def export(trace: Trace, form: str, path: str, *, force: bool = False) -> None:
         elif form == "speedscope":
             from vram.trace.exports import speedscope
             from vram.trace.frameworks import with_frameworks
-            from vram.trace.symbols import with_names
 
             view = with_names(with_frameworks(trace.view(), trace), trace.builds())
             speedscope.write(view, stream)
@@ -54,6 +53,6 @@ def text(foreign: str) -> str:
     return foreign.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def named(stack: CallStack, naming: Callable[[Frame], Frame] | None) -> CallStack:
-    """*stack* with the names of its native functions."""
-    return stack if naming is None else CallStack(tuple(map(naming, stack.frames)))
+def named(stack: CallStack, naming: Naming | None) -> CallStack:
+    """*stack* with the functions and lines of its native frames."""
+    return stack if naming is None else name_stack(stack, naming)

@@ -105,7 +105,9 @@ def _about(view: TraceView) -> dict[str, Any]:
 
 
 def _write_stacks(stacks: dict[int, CallStack], stream: BinaryIO) -> None:
-    """A row for each frame: stack, depth (0 is the innermost), language, function, file, line or offset."""
+    """A row for each frame: stack, depth (0 is the innermost), language, function, file, line or offset.
+
+    A native frame whose line is known has its library apart; otherwise that is the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,11 +119,20 @@ def _write_stacks(stacks: dict[int, CallStack], stream: BinaryIO) -> None:
             ("function", pa.string()),
             ("file", pa.string()),
             ("line", pa.uint64()),
+            ("library", pa.string()),
         ]
     )
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
         frames = (
-            (number, depth, frame.language, text(frame.function), text(frame.file), frame.line)
+            (
+                number,
+                depth,
+                frame.language,
+                text(frame.function),
+                text(frame.file),
+                frame.line,
+                text(frame.library) or None,
+            )
             for number in sorted(stacks)
             for depth, frame in enumerate(stacks[number].frames)
         )

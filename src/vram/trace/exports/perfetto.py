@@ -7,13 +7,14 @@ that may overlap (``b`` and ``e``, paired by category and id), metadata (``M``).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from vram.model.trace import KINDS_BY_NUMBER, CallStack, Frame, TraceView
 from vram.trace.exports import BLOCK_KINDS, CONTEXT, ON_GPU_KINDS, OUTLIVE_CONTEXT, named, text
+from vram.trace.places import place, position
 from vram.trace.reader import ALLOC, FAILED, FREE
-from vram.trace.symbols import naming
+from vram.trace.symbols import Naming, naming
 
 if TYPE_CHECKING:
     from vram.trace.analysis import StackTable
@@ -64,7 +65,7 @@ class _Allocated(NamedTuple):
 class _Writer:
     """Turns events into JSON; keeps what is live, not what was."""
 
-    def __init__(self, view: TraceView, naming: Callable[[Frame], Frame] | None) -> None:
+    def __init__(self, view: TraceView, naming: Naming | None) -> None:
         self._view, self._naming = view, naming
         self._pids = {process.index: process.pid for process in view.processes}
         self._sums: dict[tuple[int, int, str], int] = {}
@@ -181,10 +182,10 @@ def _event(**fields: object) -> str:
 
 def _name(stack: CallStack) -> str:
     """What an allocation is called: the function that made it, and where."""
-    if not stack.frames:
+    frame = place(stack)
+    if frame is None:
         return "no stack"
-    frame = stack.frames[0]
-    return f"{text(frame.function)} {_position(frame).rpartition('/')[2]}"
+    return f"{text(frame.function)} {text(position(frame)).rpartition('/')[2]}"
 
 
 def _frame_lines(stack: CallStack, most: int, length: int) -> list[str]:
@@ -201,8 +202,4 @@ def _frame_lines(stack: CallStack, most: int, length: int) -> list[str]:
 
 
 def _position(frame: Frame) -> str:
-    return (
-        f"{text(frame.file)}+{frame.line:#x}"
-        if frame.language == "native"
-        else f"{text(frame.file)}:{frame.line}"
-    )
+    return f"{text(frame.file)}:{frame.line}" if frame.has_line else f"{text(frame.file)}+{frame.line:#x}"

@@ -65,7 +65,7 @@ def _describe(frame: Frame | None) -> dict[str, Any]:
     if frame is None:
         return {"name": "no stack was recorded"}
     described: dict[str, Any] = {"name": text(frame.function) or "?", "file": text(frame.file)}
-    if frame.language == "python":
+    if frame.has_line:
         described["line"] = min(frame.line, _MAX_LINE_NUMBER)
     return described
 

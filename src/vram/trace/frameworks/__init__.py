@@ -18,14 +18,18 @@ from vram.model.trace import (
     OUTSIDE_FRAMEWORKS,
     BlockUse,
     CallStack,
+    HeldArrays,
     LeakSite,
     Site,
     TracedProcess,
     TraceView,
+    Window,
 )
-from vram.trace.frameworks import jax_profile, torch_history
+from vram.trace.frameworks import held_arrays, jax_profile, torch_history
 from vram.trace.frameworks.torch_use import MISSING, NAME, TorchSegments, TorchUse, block_use
+from vram.trace.frameworks.torch_window import torch_window
 from vram.trace.reader import Trace
+from vram.trace.windows import trend
 
 JAX = "jax"
 HOOK_FILE = "<vram tracer>"
@@ -60,6 +64,7 @@ class _Merge:
         self._torch_began: set[int] = set()
         self._jax: dict[int, list[jax_profile.Buffers]] = {}
         self._jax_pools: dict[int, list[tuple[int, int, int]]] = {}
+        self._arrays: dict[int, held_arrays.ArraysBlob] = {}
         self._damage: list[str] = []
 
     def add(self, process: int, name: str, data: bytes) -> None:
@@ -71,6 +76,8 @@ class _Merge:
                     self._torch_began.add(process)
                 elif snapshot.at != "attach":
                     self._torch[process] = snapshot  # the last one that is whole counts
+            elif name == "arrays":
+                self._arrays[process] = held_arrays.decode(data)
             elif name == "jax":
                 self._jax[process] = jax_profile.decode(data)
             elif name == "jax-pools":
@@ -83,22 +90,29 @@ class _Merge:
         segments = TorchSegments(self._trace, latest) if latest else None
         uses: list[BlockUse] = []
         rows: list[LeakSite] = []
+        windows: list[Window] = []
+        gpus = [each for each in view.gpus if each.peak_nbytes]  # others have no peak to speak of
         for process in view.processes:
             if segments is not None and process.index in latest:
                 for use in self._torch_of(process, latest[process.index], segments):
-                    uses += [use.at_peak(each.peak_ns) for each in view.gpus if each.gpu == use.gpu]
+                    uses += [use.at_peak(each.peak_ns) for each in gpus if each.gpu == use.gpu]
                     uses.append(use.at_end())
-                    rows += use.never_freed()
+                    left = list(use.never_freed())
+                    rows += left
+                    windows.append(self._torch_window(process, use, left))
             elif process.index in self._torch_began:
                 uses.append(block_use(process.index, NAME, None, "end", 0, 0, note=MISSING))
             uses += self._jax_lines(process.index)
-        leaks = view.leaks if segments is None else segments.judge_leaks(view)
+        leaks = view.leaks if segments is None else tuple(segments.judge_leaks(view))
+        driver = view.windows if segments is None else [_rejudged(each, leaks) for each in view.windows]
         outside = _outside(view, [*view.frameworks, *uses])
         rows.sort(key=lambda row: (row.verdict == "in use at exit", -row.site.nbytes))
         return replace(
             view,
             stacks=tuple(self._stacks),
             frameworks=(*view.frameworks, *uses, *outside),
+            windows=(*driver, *windows),
+            held=tuple(sorted(self._held(segments), key=lambda each: -each.nbytes))[:MAX_ROWS],
             leaks=(*leaks, *rows[:MAX_ROWS]),
             damage=(*view.damage, *self._damage),
         )
@@ -133,6 +147,23 @@ class _Merge:
                 intern=self._intern,
             )
 
+    def _torch_window(self, process: TracedProcess, use: TorchUse, left: list[LeakSite]) -> Window:
+        """From the beginning of the driver's windows on, or of this process's recording."""
+        since_ns = max([process.first_ns, *(each.begin_ns for each in self._view.windows[:1])])
+        growing = {row.site.stack for row in left if row.verdict == "growing"}
+        arrays = self._arrays.get(process.index)
+        return torch_window(use, since_ns, self._view.duration_ns, arrays, growing)
+
+    # ---- what was there before ----
+
+    def _held(self, segments: TorchSegments | None) -> Iterator[HeldArrays]:
+        for process, blob in self._arrays.items():
+
+            def gpu_of(device: int, process: int = process) -> int | None:
+                return device if segments is None else segments.gpu(process, device)
+
+            yield from held_arrays.held_arrays(blob, process, gpu_of)
+
     # ---- JAX ----
 
     def _jax_lines(self, process: int) -> Iterator[BlockUse]:
@@ -162,6 +193,21 @@ def _without_ours(stack: CallStack) -> CallStack:
     if stack.frames and stack.frames[0].file == HOOK_FILE:
         return CallStack(stack.frames[1:])
     return stack
+
+
+def _rejudged(window: Window, leaks: Iterable[LeakSite]) -> Window:
+    """A segment that holds tensors does not grow: they do."""
+    growing = {
+        (leak.site.stack, leak.site.kind, leak.site.gpu, leak.site.process)
+        for leak in leaks
+        if leak.verdict == "growing"
+    }
+    places = []
+    for place in window.places:
+        site = place.site
+        still = place.growing and (site.stack, site.kind, site.gpu, site.process) in growing
+        places.append(place if still == place.growing else replace(place, growing=still))
+    return replace(window, places=tuple(places), trend=trend(window.lowest, window.highest_nbytes, places))
 
 
 # ---- the rest ----

@@ -216,6 +216,11 @@ class GpuHistory:
                 best = PeakUse(number, used, reserved)
         return best
 
+    @property
+    def begins_late(self) -> bool:
+        """Whether PyTorch had memory when the history begins: it lacks what came before."""
+        return any(self._before_the_history())
+
     def _before_the_history(self) -> tuple[int, int]:
         """(bytes in blocks, bytes of segments) when the history begins: the end, with every event undone."""
         used = sum(each.nbytes for each in self.blocks if each.begin is None)

@@ -183,6 +183,14 @@ class TorchUse:
         self._intern = intern
         self._numbers: dict[int, int] = {}
 
+    def time_us(self, time_ns: int) -> int:
+        """PyTorch's clock at a moment of the view."""
+        return (time_ns + self._zero_ns) // 1000
+
+    def time_ns(self, time_us: int) -> int:
+        """The moment of the view at a time of PyTorch's clock."""
+        return max(0, time_us * 1000 - self._zero_ns)
+
     def _stack(self, number: int) -> int:
         if number not in self._numbers:
             self._numbers[number] = self._intern(stack_of(self.snapshot, number))
@@ -194,10 +202,10 @@ class TorchUse:
             total = sums.setdefault(each.stack, [0, 0])
             total[0] += 1
             total[1] += each.nbytes
-        sites = (self._site(stack, count, nbytes) for stack, (count, nbytes) in sums.items())
+        sites = (self.site(stack, count, nbytes) for stack, (count, nbytes) in sums.items())
         return tuple(sorted(sites, key=lambda site: -site.nbytes))
 
-    def _site(self, stack: int, count: int, nbytes: int) -> Site:
+    def site(self, stack: int, count: int, nbytes: int) -> Site:
         return Site(
             stack=self._stack(stack),
             kind="torch block",
@@ -219,7 +227,7 @@ class TorchUse:
 
     def at_peak(self, peak_ns: int) -> BlockUse:
         """What tensors held when the GPU's memory, taken at *peak_ns* of the view, was fullest."""
-        moment = self.history.moment_of_most_use((peak_ns + self._zero_ns) // 1000)
+        moment = self.history.moment_of_most_use(self.time_us(peak_ns))
         if moment is None:
             note = TOO_SHORT.format(count=len(self.history.events.action))
             return block_use(self.process, NAME, self.gpu, "peak", 0, 0, note=note)
@@ -254,10 +262,10 @@ class TorchUse:
             known = [time for time, each in zip(made, blocks, strict=True) if each.begin is not None]
             growing = stack != 0 and times_grow(known, since=since[stack], end=end, freed=stack in freed)
             yield LeakSite(
-                site=self._site(stack, len(blocks), sum(each.nbytes for each in blocks)),
+                site=self.site(stack, len(blocks), sum(each.nbytes for each in blocks)),
                 verdict="growing" if growing else "in use at exit",
-                first_ns=max(0, min(made) * 1000 - self._zero_ns),
-                last_ns=max(0, max(made) * 1000 - self._zero_ns),
+                first_ns=self.time_ns(min(made)),
+                last_ns=self.time_ns(max(made)),
                 freed=freed.get(stack, 0),
                 largest=max(each.nbytes for each in blocks),
             )

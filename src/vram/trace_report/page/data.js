@@ -1,7 +1,7 @@
 // The trace's figures, and how they are written.
 
 const trace = JSON.parse(document.getElementById("trace-data").textContent);
-const { frames, nodes, places, texts } = trace;
+const { frames, nodes, places, shown, texts } = trace;
 
 const percent = (part, whole) => (whole > 0 ? `${grouped((100 * part) / whole, part / whole < 0.1 ? 1 : 0)} %` : "");
 
@@ -36,7 +36,7 @@ const packageOf = (frame) => texts[frames.package[frame]];
 function whereOf(frame) {
   const file = texts[frames.file[frame]];
   if (!file) return "";
-  return frames.native[frame] ? `${file}+0x${frames.line[frame].toString(16)}` : `${file}:${frames.line[frame]}`;
+  return frames.has_line[frame] ? `${file}:${frames.line[frame]}` : `${file}+0x${frames.line[frame].toString(16)}`;
 }
 
 // The last two parts of a path: enough to know the file in a table.
@@ -52,10 +52,11 @@ function framesOf(node) {
 const OWN = new Set(["your program", "notebook"]);
 const isOwn = (frame) => OWN.has(packageOf(frame));
 
-// The line that people know: the innermost of the program itself, else of Python, else of all.
-function bestFrame(found) {
-  return found.find(isOwn) ?? found.find((frame) => !frames.native[frame]) ?? found[0];
-}
+// The line that people know, and who called it where it is a wrapper (undefined elsewhere): as the text report has them.
+const shownAt = new Map(shown.node.map((node, at) => [node, at]));
+const frameOr = (frame, other) => (frame === undefined || frame < 0 ? other : frame);
+const placeOf = (node) => frameOr(shown.place[shownAt.get(node)], nodes.frame[node]);
+const callerOf = (node) => frameOr(shown.caller[shownAt.get(node)], undefined);
 
 // A frame as two pieces of text: what, and where.
 function frameText(frame, where = whereOf) {

@@ -3,10 +3,12 @@
 const canvas = byId("flame");
 const MEASURES = {
   peak: { name: "At the peak", count: "peak_count", text: "live at the peak" },
+  window: { name: "Highest since", count: "window_count", text: "live at the highest moment of the window" },
   left: { name: "Never freed", count: "left_count", text: "never freed" },
   allocated: { name: "Allocated in all", count: "allocations", text: "allocated in all" },
   churn: { name: "Freed again soon", count: "churn_count", text: "freed again soon" },
 };
+if (!trace.windows.length) delete MEASURES.window;
 const BAR = 19;
 const NARROWEST = 1; // CSS pixels; narrower bars are drawn together
 const COLORS = 10;

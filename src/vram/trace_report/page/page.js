@@ -14,12 +14,12 @@ function drawHead() {
 function drawCards() {
   const cards = [];
   for (const gpu of trace.gpus.filter((each) => hasGpu(each.gpu))) cards.push(gpuCard(gpu));
-  const left = { leaked: 0, growing: 0, "in use at exit": 0 };
+  const left = { leaked: 0, growing: 0, "not freed": 0, "in use at exit": 0 };
   for (const leak of trace.leaks) if (isLeakShown(leak)) left[leak.verdict] += leak.nbytes;
   const lines = Object.entries(left).filter(([, nbytes]) => nbytes).map(([verdict, nbytes]) => element("p", null, `${bytes(nbytes)} ${verdict}`));
-  const what = state.memory === "gpu" ? "Leaked or growing" : `Leaked or growing, ${trace.groups[state.memory].toLowerCase()}`;
-  const tone = left.leaked ? "large bad" : left.growing ? "large warning" : "large good";
-  const leaked = left.leaked + left.growing;
+  const what = state.memory === "gpu" ? "Leaks" : `Leaks, ${trace.groups[state.memory].toLowerCase()}`;
+  const leaked = left.leaked + left.growing + left["not freed"];
+  const tone = left.leaked ? "large bad" : leaked ? "large warning" : "large good";
   if (placeCount) cards.push(element("div", { class: "card" }, element("h3", null, what), element("p", { class: tone }, leaked ? bytes(leaked) : "nothing"), ...lines));
   if (trace.host_peak_nbytes > 0 && state.gpu === "" && state.process === "") {
     cards.push(element("div", { class: "card" }, element("h3", null, "Host memory"), element("p", { class: "large" }, bytes(trace.host_peak_nbytes)),
@@ -32,6 +32,7 @@ function gpuCard(gpu) {
   const card = element("div", { class: "card" }, element("h3", null, `${gpuName(gpu.gpu)}, peak`), element("p", { class: "large" }, bytes(gpu.peak_nbytes)));
   const name = gpu.name ? `${gpu.name}, ` : "";
   if (gpu.total_nbytes) card.append(element("p", null, `${percent(gpu.peak_nbytes, gpu.total_nbytes)} of ${name}${bytes(gpu.total_nbytes)}`));
+  for (const window of trace.windows.filter((each) => each.gpu === gpu.gpu)) card.append(element("p", null, window.title));
   card.append(element("p", null, `after ${time(gpu.peak_ns)}; ${bytes(gpu.end_nbytes)} at the end`));
   card.append(element("p", null, `${bytes(gpu.allocated_nbytes)} in ${counted(gpu.allocations, "allocation")}`));
   if (state.process !== "") {

@@ -2,14 +2,15 @@
 
 const AT_ONCE = 100; // rows that are shown until the reader asks for more
 const verdictName = (place) => trace.verdicts.order[places.verdict[place]];
-const VERDICT_CLASS = { leaked: "bad", growing: "warning", "in use at exit": "plain" };
+const VERDICT_CLASS = { leaked: "bad", growing: "warning", "not freed": "warning", "in use at exit": "plain" };
 
 const COLUMNS = [
-  { key: "place", name: "Place", value: (place) => functionOf(bestFrame(framesOf(places.node[place]))) },
+  { key: "place", name: "Place", value: (place) => functionOf(placeOf(places.node[place])) },
   { key: "kind", name: "Kind", value: kindOf, class: "wide" },
   { key: "gpu", name: "GPU", value: (place) => places.gpu[place] ?? -1, number: true, shows: (place) => (places.gpu[place] ?? "?") },
   { key: "process", name: "Pid", value: (place) => (processOf(places.process[place]) || {}).pid || 0, number: true, class: "wide", shows: (place) => pidName(places.process[place]).replace("pid ", "") },
   { key: "peak", name: "At the peak", value: (place) => places.peak[place], number: true, bytes: true },
+  { key: "window", name: "Highest since", value: (place) => places.window[place], number: true, bytes: true },
   { key: "allocated", name: "Allocated", value: (place) => places.allocated[place], number: true, bytes: true },
   { key: "count", name: "Allocations", value: (place) => places.allocations[place], number: true, class: "wide" },
   { key: "left", name: "Never freed", value: (place) => places.left[place], number: true, bytes: true },
@@ -24,12 +25,15 @@ function badge(verdict) {
 // Every allocation goes through these.
 const DRIVER = new Set(["libcuda", "libcudart"]);
 
-// The line that people know, the innermost line of Python that it led to, and the library that allocated.
+// The line that people know and who called it, the innermost line of Python that it led to, and the library that
+// allocated.
 function placeText(node) {
   const found = framesOf(node);
-  const best = bestFrame(found);
+  const best = placeOf(node);
+  const calling = callerOf(node);
   const inner = found.find((frame) => !frames.native[frame]) ?? best;
   const parts = [element("span", { class: "frame" }, ...frameText(best, shortWhere))];
+  if (calling !== undefined) parts.push(element("span", { class: "frame from" }, "called by ", ...frameText(calling, shortWhere)));
   const more = element("span", { class: "frame from" });
   if (inner !== best) more.append("in ", ...frameText(inner, shortWhere));
   const library = found.slice(0, found.indexOf(inner)).find((frame) => !DRIVER.has(packageOf(frame)));
@@ -66,8 +70,8 @@ function sorted(found) {
 function drawPlaces() {
   const { found, error } = chosenPlaces();
   const rows = sorted(found).slice(0, shownRows);
-  const most = { peak: 0, allocated: 0, left: 0 };
-  const sum = { peak: 0, allocated: 0, left: 0 };
+  const most = { peak: 0, window: 0, allocated: 0, left: 0 };
+  const sum = { peak: 0, window: 0, allocated: 0, left: 0 };
   for (const place of found) {
     for (const key of Object.keys(most)) {
       most[key] = Math.max(most[key], places[key][place]);
@@ -85,7 +89,7 @@ function drawPlaces() {
 }
 
 function visibleColumns() {
-  const isOne = { gpu: trace.gpus.length < 2, process: trace.processes.length < 2 };
+  const isOne = { gpu: trace.gpus.length < 2, process: trace.processes.length < 2, window: !trace.windows.length };
   return COLUMNS.filter((column) => !isOne[column.key]);
 }
 
@@ -142,6 +146,7 @@ function placeDetails(place) {
   const parts = [`${kindOf(place)} memory on ${gpuName(places.gpu[place])}, ${pidName(places.process[place])}`];
   parts.push(`${counted(places.allocations[place], "allocation")}, ${bytes(places.allocated[place])}`);
   if (places.peak_count[place]) parts.push(`${grouped(places.peak_count[place])} live at the peak`);
+  if (places.window_count[place]) parts.push(`${grouped(places.window_count[place])} live at the highest moment of the window`);
   if (places.left_count[place]) parts.push(`${grouped(places.left_count[place])} never freed`);
   if (places.churn_count[place]) {
     parts.push(`${grouped(places.churn_count[place])} freed again soon, half of them within ${time(places.median_life_ns[place])}`);
@@ -160,7 +165,7 @@ function drawOnly() {
   const only = byId("only");
   only.replaceChildren(element("option", { value: "" }, "everything"));
   const shown = shownPlaces();
-  for (const verdict of ["leaked", "growing", "in use at exit"]) {
+  for (const verdict of ["leaked", "growing", "not freed", "in use at exit"]) {
     if (shown.some((place) => verdictName(place) === verdict)) only.append(element("option", { value: verdict }, verdict));
   }
   const kinds = [...new Set(shown.map(kindOf))].sort();

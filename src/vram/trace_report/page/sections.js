@@ -6,7 +6,7 @@ const SHOWN_FAILURES = 50;
 function drawLeaks() {
   const shown = trace.leaks.filter(isLeakShown).sort((a, b) => b.nbytes - a.nbytes);
   const parts = [];
-  for (const verdict of ["leaked", "growing", "in use at exit"]) {
+  for (const verdict of ["leaked", "growing", "not freed", "in use at exit"]) {
     const found = shown.filter((leak) => leak.verdict === verdict);
     if (found.length) parts.push(leakGroup(verdict, found));
   }
@@ -49,6 +49,32 @@ function placeLine(nbytes, node, facts) {
     if (line.open && line.children.length === 1) line.append(stackList(node));
   });
   return element("li", null, line);
+}
+
+// ---- windows ----
+
+const WINDOW_LISTS = { grew: "Growing", most: "Most at the highest moment", churn: "Allocated and freed again and again" };
+
+function drawWindows() {
+  const shown = trace.windows.filter((window) => hasGpu(window.gpu) && (window.process === null || hasProcess(window.process)));
+  byId("window-section").hidden = !shown.length;
+  const parts = [];
+  for (const window of shown) {
+    parts.push(element("p", null, element("b", null, gpuName(window.gpu)), ` ${window.title}`));
+    for (const [key, name] of Object.entries(WINDOW_LISTS)) {
+      if (!window[key].length) continue;
+      const list = element("ul", { class: "leak-list" });
+      for (const row of window[key]) list.append(row.name ? namedLine(row) : placeLine(row.nbytes, row.node, row.facts));
+      parts.push(element("h3", null, name), list);
+    }
+  }
+  byId("window").replaceChildren(...parts);
+}
+
+// Memory from before recording has a name, and no stack.
+function namedLine({ nbytes, name, facts }) {
+  const text = element("div", null, element("span", { class: "frame" }, element("bdi", null, name)), element("span", { class: "facts" }, facts));
+  return element("li", null, element("div", { class: "named" }, element("b", { class: "figure" }, bytes(nbytes)), text));
 }
 
 // ---- frameworks ----
@@ -244,6 +270,7 @@ function drawProcesses() {
 
 function startSections() {
   draws(["gpu", "process", "memory"], drawLeaks);
+  draws(["gpu", "process"], drawWindows);
   draws(["gpu", "process"], drawFrameworks);
   draws(["gpu", "process"], drawHoles);
   draws(["gpu", "process", "memory", "flame"], paintHoles); // its colours are the flame graph's

@@ -3,15 +3,16 @@
 const DEFAULTS = {
   gpu: "", // number of the GPU, "unknown", or "" for all
   process: "", // index of the process, or "" for all
-  memory: "gpu", // key of trace.groups
+  // key of trace.groups; a steady program may have asked nothing of the driver
+  memory: trace.kinds.some(({ group }) => group === "gpu") || !trace.kinds.length ? "gpu" : trace.kinds[0].group,
   from: "", // the part of the time that is shown, in ns
   to: "",
   at: "", // where the pointer of the timeline was put, in ns
-  flame: "peak", // key of MEASURES
+  flame: trace.is_attached ? "window" : "peak", // key of MEASURES
   zoom: "", // node of the flame graph
   find: "",
   pattern: "", // "1": find is a regular expression
-  sort: "-peak", // column of the table, "-" for largest first
+  sort: trace.is_attached ? "-window" : "-peak", // column of the table, "-" for largest first
   filter: "",
   filterpattern: "",
   only: "", // verdict or kind

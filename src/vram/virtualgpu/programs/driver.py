@@ -2,6 +2,8 @@
 
 The library is loaded by the first call, not by the import: some processes must never load it.
 A function that ends in ``_code`` returns the driver's answer; the others raise unless it is success.
+Programs that import this are started by the hundred, so it imports little: typing and glob would take
+as long as half of Python's own start.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Iterator
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from glob import glob
-from typing import Any, TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, TypeVar
+
+    Place = TypeVar("Place", c_int, c_size_t, c_uint64, c_void_p)
 
 RELEASE_THRESHOLD, RESERVED_CURRENT, USED_CURRENT = 4, 5, 7
 ATTACH_GLOBAL = 1
@@ -29,8 +35,6 @@ CHUNK = 64 * 1024**2
 """Copies from the device go through the host in pieces of this size."""
 
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
-
-Place = TypeVar("Place", c_int, c_size_t, c_uint64, c_void_p)
 
 
 class CudaError(Exception):
@@ -393,6 +397,8 @@ def _runtime_paths() -> Iterator[str]:
         yield from (os.path.join(virtual, "lib", name) for name in RUNTIMES)
         return
     yield from RUNTIMES
+    from glob import glob
+
     toolkits = (os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda")
     folders = [os.path.join(root, each) for root in sys.path if root for each in IN_PACKAGES]
     folders += [os.path.join(root, each) for root in toolkits if root for each in IN_TOOLKITS]

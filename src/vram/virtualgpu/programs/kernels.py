@@ -10,9 +10,12 @@ from __future__ import annotations
 import ctypes
 import time
 from ctypes import c_uint, c_uint64, c_void_p
-from typing import Any
 
 import driver
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NOT_SUPPORTED = 801
 

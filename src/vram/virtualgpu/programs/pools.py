@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from ctypes import c_void_p
-from typing import Any
 
 import driver
 import protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 CHUNK = 32 * protocol.MIB
 

@@ -2,6 +2,8 @@
 
 End of file on stdin ends the program: it cleans up and exits. Processes that it starts never
 outlive it, except where that is the point; those watch the same stdin for its end.
+
+Hundreds of such programs start in a run of the tests: what only some need is imported where it is used.
 """
 
 from __future__ import annotations
@@ -9,18 +11,19 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
-import signal
-import socket
 import sys
-from collections.abc import Callable, Generator
-from typing import Any, ClassVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from socket import socket
+    from typing import Any, ClassVar
+
+    Turns = Generator[Any, Any, None]
 
 MIB = 1024**2
 GIB = 1024**3
 PR_SET_PDEATHSIG = 1
-
-Turns = Generator[Any, Any, None]
 
 
 def ready(stage: str, *, pids: dict[str, int] | None = None, nbytes: int = 0, **facts: Any) -> None:
@@ -75,17 +78,23 @@ def _choose(situations: tuple[Callable[[], None], ...]) -> Callable[[], None]:
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when the one that forked it ends."""
+    import signal
+
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def kill_child(pid: int) -> None:
     """End a child of this process at once, and reap it."""
+    import signal
+
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
 def sleep_until_closed(descriptor: int = 0) -> None:
     """Sleep until the other end of *descriptor* is closed, without reading from it."""
+    import select
+
     poll = select.poll()
     poll.register(descriptor, 0)
     poll.poll()
@@ -101,7 +110,9 @@ class ForkedWorker:
     living: ClassVar[list[ForkedWorker]] = []
 
     def __init__(self, work: Callable[..., Turns], *arguments: Any) -> None:
-        ours, theirs = socket.socketpair()
+        from socket import socketpair
+
+        ours, theirs = socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             die_with_parent()
@@ -138,7 +149,7 @@ class ForkedWorker:
         return answer["value"]
 
 
-def _take_turns(turns: Turns, connection: socket.socket) -> None:
+def _take_turns(turns: Turns, connection: socket) -> None:
     """Take turns until the other side closes the connection. Never returns into the parent's code."""
     lines = connection.makefile("rw")
     try:

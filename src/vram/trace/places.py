@@ -25,7 +25,20 @@ _MAX_STACKS = 20_000
 _CELL = re.compile(r"<ipython-input|.*/ipykernel_\d+/")
 _VERSION = re.compile(r"(?:\.so\b.*|\.cpython-.*|\.abi3.*)$")
 # Allocations pass through these on their way to the driver: they are never what a person looks for.
-_ON_THE_WAY = re.compile(r"(?:lib(?:cuda|cudart|cupti|ffi|vramtracer)|_ctypes)[.-]")
+_RUNTIME = re.compile(
+    r"(?:lib(?:cuda|cudart|cupti|ffi|vramtracer|stdc\+\+|c\+\+|c\+\+abi|gcc_s|c|m|pthread)|_ctypes|ld-linux[^.]*)[.-]"
+)
+# The CUDA runtime that nvcc links into programs, its header, and the stubs that launch kernels.
+_STATIC_RUNTIME = re.compile(r"libcudart_static_\w+|_*cuda[A-Z]\w*(?:<…>)?")
+_RUNTIME_HEADERS = re.compile(r"(?:.*/)?cuda_runtime(?:_api)?\.h|.*\.cudafe\d+\.stub\.c")
+# Allocators and templates of libraries: a person called them.
+_ALLOCATORS = re.compile(r"lib(?:rmm|c10\w*|torch\w*)[.-]")
+_NAMESPACES = re.compile(r"(thrust|cub|std|__gnu_cxx|rmm|c10|cuda::(?:std|mr|__\w+)|vram)::")
+_INSTALLED_HEADERS = re.compile(
+    r"/usr/(?:local/)?include/|.*/include/(?:c\+\+|thrust|cub|cuda|rmm|c10)/|.*/cuda[^/]*/(?:targets/[^/]+/)?include/"
+    r"|.*/(?:thrust|cub|rmm|c10)/.*\.(?:h|hpp|cuh|inl)$|.*/vram\.hpp$"
+)
+_ENTRANCES = ("<module>", "main")
 
 
 @lru_cache(maxsize=65536)
@@ -60,14 +73,15 @@ def library(stack: CallStack) -> str:
     frames = stack.frames
     if not frames:
         return NO_STACK
-    frame = next((each for each in frames if not _is_on_the_way(each)), frames[0])
-    return _library(frame.language, frame.file)
+    frame = next((each for each in frames if not _is_runtime(each)), frames[0])
+    return _library(frame.language, frame.library or frame.file)
 
 
 def place(stack: CallStack) -> Frame | None:
     """The frame that a person looks for: the innermost line of the program's own Python code.
 
-    Where there is none, the innermost Python frame; then the innermost native one outside CUDA itself.
+    Where there is none, the innermost Python frame; then the innermost native one whose line is known and
+    that is no library's; then the innermost outside of CUDA, the C++ library and allocators.
     """
     installed: Frame | None = None
     for frame in stack.frames:
@@ -77,7 +91,11 @@ def place(stack: CallStack) -> Frame | None:
             installed = installed or frame
     if installed is not None or not stack.frames:
         return installed
-    return next((each for each in stack.frames if not _is_on_the_way(each)), stack.frames[0])
+    for is_sought in (_is_own, _is_outside_libraries, _is_outside_runtime):
+        found = next(filter(is_sought, stack.frames), None)
+        if found is not None:
+            return found
+    return stack.frames[0]
 
 
 def caller(stack: CallStack) -> Frame | None:
@@ -92,7 +110,7 @@ def caller(stack: CallStack) -> Frame | None:
     from_another_file = next((frame for frame in outside if frame.file != at.file), None)
     if from_another_file is not None or not _is_own(at):
         return from_another_file
-    return next((frame for frame in outside if frame.function not in (at.function, "<module>")), None)
+    return next((frame for frame in outside if frame.function not in (at.function, *_ENTRANCES)), None)
 
 
 class _Wrappers:
@@ -119,12 +137,41 @@ def is_wrapper(view: TraceView, frame: Frame | None) -> bool:
     return frame in _wrappers.found
 
 
+@lru_cache(maxsize=65536)
 def _is_own(frame: Frame) -> bool:
-    return frame.language == "python" and not is_installed(frame.file)
+    """Whether it is a line of the program's own code."""
+    if frame.language == "python":
+        return not is_installed(frame.file)
+    return frame.has_line and _is_outside_libraries(frame)
 
 
-def _is_on_the_way(frame: Frame) -> bool:
-    return frame.language == "native" and _ON_THE_WAY.match(frame.file.rpartition("/")[2]) is not None
+def shown_frames(view: TraceView, stack: CallStack) -> tuple[Frame | None, Frame | None]:
+    """The place of *stack*, and who called it where the place is a wrapper; the caller then says more."""
+    at = place(stack)
+    return at, caller(stack) if is_wrapper(view, at) else None
+
+
+def _is_outside_runtime(frame: Frame) -> bool:
+    return not _is_runtime(frame)
+
+
+@lru_cache(maxsize=65536)
+def _is_outside_libraries(frame: Frame) -> bool:
+    """Whether a native frame is neither CUDA's or C's, nor an allocator's or a template's of a library."""
+    if _is_runtime(frame) or _ALLOCATORS.match((frame.library or frame.file).rpartition("/")[2]):
+        return False
+    return not (_NAMESPACES.match(frame.function) or (frame.library and _INSTALLED_HEADERS.match(frame.file)))
+
+
+@lru_cache(maxsize=65536)
+def _is_runtime(frame: Frame) -> bool:
+    if frame.language != "native":
+        return False
+    if frame.library and _RUNTIME_HEADERS.fullmatch(frame.file):
+        return True
+    if not frame.library and _STATIC_RUNTIME.fullmatch(frame.function):
+        return True
+    return _RUNTIME.match((frame.library or frame.file).rpartition("/")[2]) is not None
 
 
 def function_name(frame: Frame) -> str:
@@ -138,8 +185,8 @@ def last_name(frame: Frame) -> str:
 
 
 def position(frame: Frame) -> str:
-    """``train.py:40``, or ``libnccl.so.2+0x1f40`` for native code."""
-    if frame.language == "native":
+    """``train.py:40``, or ``libnccl.so.2+0x1f40`` for native code whose line is unknown."""
+    if not frame.has_line:
         return f"{frame.file.rpartition('/')[2]}+{frame.line:#x}"
     return f"{shown_file(frame.file)}:{frame.line}"
 
@@ -155,8 +202,13 @@ def executables(processes: Iterable[TracedProcess]) -> dict[str, str]:
 def package(frame: Frame, programs: Mapping[str, str]) -> str:
     """Return a name that people know: "torch", "libcublas", "Python"; *programs* are the executables'."""
     if frame.language == "native":
-        name = _VERSION.sub("", frame.file.rpartition("/")[2])
-        return programs.get(frame.file) or (PYTHON if name.startswith("libpython") else name) or UNKNOWN
+        file = frame.library or frame.file
+        name = _VERSION.sub("", file.rpartition("/")[2])
+        if file in programs and _is_runtime(frame):
+            return "libcudart"  # linked into the program
+        if namespace := _NAMESPACES.match(frame.function):
+            return namespace[1].partition("::")[0]
+        return programs.get(file) or (PYTHON if name.startswith("libpython") else name) or UNKNOWN
     if installed := _package_of(frame.file):
         return installed
     if _STANDARD.match(frame.file):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vram.cpython_layouts import FRAMES, MINORS, PENDING_CALLS, PUBLISHED, STATE, SUPPORTED, select
-from vram.reach import python_process
+from vram.reach import target_process
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 )
 def test_yama_is_explained(tmp_path: Path, scope: str, said: str) -> None:
     (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
-    assert said in python_process.why_not_traced(str(tmp_path / "ptrace_scope"))
+    assert said in target_process.why_not_traced(str(tmp_path / "ptrace_scope"))
 
 
 def test_without_yama_everybody_may(tmp_path: Path) -> None:
-    assert python_process.ptrace_scope(str(tmp_path / "absent")) == "0"
+    assert target_process.ptrace_scope(str(tmp_path / "absent")) == "0"
 
 
 def test_texts_that_name_the_supported_versions_agree() -> None:

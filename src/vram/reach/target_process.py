@@ -1,4 +1,4 @@
-"""Is it a Python that can be attached to from here, and which one? Read from /proc alone."""
+"""Can a process be attached to from here, is it a Python, and which one? Read from /proc alone."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ _PORTION_NBYTES = 1 << 20
 _MAX_FILE_NBYTES = 64 << 20
 
 
-class PythonProcess(Struct, frozen=True):
-    """A target that runs Python code. ``minor`` is None where no file name has the version."""
+class TargetProcess(Struct, frozen=True):
+    """A target that may be attached to.
+
+    ``minor`` is the version of its Python, None where it has none, or no file name has the version.
+    """
 
     target: Target
     argv: tuple[str, ...]
@@ -46,6 +49,7 @@ class PythonProcess(Struct, frozen=True):
     pid_inside: int
     limits: ThreadLimits | None = None
     """What its main thread can never do, when it was examined."""
+    is_python: bool = True
 
     @property
     def is_ours(self) -> bool:
@@ -57,7 +61,7 @@ class PythonProcess(Struct, frozen=True):
         return self.target.process.pid
 
 
-def examine(target: Target) -> PythonProcess:
+def examine(target: Target) -> TargetProcess:
     """Read about *target* without touching it; raises why no injector could work."""
     pid = target.process.pid
     status = _status(pid)
@@ -67,25 +71,21 @@ def examine(target: Target) -> PythonProcess:
     maps, executable = _read(pid, "maps"), target.executable or ""
     name = _INTERPRETER.search(os.path.basename(executable))
     library = _LIBRARY.search(maps)
-    if library is None and not _is_python(pid):
-        raise NotReachable(
-            f"pid {pid} is not a Python process ({os.path.basename(executable)})",
-            hint="only Python processes can be trimmed; `vram park` works for any CUDA process",
-        )
     limits = _checked_calls(pid)
     minor = library.group(1).decode() if library else name.group(1) if name else None
-    return PythonProcess(
+    return TargetProcess(
         target=target,
         argv=_argv(pid),
         executable=executable,
         minor=int(minor) if minor else None,
         pid_inside=int(status.get("NSpid", str(pid)).split()[-1]),
         limits=limits,
+        is_python=library is not None or _is_python(pid),
     )
 
 
 @contextmanager
-def pidfd_of(process: PythonProcess) -> Iterator[int]:
+def pidfd_of(process: TargetProcess) -> Iterator[int]:
     """A pidfd of the process that was meant: until it ends, no other process gets its pid."""
     try:
         pidfd = os.pidfd_open(process.pid)
@@ -114,16 +114,24 @@ def died(*pids: int) -> TargetDied:
     )
 
 
-def namespace_mismatch(pid: int) -> str | None:
-    """Why our files or our clock differ from its own; None where they are the same."""
+def namespace_mismatch(pid: int, *, same_files: bool = True) -> str | None:
+    """Why our clock, and with *same_files* our files, differ from its own; None where they are the same."""
     for name, meaning in (("mnt", "sees other files"), ("time", "has another clock")):
-        try:
-            same = os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
-        except OSError:
-            continue  # kernels without that namespace have one for all
-        if not same:
+        if (same_files or name != "mnt") and not shares_namespace(pid, name):
             return f"it {meaning} than vram (a container): run vram inside it"
     return None
+
+
+def shares_namespace(pid: int, name: str) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
+    except OSError:
+        return True  # kernels without that namespace have one for all
+
+
+def may_open_our_files(process: TargetProcess) -> bool:
+    """Whether *process* can open, below /proc, what we have open: as our own user, where our pid is known."""
+    return process.is_ours and shares_namespace(process.pid, "pid") and shares_namespace(process.pid, "user")
 
 
 def _require_awake(pid: int) -> None:

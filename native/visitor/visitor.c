@@ -1,0 +1,210 @@
+/* Loaded, it starts one thread and returns; the thread asks for permission, does what it is asked, and leaves. */
+#define _GNU_SOURCE
+#include "visitor.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Volatile: what a copy of this file has here is not known when it is compiled. */
+const volatile struct visit visit __attribute__((used)) = {.mark = "vram visitor: request follows.."};
+
+static const char GO[] = "go\n";
+enum { MAX_STACK_NBYTES = 1 << 20 };
+
+/* ---- the request ---- */
+
+static struct visit ours; /* a plain copy */
+
+static const char *find_line(const char *key, int number, size_t *length) {
+    size_t nbytes = strlen(key);
+    for (const char *line = ours.request; *line;) {
+        const char *end = strchr(line, '\n');
+        if (!end || !strncmp(line, "settings:", 9)) return NULL;
+        if (!strncmp(line, key, nbytes) && line[nbytes] == '=' && number-- == 0) {
+            *length = (size_t)(end - line) - nbytes - 1;
+            return line + nbytes + 1;
+        }
+        line = end + 1;
+    }
+    return NULL;
+}
+
+const char *request_nth(const char *key, int number) {
+    static char value[FOLDER_NBYTES];
+    size_t length;
+    const char *found = find_line(key, number, &length);
+    if (!found || length >= sizeof value) return NULL;
+    memcpy(value, found, length);
+    value[length] = 0;
+    return value;
+}
+
+const char *request_value(const char *key) {
+    return request_nth(key, 0);
+}
+
+const char *request_settings(void) {
+    const char *found = strstr(ours.request, "settings:\n");
+    return found ? found + strlen("settings:\n") : "";
+}
+
+static bool copy_request(void) {
+    ours.until_ns = visit.until_ns;
+    ours.pid = visit.pid;
+    for (size_t i = 0; i < sizeof ours.folder; i++) ours.folder[i] = visit.folder[i];
+    for (size_t i = 0; i < sizeof ours.request; i++) ours.request[i] = visit.request[i];
+    return ours.pid > 0 && !ours.folder[sizeof ours.folder - 1] && !ours.request[sizeof ours.request - 1];
+}
+
+/* ---- the connection ---- */
+
+static int left_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    if (now_ns >= ours.until_ns) return 0;
+    uint64_t left = (ours.until_ns - now_ns) / 1000000u + 1;
+    return left > 3600000 ? 3600000 : (int)left;
+}
+
+static bool wait_for(int connection, short events) {
+    struct pollfd each = {.fd = connection, .events = events};
+    for (;;) {
+        int ms = left_ms();
+        if (!ms) return false;
+        int ready = poll(&each, 1, ms);
+        if (ready > 0) return true;
+        if (ready < 0 && errno != EINTR) return false;
+    }
+}
+
+/* Addresses of sockets end at 108 bytes; folders of users may be deeper. */
+static int connect_to_vram(void) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int folder = open(ours.folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) return -1;
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/answers", folder);
+    /* Not blocking: where vram is stopped, its queue may be full. */
+    int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (connection >= 0 && connect(connection, (struct sockaddr *)&address, sizeof address) != 0) {
+        close(connection);
+        connection = -1;
+    }
+    close(folder);
+    return connection;
+}
+
+static bool may_go(int connection) {
+    char heard[sizeof GO - 1];
+    for (size_t have = 0; have < sizeof heard;) {
+        if (!wait_for(connection, POLLIN)) return false;
+        ssize_t more = recv(connection, heard + have, sizeof heard - have, 0);
+        if (more == 0 || (more < 0 && errno != EINTR && errno != EAGAIN)) return false;
+        if (more > 0) have += (size_t)more;
+    }
+    return !memcmp(heard, GO, sizeof heard) && left_ms() > 0;
+}
+
+/* vram may die while it is sent: MSG_NOSIGNAL, or the program would die of SIGPIPE. */
+static void send_all(int connection, const char *text, size_t nbytes) {
+    while (nbytes && wait_for(connection, POLLOUT)) {
+        ssize_t sent = send(connection, text, nbytes, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EINTR && errno != EAGAIN) return;
+        if (sent > 0) {
+            text += sent;
+            nbytes -= (size_t)sent;
+        }
+    }
+}
+
+/* ---- the work ---- */
+
+static void do_work(void) {
+    const char *asked = request_value("verb");
+    char verb[16];
+    snprintf(verb, sizeof verb, "%s", asked ? asked : "");
+    if (!strcmp(verb, "trim") || !strcmp(verb, "measure"))
+        trim_pools(verb[0] == 't');
+    else if (!strcmp(verb, "start"))
+        recorder_start();
+    else if (!strcmp(verb, "stop"))
+        recorder_stop();
+    else if (!strcmp(verb, "status"))
+        recorder_status();
+    else
+        answer_raw("\"status\":\"cancelled\",\"notes\":[\"this visitor does not know what it is asked\"]");
+}
+
+static void visit_once(void) {
+    if (!copy_request() || getpid() != ours.pid || !left_ms()) return; /* a forked child, or too late */
+    int connection = connect_to_vram();
+    if (connection < 0) return; /* called off, or vram has died */
+    if (may_go(connection)) {
+        size_t nbytes;
+        answer_begin();
+        do_work();
+        const char *text = answer_end(&nbytes);
+        if (text) send_all(connection, text, nbytes);
+    }
+    close(connection);
+}
+
+/* ---- its thread, and how it leaves ---- */
+
+/* Called by visitor_thread alone; returns what the loader calls this library. */
+__attribute__((used)) static void *visitor_work(void) {
+    Dl_info here;
+    struct link_map *map = NULL;
+    pthread_setname_np(pthread_self(), "vram-visit");
+    visit_once();
+    if (!dladdr1((const void *)&visit, &here, (void **)&map, RTLD_DL_LINKMAP)) map = NULL;
+    return map;
+}
+
+/* The thread unloads the code that it runs. So its last instruction here is a jump, not a call: dlclose returns
+ * straight into the C library, which started the thread, and nothing of this library is executed again. dlclose
+ * itself waits until the dlopen that brought us here is over, because both take the loader's lock. */
+__asm__(".text\n"
+        ".type visitor_thread, @function\n"
+        "visitor_thread:\n"
+        "  .cfi_startproc\n"
+        "  sub $8, %rsp\n"
+        "  .cfi_adjust_cfa_offset 8\n"
+        "  call visitor_work\n"
+        "  add $8, %rsp\n"
+        "  .cfi_adjust_cfa_offset -8\n"
+        "  mov %rax, %rdi\n"
+        "  jmp *dlclose@GOTPCREL(%rip)\n"
+        "  .cfi_endproc\n"
+        ".size visitor_thread, . - visitor_thread\n");
+void *visitor_thread(void *unused);
+
+/* The visited thread has all signals blocked meanwhile (reach/native.py), and its child inherits that: no handler
+ * of the program runs in a thread that it does not know. Again here, should somebody else load this file. */
+__attribute__((constructor)) static void arrive(void) {
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    size_t stack_nbytes;
+    if (visit.pid <= 0) return;
+    sigfillset(&all);
+    if (pthread_attr_init(&attributes) != 0) return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (pthread_attr_getstacksize(&attributes, &stack_nbytes) == 0 && stack_nbytes < MAX_STACK_NBYTES)
+        pthread_attr_setstacksize(&attributes, MAX_STACK_NBYTES);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    (void)!pthread_create(&thread, &attributes, visitor_thread, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}

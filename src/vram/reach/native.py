@@ -1,0 +1,332 @@
+"""Load a library into a running program of any language, through a thread of it that is at rest.
+
+Every program that uses CUDA has such a thread: the driver's own, which waits in poll without a deadline. It
+alone is stopped, for less than a millisecond, and made to call dlopen as if a signal had come
+(:mod:`vram.reach.signal_frame`); then it makes its system call once more, and nobody sees EINTR. The others
+run on. The library (:mod:`vram.reach.visitor_library`) works in a thread of its own and unloads itself.
+
+A thread in such a wait holds no lock of malloc or of the loader. Where another thread is loading a library
+just then, the resting one waits for it, as every dlopen does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from msgspec import Struct
+
+from vram.errors import NotReachable
+from vram.model.inside import Via
+from vram.payloads.procfs import MapLine, ProcessFolder, is_driver_thread
+from vram.reach import elf, signal_frame, visitor_library
+from vram.reach.attachment import (
+    FIRST_PAUSE_S,
+    attach,
+    once_it_is_safe,
+    or_agent,
+    require_same_process,
+    verify_identity,
+    why_unavailable,
+)
+from vram.reach.elf import ElfImage
+from vram.reach.payload import PayloadRequest, RawAnswer
+from vram.reach.ptrace import (
+    StoppedThreads,
+    TargetEnded,
+    TargetMemory,
+    TraceDenied,
+    UnsafeToAttach,
+    while_stopped,
+)
+from vram.reach.signal_frame import has_pending_signal, has_shadow_stack
+from vram.reach.target_process import TargetProcess, may_open_our_files
+from vram.reach.visitor_library import LibraryDrop
+from vram.reach.waits import (
+    RESTART,
+    SYSCALL,
+    Restarts,
+    arguments_of,
+    find_libc,
+    is_pipe_or_terminal,
+    lasts,
+    may_repeat,
+    preference,
+    read_syscall,
+    repeated,
+    signed,
+    uses_musl,
+)
+
+NAME: Via = "native"
+
+_STACK_NEEDED = 192 << 10
+_MAX_THREADS = 4096
+_RTLD_NOW = 2
+_POLL, _READ = 7, 0
+# All signals but those that the C library sends to its own threads: who waits for the answer to these has a
+# lock that starting a thread needs (pthread_cancel, setuid in a program with threads).
+_OF_LIBC = 1 << 31 | 1 << 32
+_ALL_SIGNALS = (1 << 64) - 1 & ~_OF_LIBC
+_LOADER = "libdl.so"
+# So often a thread was back in its wait, and nothing was loaded.
+_NOT_LOADED = 2
+_LOOKING_S = 0.2
+_MAX_PAUSE_S = 0.1
+
+
+class RestingThread(Struct, frozen=True):
+    """A thread in a wait that may be repeated, as far as is known without stopping it."""
+
+    tid: int
+    number: int
+    is_drivers: bool
+    stack_pointer: int
+    place: int
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        return not self.is_drivers, preference(self.number)
+
+
+class NativeVisit:
+    """One process, and what must be known of it before one of its threads is stopped."""
+
+    def __init__(self, process: TargetProcess, memory: TargetMemory) -> None:
+        self._process, self._pid, self._memory = process, process.pid, memory
+        self._about = verify_identity(process)
+        self._maps = elf.mappings(self._pid)
+        found = list(elf.images(memory, self._maps))
+        libc = find_libc(found)
+        if uses_musl(found):
+            raise UnsafeToAttach(
+                "it uses musl, which is not supported", f"run it with glibc{or_agent(process)}"
+            )
+        if not libc:
+            raise UnsafeToAttach(
+                "it is not an x86-64 program that uses glibc: linked statically, or of another kind"
+            )
+        self._libc, self._restarts = libc, Restarts(memory, libc)
+        self._dlopen = _function("dlopen", [*libc, *(each for each in found if _LOADER in each.path)])
+        _function("pthread_create", libc)
+        code = signal_frame.find_chain_code(libc)
+        if code is None:
+            raise UnsafeToAttach("its C library is not as expected")
+        self._code = code
+        self._unfit: dict[int, UnsafeToAttach] = {}
+        self.stopped_s = 0.0
+
+    # ---- which thread ----
+
+    def require_resting_thread(self) -> None:
+        """Raise where none of its threads may be used, now and for a moment more."""
+        until = time.monotonic() + _LOOKING_S
+        once_it_is_safe(self.choose_thread, until, _LOOKING_S / 10)
+
+    def choose_thread(self) -> RestingThread:
+        found = sorted(self._resting_threads(), key=lambda each: each.rank)
+        if not found and self._unfit:
+            raise next(iter(self._unfit.values()))
+        if not found:
+            raise UnsafeToAttach(
+                "none of its threads waits in a system call without a deadline",
+                f"try again: the CUDA driver's thread does so most of the time{or_agent(self._process)}",
+                passing=True,
+            )
+        return found[0]
+
+    def _resting_threads(self) -> Iterator[RestingThread]:
+        with suppress(OSError), ProcessFolder("/proc", self._pid) as folder:
+            for name in folder.names("task")[:_MAX_THREADS]:
+                tid = int(name)
+                stat = folder.stat(tid)
+                if stat is None or stat.state != "S" or tid in self._unfit:
+                    continue
+                found = self._resting(tid, is_driver_thread(stat.name))
+                if found is not None:
+                    yield found
+
+    def _resting(self, tid: int, is_drivers: bool) -> RestingThread | None:
+        call = read_syscall(self._pid, tid)
+        if call is None:
+            return None
+        number, arguments, stack_pointer, place = call
+        if number == RESTART:  # of all calls that last, only poll is restarted in this way
+            number = _POLL
+        if not self._is_in_libc(place) or not lasts(number, arguments, self._memory):
+            return None
+        if number == _READ and not is_pipe_or_terminal(self._pid, arguments[0]):
+            return None
+        # The driver's thread does not care for signals. Another may rely on being woken by one.
+        if not is_drivers and _handles_signals(tid):
+            return None
+        return RestingThread(tid, number, is_drivers, stack_pointer, place)
+
+    def _is_in_libc(self, place: int) -> bool:
+        return any(place in part for each in self._libc for part in each.parts if b"x" in part.permissions)
+
+    # ---- what is done to it ----
+
+    def load(self, library: str, until: float) -> RestingThread:
+        """Have one thread load *library* soon. Raises UnsafeToAttach, and then nothing was done."""
+        used: list[RestingThread] = []
+
+        def attempt() -> None:
+            thread = self.choose_thread()
+            self._maps = elf.mappings(self._pid)
+            try:
+                _, stopped_s = while_stopped(
+                    self._pid, lambda threads: self._load_while_stopped(threads, thread, library), thread.tid
+                )
+            except (TargetEnded, TraceDenied):
+                raise
+            except UnsafeToAttach as error:
+                if error.passing:
+                    raise
+                self._unfit[thread.tid] = error
+                raise UnsafeToAttach(str(error), error.hint, passing=True) from error
+            self.stopped_s += stopped_s
+            used.append(thread)
+
+        once_it_is_safe(attempt, until, _MAX_PAUSE_S)
+        return used[0]
+
+    def _load_while_stopped(self, threads: StoppedThreads, thread: RestingThread, library: str) -> None:
+        tid = thread.tid
+        require_same_process(self._pid, self._about)
+        self._memory.require_same_program()
+        registers = threads.registers(tid)
+        number, result = self._restarts.number(registers), signed(registers["rax"])
+        try:
+            self._require_repeatable(threads, tid, registers, number, result)
+            frame = self._frame(threads, tid, registers, number, library)
+        except UnsafeToAttach:
+            # epoll_wait, and a socket that has a deadline, would return EINTR because we were here.
+            if result == signal_frame.EINTR and number == thread.number and not threads.signal(tid):
+                threads.set_registers(tid, repeated(registers, number))
+            raise
+        self._memory.write_to_program(frame.begins, frame.data)
+        changed = {"rip": self._code.pop_rdi, "rsp": frame.begins, "orig_rax": -1}
+        threads.set_registers(tid, {**registers, **changed})
+        # After the step that decides: killed before it, its mask would stay like this.
+        threads.set_signal_mask(tid, _ALL_SIGNALS)
+
+    def _require_repeatable(
+        self, threads: StoppedThreads, tid: int, registers: dict[str, int], number: int, result: int
+    ) -> None:
+        moved = UnsafeToAttach("the thread that was chosen went on", passing=True)
+        if signed(registers["orig_rax"]) < 0 or not self._is_in_libc(registers["rip"]):
+            raise moved
+        if not lasts(number, arguments_of(registers), self._memory):
+            raise moved
+        if threads.signal(tid) or has_pending_signal(tid):
+            raise UnsafeToAttach("it is about to handle a signal", passing=True)
+        if self._memory.read(registers["rip"] - len(SYSCALL), len(SYSCALL)) != SYSCALL:
+            raise UnsafeToAttach("its thread waits in an unexpected way")
+        if not may_repeat(number, result):
+            raise UnsafeToAttach("its wait has a deadline that cannot be read")
+        if has_shadow_stack(tid):
+            raise UnsafeToAttach("its return addresses are protected by a shadow stack")
+
+    def _frame(
+        self, threads: StoppedThreads, tid: int, registers: dict[str, int], number: int, library: str
+    ) -> signal_frame.SignalFrame:
+        floor = self._stack_floor(tid, registers)
+        code = self._code
+
+        def chain(text: int) -> list[int]:
+            return [text, code.pop_rsi, _RTLD_NOW, self._dlopen, code.signal_return]
+
+        frame = signal_frame.build(
+            registers,
+            repeated(registers, number),
+            threads.floating_point(tid),
+            threads.signal_mask(tid),
+            chain,
+            os.fsencode(library) + b"\0",
+        )
+        if frame.begins - _STACK_NEEDED < floor:
+            raise UnsafeToAttach("its thread has too little stack left")
+        return frame
+
+    def _stack_floor(self, tid: int, registers: dict[str, int]) -> int:
+        """The lowest address of the thread's stack. Raises where it is on another one, as coroutines are.
+
+        The C library puts a thread's own record at the upper end of its stack, and a page below that nobody
+        may touch. Programs may bring stacks of their own, which end where nobody can tell.
+        """
+        rsp, record = registers["rsp"], registers["fs_base"]
+        at, stack = next(((at, line) for at, line in enumerate(self._maps) if rsp in line), (0, None))
+        if stack is None or not stack.permissions.startswith(b"rw") or stack.path.startswith(b"/"):
+            raise UnsafeToAttach("its thread's stack was not found")
+        if stack.path == b"[stack]" and tid == self._pid:
+            return stack.start - _growth(self._pid, stack)
+        below = self._maps[at - 1] if at else None
+        guarded = below is not None and below.end == stack.start and below.permissions.startswith(b"---")
+        if record not in stack or record < rsp or not guarded:
+            raise UnsafeToAttach("its thread has a stack of its own making")
+        return stack.start
+
+    # ---- afterwards ----
+
+    def has_not_loaded(self, thread: RestingThread, library: str) -> bool:
+        """Whether that thread is back in its wait, and the library is not there. Raises after an exec."""
+        self._memory.require_same_program()
+        now = read_syscall(self._pid, thread.tid)
+        if now is None or now[2:] != (thread.stack_pointer, thread.place):
+            return False
+        names = (os.fsencode(library), visitor_library.MEMORY_FILE)
+        return not any(name in line.path for line in elf.mappings(self._pid) for name in names)
+
+
+def _function(name: str, libraries: list[ElfImage]) -> int:
+    found = next(filter(None, (each.symbol(name) for each in libraries)), None)
+    if found is None:
+        raise UnsafeToAttach(f"its C library has no {name}: it is linked statically, or too old")
+    return found
+
+
+def _handles_signals(tid: int) -> bool:
+    """Whether the program has a handler that may run in this thread; assumed where that cannot be read."""
+    with suppress(OSError, KeyError, ValueError), ProcessFolder("/proc", tid) as folder:
+        lines = folder.status()
+        caught, blocked = int(lines[b"SigCgt"], 16), int(lines[b"SigBlk"], 16)
+        return bool(caught & ~blocked & ~_OF_LIBC)
+    return True
+
+
+def _growth(pid: int, stack: MapLine) -> int:
+    """By how much the kernel may still extend the main thread's stack downwards."""
+    limit = 8 << 20
+    with suppress(OSError, StopIteration, ValueError), open(f"/proc/{pid}/limits", encoding="ascii") as file:
+        limit = int(next(line.split()[3] for line in file if line.startswith("Max stack size")))
+    return max(0, min(limit, 8 << 20) - stack.nbytes)
+
+
+def unavailable_reason(process: TargetProcess) -> str | None:
+    missing = visitor_library.why_missing()
+    return missing or why_unavailable(
+        process,
+        NativeVisit,
+        NativeVisit.require_resting_thread,
+        same_files=not may_open_our_files(process),
+    )
+
+
+def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
+    until = time.monotonic() + deadline_s
+    with attach(process, NativeVisit, lambda: LibraryDrop(request, process, until)) as (visit, drop, pidfd):
+        thread = visit.load(drop.library, until)
+        missing = 0
+        while not drop.wait(pidfd, min(until, time.monotonic() + FIRST_PAUSE_S)):
+            if time.monotonic() >= until:
+                raise drop.timed_out()
+            missing = missing + 1 if visit.has_not_loaded(thread, drop.library) else 0
+            if missing > _NOT_LOADED:
+                raise NotReachable(
+                    f"pid {process.pid} was asked to load vram's library, and did not; nothing was done",
+                    hint="a security module may forbid it",
+                )
+        return RawAnswer(drop.answer(pidfd), visit.stopped_s)
