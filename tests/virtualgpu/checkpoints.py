@@ -74,8 +74,13 @@ def thread_state(pid: int, tid: int) -> str:
 
 @contextmanager
 def only_the_driver_runs(pid: int) -> Iterator[None]:
-    """Stop a process; its driver's thread alone goes on, because a tracer lets it."""
+    """Stop a process; its driver's thread alone goes on, because a tracer lets it.
+
+    First that thread has its start behind it: where ASan is loaded, it takes a lock of ASan's there,
+    which another thread that is stopped in its own start may hold.
+    """
     driver = threads(pid)[DRIVER_THREAD]
+    until(lambda: is_in(POLL, pid, driver))
     if _ptrace(_SEIZE, driver):
         skip_without("ptrace", "no thread may be seized here")
     try:
