@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from vram.report.layout import RenderOptions
 from vram.report.phrases import one_line
@@ -36,6 +37,13 @@ def test_a_note_keeps_its_first_part(options: RenderOptions, end: str) -> None:
     _, line = process_lines([GHOST], options)
     assert line.plain.endswith(f"  {end}")
     assert not options.cut or line.cell_len <= options.width
+
+
+def test_beside_a_long_user_name_the_command_is_cut_and_no_pid() -> None:
+    note = "memory of dead pid 4194301"
+    row = replace(GHOST, user="somebody", nbytes=120 << 30, pid=4194302, note=note)
+    _, line = process_lines([row], RenderOptions(80))
+    assert line.plain.endswith(f"  {note}")
 
 
 def test_a_long_path_of_the_interpreter_takes_no_word_of_its_program() -> None:

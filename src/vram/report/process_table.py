@@ -89,7 +89,7 @@ COLUMNS: dict[str, Column] = {
     "command": Column("COMMAND", command_line),
 }
 """What `vram ps --columns` can show."""
-_MIN_COMMAND_LENGTH = 12
+_MIN_COMMAND_LENGTH = 8
 USUAL = ("gpu", "size", "pid", "user", "age", "state", "command")
 NARROW = ("gpu", "size", "pid", "state", "command")
 """For terminals of less than 60 columns."""
