@@ -120,7 +120,11 @@ NEEDS = {
         "Debian: build-essential",
         programs=("cc", "gcc", "make", "readelf"),
     ),
-    "clang": Need("no clang++", "`make test-tools` installs it; Debian: clang", programs=("clang++",)),
+    "clang": Need(
+        "no clang++, or none of its sanitizers",
+        "`make test-tools` installs them; Debian: clang, libclang-rt-dev",
+        programs=("clang++",),
+    ),
     "llvm": Need("no LLVM tools", "`make test-tools` installs them; Debian: llvm", programs=("llvm-dwp",)),
     "rust": Need("no Rust compiler", "Debian: rustc", programs=("rustc",)),
     "strace": Need("no strace", "Debian: strace", programs=("strace",)),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,15 @@ def require_compiler(name: str) -> None:
         require("clang++")
     elif not shutil.which(name):
         skip_without("compiler", f"{name} is not installed")
+    if not links_sanitizers(name):
+        skip_without("clang" if name == "clang++" else "compiler", f"{name} has no sanitizers")
+
+
+@cache
+def links_sanitizers(compiler: str) -> bool:
+    """Debian has those of clang in a package of their own."""
+    words = [compiler, *SANITIZERS, "-x", "c++", "-", "-o", "/dev/null"]
+    return subprocess.run(words, input=b"int main() {}", capture_output=True).returncode == 0
 
 
 def compile_all(*words: object) -> None:
