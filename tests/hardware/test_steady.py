@@ -94,7 +94,11 @@ def test_it_answers(
     programs.wait_for(process, "ready")
     trace = tmp_path / "attached.vram"
     began = time.monotonic()
-    vram("attach", process.pid, "--framework", "torch", "-o", trace, "--for", "2s")
+    try:
+        vram("attach", process.pid, "--framework", "torch", "-o", trace, "--for", "2s")
+    except AssertionError:
+        process.kill()  # if it has not ended by itself
+        pytest.fail(f"the program ended with {process.wait()}: {process.communicate()[1]}")
     attached_s = time.monotonic() - began
     began = time.monotonic()
     # Both at once: each reads the whole history.

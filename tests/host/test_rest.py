@@ -123,6 +123,8 @@ def frozen(pid: int) -> Iterator[None]:
         skip_without("cgroups", f"no group can be frozen here: {error}")
     try:
         until(lambda: "frozen 1" in (group / "cgroup.events").read_text())
+        # The kernel says so an instant before the process sleeps.
+        until(lambda: Path(f"/proc/{pid}/wchan").read_text() != "0")
         yield
     finally:
         (group / "cgroup.freeze").write_text("0")
