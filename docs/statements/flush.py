@@ -104,7 +104,8 @@ STATEMENTS = (
     ),
     statement(
         "Zeroing protects sensitive data from the next owner of the memory.",
-        affirms("old-data-plain", when="plain memory, same process: nothing to protect from"),
+        affirms("old-data-plain", when="64 MiB of plain memory, same process: nothing to protect from"),
+        affirms("old-data-small", when="pieces of up to 1 MiB beside others, same process"),
         affirms("old-data-across", when="another process: nothing to protect from"),
         affirms("old-data-pool", when="a pool hands old bytes over"),
         affirms("torch-old-data", when="so does PyTorch"),

@@ -142,6 +142,11 @@ ROWS = (
         " signals, execs or exits; the visitor is killed",
         "none harmed in 5,000 visits and 500 kills: sums right, no EINTR, every wake-up, nothing left",
     ),
+    Row(
+        38,
+        "a PyTorch that trains and allocates in threads of C++ is looked into, recorded and trimmed",
+        "it trains on: no gradient is asked for, no history ends under a reader, no workspace goes in use",
+    ),
 )
 
 BUILT = tuple(row for row in ROWS if not row.whole)

@@ -50,7 +50,7 @@ class Machine:
     def why(self, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
         """The answer of ``vram why --json``; its balance is checked whoever asks."""
         done = self.vram("why", "--json", "--deadline", "60s", prefix=prefix)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, (done.stderr, done.stdout[-3000:])
         answer: dict[str, Any] = json.loads(done.stdout)
         for gpu in answer["gpus"]:
             assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]

@@ -10,9 +10,9 @@ import pytest
 
 from vram.payloads.arrays.frameworks import GRAPH
 from vram.payloads.arrays.heap.search import NATIVE, ObjectHolder, shortest_paths
-from vram.payloads.arrays.inventory import FoundArray, with_gradients
-from vram.payloads.arrays.native_references import name_native_holders, possible_holders
-from vram.payloads.arrays.provider import Description
+from vram.payloads.arrays.inventory import FoundArray, hidden_gradients
+from vram.payloads.arrays.native_references import name_native_holders, paths_to, possible_holders
+from vram.payloads.arrays.provider import Description, HiddenArray
 
 
 class Tensor:
@@ -37,8 +37,9 @@ class Provider:
         if owner in there:
             yield there[owner], there.get(other) or native[other]
 
-    def gradients(self, found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        return self._pairs("grad", found)
+    def gradients(self, found: Iterable[Any]) -> Iterator[tuple[Any, HiddenArray]]:
+        for owner, gradient in self._pairs("grad", found):
+            yield owner, HiddenArray(id(gradient), Description(1, 0, id(gradient)))
 
     def bases(self, found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         return self._pairs("base", found)
@@ -126,9 +127,18 @@ def test_the_view_of_a_view_of_a_gradient_leads_to_the_parameter() -> None:
     assert {id(each.array) for each in possible_holders(found[:1], found)} == {id(weight), id(gradient)}
 
 
-def test_gradients_that_nobody_has_looked_at_are_found_once() -> None:
-    """Before that they have no Python object that the collector could know."""
+def test_gradients_without_an_object_are_found_once() -> None:
     weight, gradient = Tensor(), kept_natively()
     provider: Any = Provider(grad=(weight, gradient))
-    assert with_gradients(provider, [weight]) == [weight, gradient]
-    assert with_gradients(provider, [gradient, weight]) == [gradient, weight]
+    assert [each.key for each in hidden_gradients(provider, [weight])] == [id(gradient)]
+    assert hidden_gradients(provider, [gradient, weight]) == []
+
+
+def test_a_gradient_without_an_object_is_named_after_its_tensor() -> None:
+    weight, gradient = Tensor(), kept_natively()
+    provider: Any = Provider(grad=(weight, gradient))
+    (hidden,) = hidden_gradients(provider, [weight])
+    found = [*found_in(provider, weight), FoundArray(provider, hidden, hidden.description, False)]
+    paths = paths_to(found, gc.get_objects(), ())
+    of_weight, of_gradient = (paths.holder(each.key).text for each in found)
+    assert of_gradient == of_weight.replace("'weight'", "'weight'.grad")

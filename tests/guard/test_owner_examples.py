@@ -39,7 +39,7 @@ def test_with_an_owner_nothing_stays_and_nothing_is_handed_over(virtual_gpu: Vir
     assert first == "a bad batch: 0 MiB stay in use"
     assert second == rf"the next owner of the pool's memory reads {bytes(8)!r}"
     assert third == "after all streams ended 2 MiB stay in use, 2 of them for streams"
-    assert len(report) == 7
+    assert len(report) == 9
 
 
 def test_an_owner_object_ends_with_its_thread(virtual_gpu: VirtualGpu) -> None:

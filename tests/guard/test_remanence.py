@@ -9,11 +9,13 @@ from vram.model.leak import Remanence, Trial
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
-PLACES = ["plain allocations", "stream-ordered pool", "stream-ordered pool, erased before the free"]
+SMALL = "plain allocations of up to 1 MiB, beside a living one"
+ERASED = "erased before the free"
+PLACES = ["plain allocations", "stream-ordered pool", f"stream-ordered pool, {ERASED}"]
 
 
 @pytest.mark.fault(32)
-def test_it_finds_in_a_pool_what_plain_memory_does_not_show(virtual_gpu: VirtualGpu) -> None:
+def test_it_finds_in_pools_and_in_small_pieces_what_large_ones_do_not_show(virtual_gpu: VirtualGpu) -> None:
     trials, left = told(
         virtual_gpu,
         """
@@ -28,6 +30,8 @@ def test_it_finds_in_a_pool_what_plain_memory_does_not_show(virtual_gpu: Virtual
     whole = 8 * MIB
     assert trials == [
         [PLACES[0], whole, whole, 0, 0, True],
+        [SMALL, MIB, MIB, MIB, MIB, True],
+        [f"{SMALL}, {ERASED}", MIB, MIB, 0, 0, True],
         [PLACES[1], whole, whole, whole, whole, True],
         [PLACES[2], whole, whole, 0, 0, True],
         ["plain allocations, after a killed process", whole, whole, 0, 0, False],
@@ -42,9 +46,24 @@ def test_it_states_its_scope(virtual_gpu: VirtualGpu) -> None:
     assert lines[0] == "on NVIDIA H200 (virtual), driver 580.159.04, default compute mode, ECC on:"
     sampled = f"2,097,152 of {total:,} bytes sampled"
     assert lines[1] == f"  plain allocations: {sampled}, none found (the control found all)"
-    assert lines[2] == f"  stream-ordered pool: {sampled}, every old byte found (the control found all)"
-    assert lines[4] == "  PyTorch's cache: not measured, PyTorch is not loaded in this process"
+    assert lines[2].startswith(f"  {SMALL}: 1,048,576 of ")
+    assert lines[4] == f"  stream-ordered pool: {sampled}, every old byte found (the control found all)"
+    assert lines[6] == "  PyTorch's cache: not measured, PyTorch is not loaded in this process"
     assert "wiped" not in text
+
+
+@pytest.mark.parametrize("nbytes", [64, 4096, 65536])
+def test_less_than_a_mebibyte(virtual_gpu: VirtualGpu, nbytes: int) -> None:
+    found = told(
+        virtual_gpu,
+        f"""
+        trials = [each for each in vram.remanence_test("{nbytes}B").trials if each.skipped is None]
+        tell([[each.source, each.sampled, each.control, each.found] for each in trials])
+        """,
+    )
+    assert all(row[1:3] == [nbytes, nbytes] for row in found)
+    assert {row[0] for row in found if row[3]} == {SMALL, PLACES[1]}
+    assert len(found) == 6
 
 
 def test_it_takes_at_most_a_quarter_of_what_is_free(virtual_gpu: VirtualGpu) -> None:
@@ -88,7 +107,7 @@ def test_what_fails_is_said_and_the_rest_is_measured(virtual_gpu: VirtualGpu) ->
         from vram.virtualgpu import VirtualGpu
         before = used()
         VirtualGpu.inside().fail("cuMemAllocFromPoolAsync", nth=2, error=999)
-        plain, pool, erased, *_ = vram.remanence_test("2MiB").trials
+        plain, _, _, pool, erased, *_ = vram.remanence_test("2MiB").trials
         VirtualGpu.inside().clear_faults()
         tell(plain.skipped, pool.skipped, erased.skipped, used() - before)
         """,
@@ -96,7 +115,7 @@ def test_what_fails_is_said_and_the_rest_is_measured(virtual_gpu: VirtualGpu) ->
     assert answer == [None, "cuMemAllocFromPoolAsync returned CUDA_ERROR_UNKNOWN (999)", None, 0]
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "'3 apples'", "1000", "True", "1.5", "None"])
+@pytest.mark.parametrize("size", ["0", "-1", "'3 apples'", "63", "True", "1.5", "None"])
 def test_sizes_that_are_none_are_refused(virtual_gpu: VirtualGpu, size: str) -> None:
     assert told(virtual_gpu, f"tell(error_of(vram.remanence_test, {size}))") == "UsageError"
 

@@ -65,6 +65,7 @@ H200 = {
     "owner-object": TRUE,
     "exception-in-process": TRUE,
     "old-data-plain": FALSE,
+    "old-data-small": TRUE,
     "old-data-pool": TRUE,
     "old-data-across": FALSE,
     "pinned-counts": FALSE,

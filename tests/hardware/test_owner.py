@@ -297,7 +297,8 @@ def test_numba_works_on_a_buffer_in_place(record: Record) -> None:
 
 @needs("torch")
 def test_what_this_gpu_leaves_behind(record: Record) -> None:
-    """As measured before: plain memory shows nothing, pools and PyTorch's cache show everything."""
+    """As measured before: large plain memory shows nothing; small pieces, pools and PyTorch's cache
+    show everything."""
     rows, text = told(
         """
         import torch
@@ -309,9 +310,11 @@ def test_what_this_gpu_leaves_behind(record: Record) -> None:
     )
     print(text)
     record(trials=rows, text=text)
-    whole = 256 * MIB
+    whole, beside = 256 * MIB, "beside a living one"
     assert rows == {
         "plain allocations": [whole, whole, 0, 0, None],
+        f"plain allocations of up to 1 MiB, {beside}": [MIB, MIB, MIB, MIB, None],
+        f"plain allocations of up to 1 MiB, {beside}, erased before the free": [MIB, MIB, 0, 0, None],
         "stream-ordered pool": [whole, whole, whole, whole, None],
         "stream-ordered pool, erased before the free": [whole, whole, 0, 0, None],
         "PyTorch's cache": [whole, whole, whole, whole, None],

@@ -17,7 +17,7 @@ from tests.inside.conftest import PROGRAMS
 from tests.needs import needs
 from tests.patience import PATIENCE_S
 from tests.search_path import search_path
-from vram.payloads.arrays.heap.referents import tuples_in
+from vram.payloads.arrays.heap.referents import unlisted_in
 from vram.payloads.tracked_objects import tracked_objects
 
 LOOKS = int(os.environ.get("VRAM_LOOKS", "10"))
@@ -94,4 +94,4 @@ def test_complete_tuples_are_found_by_what_refers_to_them() -> None:
     outer = (inner, [2])
     holder = [outer, tuple(range(2))]
     gc.collect()  # which stops tracking tuples of numbers
-    assert sorted(map(id, tuples_in([holder, inner]))) == sorted(map(id, [outer, inner]))
+    assert sorted(map(id, unlisted_in([holder, inner]))) == sorted(map(id, [outer, inner]))

@@ -82,6 +82,7 @@ VERDICTS = {
     "free-in-other-thread": FALSE,
     "exception-in-process": TRUE,
     "old-data-plain": FALSE,
+    "old-data-small": TRUE,
     "old-data-pool": TRUE,
     "zero-before-free": TRUE,
     "old-data-across": FALSE,

@@ -16,6 +16,9 @@ from vram.model.files import DeviceFile, ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
 from vram.model.observation import Observation
 from vram.model.process import ProcessRef
+from vram.payloads import GONE
+from vram.payloads.exports import ImportFailed, copy_descriptor
+from vram.payloads.procfs import started_at
 from vram.probes.sources.exports import candidates_of, observe, residual
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
@@ -183,3 +186,49 @@ def test_what_a_listed_process_may_be_charged_for_explains_no_missing_bytes(
     driver = _Driver(100 * MIB)
     list(observe(driver, [*_seen(100 * MIB + (charged or 0), charged), *holding], 1.0))  # type: ignore[arg-type]
     assert driver.asked == asked
+
+
+class _Leaving(_Driver):
+    """Those of *gone* have ended when they are asked about."""
+
+    def __init__(self, *gone: int) -> None:
+        super().__init__(100 * MIB)
+        self.gone = gone
+
+    def prove(
+        self, candidates: Sequence[ExportCandidate], deadline_s: float, views: Sequence[str]
+    ) -> Iterator[Proof]:
+        for proof in super().prove(candidates, deadline_s, views):
+            if proof.candidate.process.pid in self.gone:
+                yield Proof(proof.candidate, exported=None, status="failed", code=GONE)
+            else:
+                yield proof
+
+
+@pytest.mark.parametrize(
+    ("gone", "asked", "named"), [((), [7], [7, 8, 9]), ((7,), [7, 8], [8, 9]), ((7, 8, 9), [7, 8, 9], [])]
+)
+@pytest.mark.fault(11)
+def test_who_ends_meanwhile_keeps_nothing_and_the_next_one_is_asked(
+    gone: tuple[int, ...], asked: list[int], named: list[int]
+) -> None:
+    """Several processes have one open file, which is tried by the first of them that is still there."""
+    shared = FilesFacts((DeviceFile(3, "control", "x", description=4711),))
+    holding = [Observation(probe="proc.files", process=ProcessRef(pid, 1), facts=shared) for pid in (7, 8, 9)]
+    driver = _Leaving(*gone)
+    found = list(observe(driver, [*_seen(100 * MIB), *holding], 1.0))  # type: ignore[arg-type]
+    assert driver.asked == asked
+    assert [(each.process.pid, each.status) for each in found if each.process] == [
+        (pid, "ok") for pid in named
+    ]
+
+
+@pytest.mark.fault(11)
+def test_a_process_that_has_ended_is_gone_and_so_is_a_closed_descriptor() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    own = os.getpid()
+    for word in (f"{ended.pid}:1:3", f"{own}:1:3", f"{own}:{started_at(own)}:100000"):
+        with pytest.raises(ImportFailed) as failed:
+            copy_descriptor(*map(int, word.split(":")))
+        assert failed.value.code == GONE, word

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 from tests.examples.leaks import CPP, EXAMPLES, UNFREED, Unfreed, source_of
 from tests.needs import needs
+from tests.patience import until
 from tests.recording.conftest import Workplace
 from vram.cli.tracing import read_view
 from vram.model.trace import TraceView, stack_of
+from vram.top.sites import FollowedTrace
 from vram.trace.places import caller, place
 from vram.units import MIB
 
@@ -157,3 +160,56 @@ def test_pythons_rule_stays(work: Workplace) -> None:
     done = work.record("-o", "t2", "--check", "unfreed=0", program=program)
     assert done.returncode == CHECK_FAILED
     assert "check unfreed=0 failed: 1 allocation not freed" in done.stderr
+
+
+STEPS = """\
+#include <cuda_runtime.h>
+#include <cstdio>
+__attribute__((noinline)) static void allocate(size_t nbytes) {
+    void *kept = nullptr;
+    cudaMalloc(&kept, nbytes);
+    puts("allocated");
+    fflush(stdout);
+    getchar();
+}
+int main() {
+    allocate(4 << 20);
+    allocate(8 << 20);
+    return puts("end") < 0;
+}
+"""
+
+
+def test_lines_are_shown_while_it_runs(work: Workplace) -> None:
+    """Also of what is allocated after the first lines were read."""
+    source = work.folder / "steps.cpp"
+    source.write_text(STEPS)
+    command = [build(source)]
+    environment = work.recorder_environment("trace")
+    running = subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True, bufsize=0)
+    followed = FollowedTrace(prefix=str(work.folder / "trace"))
+    assert running.stdin is not None
+    assert running.stdout is not None
+
+    def shown() -> set[tuple[int, int]]:
+        """Bytes, and the line in main()."""
+        now = followed.read()
+        frames = {site.nbytes: stack_of(now, site.stack).frames for site in now.sites if site.nbytes}
+        return {
+            (nbytes, each.line)
+            for nbytes, stack in frames.items()
+            for each in stack
+            if (each.function, Path(each.file).name) == ("main", "steps.cpp")
+        }
+
+    expected = set[tuple[int, int]]()
+    try:
+        for nbytes, line in ((4 * MIB, 11), (8 * MIB, 12)):
+            assert running.stdout.readline() == "allocated\n"
+            expected.add((nbytes, line))
+            until(lambda: shown() == expected, shown)
+            running.stdin.write("\n")
+    finally:
+        followed.close()
+        running.kill()
+        running.communicate()

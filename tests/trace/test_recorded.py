@@ -51,8 +51,10 @@ def loads():
     return [alloc(2 << 20) for _ in range(4)]
 def leaks():
     alloc(1 << 20)
+import time
 def works():
     free(alloc(8 << 20))
+    time.sleep(0.02)  # a step takes its time: by the clock it is told what goes on to the end
 model = loads()
 for step in range(40):
     works()

@@ -17,10 +17,16 @@ from typing import Any
 import pytest
 
 from tests.hardware.tracer import programs
+from tests.needs import needs
+from tests.search_path import search_path
+from vram.payloads.tracer import frameworks
+from vram.reach import injectors
 from vram.trace.reader import open_trace
 from vram.virtualgpu import VirtualGpu
 
 STANDINS = Path(__file__).parent / "standins"
+PAUSE_THREAD = Path(__file__).parent / "pause_thread.py"
+PAYLOAD = Path(frameworks.__file__)
 
 Blobs = list[tuple[str, bytes]]
 Run = Callable[..., Blobs]
@@ -82,6 +88,61 @@ def test_pytorch_that_is_imported_after_cuda_was_used_is_noticed(run: Run) -> No
         """
     )
     assert moments(blobs) == ["begin", "exit"]
+
+
+DETACHED = """
+    import os, sys, threading
+    import torch
+    torch.cuda.init()
+    finish = sys.modules["_vram_tracer_frameworks"].finish
+"""
+
+
+@pytest.mark.fault(38)
+def test_a_history_ends_with_its_stacks_first(run: Run) -> None:
+    """Threads that allocate meanwhile would call what PyTorch forgets."""
+    text = """
+    finish("detach")
+    begun, *ended = torch._C.history
+    assert begun["context"] == "alloc", begun
+    assert [(each["enabled"], each.get("context")) for each in ended] == [("state", None), (None, None)]
+    """
+    assert moments(run(DETACHED + text)) == ["begin", "detach"]
+
+
+@needs("ptrace", there="ptrace" in injectors.BY_NAME, detail="there is no injector by ptrace")
+@pytest.mark.fault(38)
+def test_a_history_stays_on_where_a_thread_is_paused(run: Run) -> None:
+    """It may be between the two. After another recording, it is off."""
+    text = f"""
+    import hashlib, subprocess
+    tids = []
+    def work():
+        tids.append(threading.get_native_id())
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)
+    threading.Thread(target=work, daemon=True).start()
+    while not tids:
+        pass
+    words = [sys.executable, {str(PAUSE_THREAD)!r}, str(tids[0])]
+    environment = dict(os.environ, PYTHONPATH={search_path()!r})
+    for name in ("LD_PRELOAD", "CUDA_INJECTION64_PATH"):
+        environment.pop(name, None)
+    pausing = subprocess.Popen(words, stdin=-1, stdout=-1, env=environment)
+    assert pausing.stdout.readline() == b"stopped\\n"
+    finish("detach")
+    assert [each["enabled"] for each in torch._C.history] == ["all", "state"], torch._C.history
+    pausing.communicate()
+
+    names = {{"__name__": "again"}}
+    exec(compile(open({str(PAYLOAD)!r}).read(), "again", "exec"), names)
+    account = names["TorchAccount"](type("Recorder", (), {{"blob": lambda *_: True}}))
+    account._begin()
+    assert account.ours
+    account.finish("detach")
+    assert [each["enabled"] for each in torch._C.history[2:]] == ["all", "state", None], torch._C.history
+    os._exit(0)
+    """
+    run(DETACHED + text)
 
 
 def test_a_history_that_the_program_keeps_itself_is_left_alone(run: Run) -> None:

@@ -50,22 +50,26 @@ def test_sizes_around_a_page_of_their_own_are_returned_whole(virtual_gpu: Virtua
     assert result(virtual_gpu, program) == 0
 
 
-def test_plain_memory_comes_zeroed_large_and_small(virtual_gpu: VirtualGpu) -> None:
+def test_only_a_small_piece_beside_a_living_one_has_old_bytes(virtual_gpu: VirtualGpu) -> None:
+    """As on an H200: of pieces up to 1 MiB every byte, of larger ones and of those that were alone none."""
     program = """
         cuda.start()
-        seen = []
-        for nbytes in (1000, 8 * MIB):
-            keep = cuda.alloc(512)
+        sizes = (256, 1000, 4096, 65536, MIB, 3 * MIB // 2, 8 * MIB)
+        def old(nbytes):
             first = cuda.alloc(nbytes)
             cuda.call("cuMemsetD8_v2", first, 0xAB, nbytes)
             cuda.call("cuMemFree_v2", first)
             second = cuda.alloc(nbytes)
-            seen.append([second == first, any(cuda.read(second, nbytes))])
-        cuda.tell(seen)
+            found = sum(each == 0xAB for each in cuda.read(second, nbytes))
+            cuda.call("cuMemFree_v2", second)
+            return found
+        alone = [old(nbytes) for nbytes in sizes]
+        keep = cuda.alloc(512)
+        cuda.tell([alone, [old(nbytes) for nbytes in sizes]])
     """
-    small, large = result(virtual_gpu, program)
-    assert small == [True, False], "a small one gets the very place of the one before, without its bytes"
-    assert large[1] is False
+    alone, beside = result(virtual_gpu, program)
+    assert alone == [0] * 7
+    assert beside == [256, 1000, 4096, 65536, MIB, 0, 0]
 
 
 def test_more_than_there_is_is_out_of_memory_and_leaves_all_as_it_was(virtual_gpu: VirtualGpu) -> None:

@@ -1,8 +1,8 @@
-/* Plain device memory: zeroed when allocated; small allocations share slabs of 2 MiB. */
+/* Plain device memory. Small allocations share slabs of 2 MiB, and find there what was freed before; those with
+ * pages of their own begin as zeros. */
 #include "driver.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define UNIT 512                  /* alignment of device allocations */
 #define MAX_SMALL_SIZE (PAGE / 2) /* above this an allocation has pages of its own */
@@ -66,6 +66,15 @@ static void return_place(struct context *context, struct slab *slab, uint64_t of
     if (extents_all_free(&slab->free, whole)) slab_destroy(context, slab);
 }
 
+/* Touches the host's pages of a small allocation and leaves its bytes as they are. Without it a loop of allocations
+ * takes no time at all; the real pair of calls takes 73 us on an H200. */
+static void have_pages(deviceptr begin, uint64_t nbytes) {
+    for (uint64_t at = 0; at < nbytes; at += 4096) {
+        volatile char *byte = (volatile char *)(begin + at);
+        *byte = *byte;
+    }
+}
+
 static result allocate(uint64_t nbytes, deviceptr *address) {
     struct context *context;
     struct slab *slab;
@@ -78,8 +87,7 @@ static result allocate(uint64_t nbytes, deviceptr *address) {
     if (!failed) failed = find_place(context, whole, &slab, &offset);
     if (failed) return failed;
     deviceptr begin = slab->block->address + offset;
-    /* Pages of its own are zero already; a shared slab may have bytes of a freed allocation. */
-    if (is_small(nbytes)) memset((void *)begin, 0, whole);
+    if (is_small(nbytes)) have_pages(begin, whole);
     struct range range = {.begin = begin,
                           .nbytes = nbytes,
                           .kind = RANGE_PLAIN,

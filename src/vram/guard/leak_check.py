@@ -21,9 +21,8 @@ from vram.guard.memory import OUTSIDE, Footprint, find_frameworks, objections, r
 from vram.guard.scope_tree import Baseline
 from vram.model.leak import EqualArrays, Gain, Leak, LeakedArray, ScopeNote
 from vram.payloads.arrays.frameworks import PROVIDERS, secondary_holders
-from vram.payloads.arrays.heap.search import shortest_paths
-from vram.payloads.arrays.inventory import FoundArray, find, of_types, with_gradients
-from vram.payloads.arrays.native_references import name_native_holders, possible_holders
+from vram.payloads.arrays.inventory import FoundArray, find, hidden_gradients, of_types
+from vram.payloads.arrays.native_references import paths_to, possible_holders
 from vram.payloads.arrays.provider import ArrayProvider, Description
 from vram.payloads.tracked_objects import tracked_objects
 from vram.units import MIB, size
@@ -181,8 +180,8 @@ def _read_baseline() -> Baseline:
     types = set(map(type, heap))
     arrays: list[object] = []
     for provider, kinds in loaded:
-        wanted = {kind for kind in types if issubclass(kind, kinds)}
-        arrays += with_gradients(provider, list(of_types(heap, wanted)))
+        theirs = list(of_types(heap, {kind for kind in types if issubclass(kind, kinds)}))
+        arrays += [*theirs, *hidden_gradients(provider, theirs)]
     return Baseline(arrays)
 
 
@@ -198,11 +197,13 @@ def arrays_in(value: object) -> Iterator[tuple[ArrayProvider, object, Descriptio
     inside = list(_inside([value]))
     for provider in PROVIDERS:
         kinds = provider.arrays()
-        mine = with_gradients(provider, [each for each in inside if kinds and issubclass(type(each), kinds)])
+        mine = [each for each in inside if kinds and issubclass(type(each), kinds)]
         described = provider.describe(mine, set()) if mine else ()
         for array, description in zip(mine, described, strict=True):
             if description is not None:
                 yield provider, array, description
+        for gradient in hidden_gradients(provider, mine):
+            yield provider, gradient, gradient.description
 
 
 def has_array(values: Iterable[object]) -> bool:
@@ -240,7 +241,7 @@ def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
 
     def may_have_leaked(found: FoundArray) -> bool:
         if baseline is not None:
-            return found.array not in baseline
+            return not baseline.has(found.array, found.description)
         return found.provider.NAME in places or OUTSIDE in places
 
     arrays, groups = largest_arrays(MAX_ARRAYS, may_have_leaked)
@@ -293,12 +294,9 @@ def largest_arrays(count: int, is_wanted: Callable[[FoundArray], bool] = lambda 
     del found
     involved = [*chosen, *possible_holders(chosen, everything)]
     del everything
-    paths = shortest_paths([each.array for each in involved], heap, secondary=secondary_holders())
-    name_native_holders(involved, paths)
+    paths = paths_to(involved, heap, secondary_holders())
     arrays = [
-        LeakedArray(
-            what=_text(each), nbytes=each.description.nbytes, holder=paths.holder(id(each.array)).text
-        )
+        LeakedArray(what=_text(each), nbytes=each.description.nbytes, holder=paths.holder(each.key).text)
         for each in chosen
     ]
     return LargestArrays(arrays[:count], equal_arrays(arrays)[:count])

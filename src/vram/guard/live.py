@@ -19,10 +19,9 @@ from vram.payloads.arrays.heap.search import (
     ObjectHolder,
     ReferencePaths,
     all_holders,
-    shortest_paths,
 )
 from vram.payloads.arrays.inventory import FoundArray, find
-from vram.payloads.arrays.native_references import name_native_holders
+from vram.payloads.arrays.native_references import paths_to
 from vram.payloads.arrays.provider import Description
 from vram.payloads.tracked_objects import tracked_objects
 from vram.units import counted, size
@@ -150,8 +149,7 @@ def live_in(
     if not found or budget_s is None:
         heap.clear()
         return Live(_sort_arrays(found, ReferencePaths()))
-    paths = shortest_paths([each.array for each in found], heap, budget_s, secondary_holders())
-    name_native_holders(found, paths)
+    paths = paths_to(found, heap, secondary_holders(), budget_s)
     return Live(_sort_arrays(found, paths), paths.was_cut)
 
 
@@ -176,7 +174,7 @@ def _sort_arrays(found: Sequence[FoundArray], paths: ReferencePaths) -> tuple[Li
     """Largest first; those that share the memory of another one come last."""
     ordered = sorted(found, key=attrgetter("description.nbytes"), reverse=True)
     return tuple(
-        LiveArray(each.provider.NAME, each.description, each.is_shared, paths, id(each.array))
+        LiveArray(each.provider.NAME, each.description, each.is_shared, paths, each.key)
         for each in sorted(ordered, key=attrgetter("is_shared"))
     )
 

@@ -108,6 +108,28 @@ class PlainSource(MemorySource):
         self._cuda.must("cuMemFree_v2", pointer)
 
 
+class SmallSource(PlainSource):
+    """Pieces that share a page of 2 MiB with one that lives. Allocated again, they are as they were."""
+
+    name = "plain allocations of up to 1 MiB, beside a living one"
+
+    def __init__(self, cuda: CudaDriver, device: int) -> None:
+        super().__init__(cuda, device)
+        self._neighbour: int | None = None
+
+    def allocate(self, nbytes: int) -> int:
+        if self._neighbour is None:
+            pointer = c_uint64()
+            self._cuda.must("cuMemAlloc_v2", byref(pointer), NEIGHBOUR)
+            self._neighbour = pointer.value
+        return super().allocate(nbytes)
+
+    def close(self) -> None:
+        super().close()
+        if self._neighbour is not None:
+            self._cuda.must("cuMemFree_v2", self._neighbour)
+
+
 class PoolSource(MemorySource):
     """A pool of the test's own, so that the program's pool does not change."""
 
@@ -167,9 +189,10 @@ class TorchCacheSource(MemorySource):
 # ---- the test ----
 
 BLOCK = MIB
+NEIGHBOUR = 256
 LINE = 64  # parts of a block that moved are found by lines of this size
 MAX_NBYTES = 256 * MIB
-TOO_LITTLE = "less than 4 MiB is free"
+TOO_LITTLE = f"less than {4 * LINE} bytes are free"
 COMPUTE_MODE, ECC_ENABLED = 20, 32
 MODES = {0: "default compute mode", 2: "prohibited compute mode", 3: "exclusive compute mode"}
 
@@ -177,12 +200,12 @@ MODES = {0: "default compute mode", 2: "prohibited compute mode", 3: "exclusive 
 def remanence_test(nbytes: int | str = MAX_NBYTES, *, device: int | None = None) -> Remanence:
     """Measure on *device* with at most *nbytes* for each kind of memory, and a quarter of what is free."""
     asked = read_size(nbytes, "nbytes")
-    if asked < BLOCK:
-        raise UsageError(f"a remanence test of {nbytes!r}", hint="it samples whole MiB: give 1MiB or more")
+    if asked < LINE:
+        raise UsageError(f"a remanence test of {nbytes!r}", hint=f"give {LINE}B or more")
     cuda = driver()
     with cuda.on_device(None if device is None else cuda.check_device(device)) as number:
         free, _ = cuda.free_and_total()
-        sampled = min(asked, free // 4) // BLOCK * BLOCK
+        sampled = min(asked, free // 4)
         trials = tuple(_trials(cuda, number, sampled))
         return Remanence(
             gpu=_name(cuda, number),
@@ -195,25 +218,28 @@ def remanence_test(nbytes: int | str = MAX_NBYTES, *, device: int | None = None)
 
 def _trials(cuda: CudaDriver, device: int, nbytes: int) -> Iterator[Trial]:
     pattern = secrets.token_bytes(BLOCK)
-    for kind in (PlainSource, PoolSource, TorchCacheSource):
+    small = min(nbytes, BLOCK) // LINE * LINE
+    whole = nbytes // BLOCK * BLOCK or small
+    for kind in (PlainSource, SmallSource, PoolSource, TorchCacheSource):
         for erased in (False, True):
             name = f"{kind.name}, erased before the free" if erased else kind.name
-            # Plain memory is erased by the driver: measured as it is, and no more.
+            # Large plain memory is erased by the driver: measured as it is, and no more.
             if not (erased and kind is PlainSource):
-                yield _trial(cuda, kind(cuda, device), name, nbytes, pattern, erased=erased)
-    yield _after_another_process(cuda, device, nbytes, pattern)
+                sampled = small if kind is SmallSource else whole
+                yield _trial(cuda, kind(cuda, device), name, sampled, pattern, erased=erased)
+    yield _after_another_process(cuda, device, whole, pattern)
 
 
 def _trial(
     cuda: CudaDriver, source: MemorySource, name: str, nbytes: int, pattern: bytes, *, erased: bool
 ) -> Trial:
-    reason = TOO_LITTLE if nbytes < BLOCK else source.refusal()
+    reason = TOO_LITTLE if nbytes < LINE else source.refusal()
     if reason is not None:
         return Trial(source=name, skipped=reason)
     try:
         first = source.allocate(nbytes)
         for at in range(0, nbytes, BLOCK):
-            cuda.must("cuMemcpyHtoD_v2", first + at, pattern, BLOCK)
+            cuda.must("cuMemcpyHtoD_v2", first + at, pattern, min(BLOCK, nbytes - at))
         control, _ = _count(cuda, first, nbytes, pattern)
         if erased:
             erase(cuda, first, source.device, ArrayLayout((nbytes,)))  # as vram.scrub does
@@ -237,10 +263,10 @@ def _trial(
 
 def _after_another_process(cuda: CudaDriver, device: int, nbytes: int, pattern: bytes) -> Trial:
     name, source = "plain allocations, after a killed process", PlainSource(cuda, device)
-    if nbytes < BLOCK:
+    if nbytes < LINE:
         return Trial(source=name, skipped=TOO_LITTLE)
     try:
-        control = fill_in_killed_process(device, nbytes, pattern)
+        control = fill_in_killed_process(device, nbytes, pattern[:nbytes])
         found, nonzero = _count(cuda, source.allocate(nbytes), nbytes, pattern)
         return Trial(source=name, sampled=nbytes, control=control, found=found, nonzero=nonzero)
     except (VramError, OSError) as error:
@@ -254,17 +280,19 @@ def _count(cuda: CudaDriver, pointer: int, nbytes: int, pattern: bytes) -> tuple
     host, zeros = create_string_buffer(BLOCK), bytes(BLOCK)
     found = nonzero = 0
     for at in range(0, nbytes, BLOCK):
-        cuda.must("cuMemcpyDtoH_v2", host, pointer + at, BLOCK)
-        block = host.raw
-        if block != zeros:
-            found += BLOCK if block == pattern else _lines(block, pattern)
-            nonzero += BLOCK if block == pattern else BLOCK - block.count(0)
+        length = min(BLOCK, nbytes - at)
+        cuda.must("cuMemcpyDtoH_v2", host, pointer + at, length)
+        block = host.raw[:length]
+        if block != zeros[:length]:
+            is_whole = block == pattern[:length]
+            found += length if is_whole else _lines(block, pattern)
+            nonzero += length if is_whole else length - block.count(0)
     return found, nonzero
 
 
 def _lines(block: bytes, pattern: bytes) -> int:
-    known = {pattern[at : at + LINE] for at in range(0, BLOCK, LINE)}
-    return sum(LINE for at in range(0, BLOCK, LINE) if block[at : at + LINE] in known)
+    known = {pattern[at : at + LINE] for at in range(0, len(pattern), LINE)}
+    return sum(LINE for at in range(0, len(block), LINE) if block[at : at + LINE] in known)
 
 
 # ---- what the result applies to ----

@@ -16,21 +16,35 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vram.guard.memory import NOTHING, Footprint, cuda, read_footprint
+from vram.payloads.arrays.provider import HiddenArray
 
 if TYPE_CHECKING:
-    from vram.payloads.arrays.provider import ArrayProvider
+    from vram.payloads.arrays.provider import ArrayProvider, Description
 
 # ---- arrays; no array itself is held here ----
 
 
+_Address = tuple[int | None, int]  # device and pointer
+
+
 class Baseline:
-    """The arrays that existed at one moment. ``array in baseline`` is False for one created later,
-    also if Python gave it the memory, and so the ``id``, of one that existed."""
+    """The arrays that existed at one moment."""
 
     def __init__(self, arrays: Iterable[object] = ()) -> None:
-        self._references = {id(each): _weak_reference(each) for each in arrays}
+        self._references: dict[int, weakref.ref[Any] | None] = {}
+        # A gradient gets an object when the program first asks for it: the memory stays the same.
+        self._hidden: set[_Address] = set()
+        for each in arrays:
+            if isinstance(each, HiddenArray):
+                self._hidden.add((each.description.device, each.description.pointer))
+            else:
+                self._references[id(each)] = _weak_reference(each)
 
-    def __contains__(self, array: object) -> bool:
+    def has(self, array: object, description: Description) -> bool:
+        """False for one created later, also if Python gave it the memory, and so the ``id``, of one that
+        existed."""
+        if (description.device, description.pointer) in self._hidden:
+            return True
         if id(array) not in self._references:
             return False
         reference = self._references[id(array)]
@@ -43,9 +57,6 @@ def _weak_reference(array: object) -> weakref.ref[Any] | None:
         return weakref.ref(array)
     except TypeError:
         return None
-
-
-_Address = tuple[int | None, int]  # device and pointer
 
 
 class _KeptArray(NamedTuple):
@@ -69,7 +80,7 @@ class KeptArrays:
         from vram.guard.leak_check import arrays_in
 
         for provider, array, description in arrays_in(value):
-            if but is None or array not in but:
+            if but is None or not but.has(array, description):
                 number = _allocation(description.pointer)
                 kept = _KeptArray(description.nbytes, number, provider, _weak_reference(array))
                 self._arrays[description.device, description.pointer] = kept

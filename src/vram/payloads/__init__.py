@@ -16,6 +16,8 @@ def command(module: str, *arguments: str) -> list[str]:
 
 # ---- in such a process ----
 
+GONE = "gone"
+"""The code of an answer about a process that has ended since, or has closed what was asked about."""
 PIPE = 3
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 

@@ -17,7 +17,7 @@ import os
 import sys
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_ushort, c_void_p
 
-from . import end_with_parent, say
+from . import GONE, end_with_parent, say
 from .libcuda import device_uuid, load
 from .procfs import started_at
 
@@ -93,14 +93,16 @@ def copy_descriptor(pid: int, start: int, fd: int) -> int:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        raise ImportFailed("failed", "process-ended", f"the process has exited ({error.strerror})") from None
+        raise ImportFailed("failed", GONE, f"the process has exited ({error.strerror})") from None
     try:
         if started_at(pid) != start:
-            raise ImportFailed("failed", "process-ended", "the process has exited")
+            raise ImportFailed("failed", GONE, "the process has exited")
         copy = libc.syscall(PIDFD_GETFD, pidfd, fd, 0)
         if copy >= 0:
             return int(copy)
         code = ctypes.get_errno()
+        if code in (errno.ESRCH, errno.EBADF):
+            raise ImportFailed("failed", GONE, f"it has been closed ({os.strerror(code)})")
         if code == errno.EPERM:
             # Where kernel.yama.ptrace_scope is 1, as on Ubuntu, that needs root even for one's own.
             raise ImportFailed(

@@ -42,6 +42,8 @@ MANY_OBJECTS = (
     f"of more than {MAX_LISTED:,} objects only the newest are searched for arrays that no name leads to"
 )
 
+OLD_TORCH = "PyTorch before 2.10: tensors that only PyTorch refers to, as autograd does, are not listed"
+
 
 class ArrayReading(Struct):
     """All arrays that existed, largest first; those that share the memory of another come last."""
@@ -70,6 +72,8 @@ def read_arrays(budget_s: float, min_nbytes: int, pause: Pause, notes: list[str]
         paths = _find_paths(heap, searched, arrays, inventory)
     if not heap.lists_all:
         notes.append(MANY_OBJECTS)
+    if heap.left_out:
+        notes.append(OLD_TORCH)
     return ArrayReading(arrays, paths, searched, heap.objects)
 
 

@@ -72,11 +72,21 @@ def plan(
 
 def plan_request(request: PlanRequest, *, host: Host | None = None, deadline_s: float = DEADLINE_S) -> Draft:
     """As :func:`plan`, for a request whose sizes are bytes already."""
-    from vram.reclaim.device_state import read_and_diagnose
+    from vram.reclaim.device_state import are_ending, read_and_diagnose
     from vram.reclaim.planner import plan as make
 
     host = host or _local()
-    return make(host, *read_and_diagnose(host, request.gpus, deadline_s), request)
+    ledger, findings = read_and_diagnose(host, request.gpus, deadline_s)
+    # Another vram may be ending them at this moment: their memory is neither theirs any more nor free.
+    for pause_s in _UNTIL_ENDED_S:
+        if not are_ending(host, ledger):
+            break
+        host.clock.sleep(pause_s)
+        ledger, findings = read_and_diagnose(host, request.gpus, deadline_s)
+    return make(host, ledger, findings, request)
+
+
+_UNTIL_ENDED_S = 0.05, 0.2
 
 
 def execute(

@@ -15,6 +15,8 @@ from vram.diagnosis.engine import diagnose
 from vram.diagnosis.words import where_to_look
 from vram.errors import DeviceError, DriverMissing, UsageError
 from vram.host.ports import Host
+from vram.ledger.holds import find_holds
+from vram.ledger.processes import living_holders
 from vram.model.finding import Finding
 from vram.model.gpu import GpuFacts, MemoryFacts, MigFacts
 from vram.model.ledger import Ledger
@@ -43,6 +45,18 @@ def read_and_diagnose(
     """
     ledger = _whole(host, gpus, deadline_s)
     return ledger, diagnose(ledger)
+
+
+def are_ending(host: Host, ledger: Ledger) -> bool:
+    """Whether memory of a dead owner was still held at the reading, by nobody who is there now."""
+    ghosts = (part.entry for hold in find_holds(ledger) if hold.what == "ghost" for part in hold.parts)
+    lost = (entry for entry in ghosts if entry.nbytes and entry.kind_facts.held)
+    return any(all(_is_ending(host, each.pid) for each in living_holders(entry)) for entry in lost)
+
+
+def _is_ending(host: Host, pid: int) -> bool:
+    found = host.proc.facts(pid)
+    return found is None or found[1].is_dead or found[1].exiting
 
 
 def _whole(host: Host, gpus: tuple[int, ...], deadline_s: float) -> Ledger:

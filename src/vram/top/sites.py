@@ -45,13 +45,15 @@ class FollowedTrace:
 
     def __init__(self, *, prefix: str | None = None, file: str | None = None, run: str | None = None) -> None:
         from vram.trace.reader import Follower
+        from vram.trace.symbols import GrowingNames
 
         parts = [] if file is None else [Path(file)]
         self._follower = Follower(None if prefix is None else Path(prefix), parts, run=run)
+        self._names = GrowingNames()
 
     def read(self) -> LiveTrace:
         self._follower.advance()
-        return self._follower.live()
+        return self._names.named(self._follower.live(), self._follower.builds)
 
     def close(self) -> None:
         self._follower.close()

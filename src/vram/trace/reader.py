@@ -170,7 +170,7 @@ class Trace:
     def blobs(self) -> Iterator[tuple[int, str, bytes]]:
         """Process, name and bytes of each account that a framework left; incomplete ones are left out."""
         for blob in self._all_blobs():
-            if (content := self._bytes(blob.parts)) is not None:
+            if (content := _blob_bytes(blob.parts, self._descriptors)) is not None:
                 yield blob.process, blob.name, content
 
     def builds(self) -> dict[str, set[str]]:
@@ -178,15 +178,7 @@ class Trace:
 
         More than one: the file was built again while the program ran, or processes had different ones.
         """
-        found: dict[str, set[str]] = {}
-        for blob in self._all_blobs():
-            if blob.name != "library" or sum(part.nbytes for part in blob.parts) > _MAX_LIBRARY_NBYTES:
-                continue
-            path, separator, build = (self._bytes(blob.parts) or b"").partition(b"\0")
-            if separator and len(found) < _MAX_LIBRARIES:
-                ids = found.setdefault(path.decode("utf-8", "backslashreplace"), set())
-                ids.add(build.decode("ascii", "replace"))
-        return found
+        return _builds(self._all_blobs(), self._descriptors)
 
     def _all_blobs(self) -> list[_Blob]:
         if self._blobs is None:
@@ -194,13 +186,6 @@ class Trace:
             reader.run()
             self._blobs = _whole_blobs(reader)
         return self._blobs
-
-    def _bytes(self, parts: Sequence[BlobRow]) -> bytes | None:
-        if sum(part.nbytes for part in parts) > _MAX_BLOB_NBYTES:
-            return None
-        read = [os.pread(self._descriptors[part.file], part.nbytes, part.offset) for part in parts]
-        complete = all(len(got) == part.nbytes for got, part in zip(read, parts, strict=True))
-        return b"".join(read) if complete else None
 
     def _end_ns(self, reader: NativeReader) -> int:
         """When the trace ends. Of a large one, only about: a chunk of it is a small part of the time."""
@@ -244,6 +229,26 @@ def _whole_blobs(reader: NativeReader) -> list[_Blob]:
         if len(parts) == row.parts:
             found.append(_Blob(processes[row.process], strings[row.name], tuple(parts)))
             parts.clear()
+    return found
+
+
+def _blob_bytes(parts: Sequence[BlobRow], descriptors: Sequence[int]) -> bytes | None:
+    if sum(part.nbytes for part in parts) > _MAX_BLOB_NBYTES:
+        return None
+    read = [os.pread(descriptors[part.file], part.nbytes, part.offset) for part in parts]
+    complete = all(len(got) == part.nbytes for got, part in zip(read, parts, strict=True))
+    return b"".join(read) if complete else None
+
+
+def _builds(blobs: Iterable[_Blob], descriptors: Sequence[int]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for blob in blobs:
+        if blob.name != "library" or sum(part.nbytes for part in blob.parts) > _MAX_LIBRARY_NBYTES:
+            continue
+        path, separator, build = (_blob_bytes(blob.parts, descriptors) or b"").partition(b"\0")
+        if separator and len(found) < _MAX_LIBRARIES:
+            ids = found.setdefault(path.decode("utf-8", "backslashreplace"), set())
+            ids.add(build.decode("ascii", "replace"))
     return found
 
 
@@ -292,6 +297,10 @@ class Follower:
     def live(self) -> LiveTrace:
         """What is live now, by stack and by GPU."""
         return ViewBuilder(self._reader, self._stacks).live_trace()
+
+    def builds(self) -> dict[str, set[str]]:
+        """As :meth:`Trace.builds`, of what was read up to now."""
+        return _builds(_whole_blobs(self._reader), self._descriptors)
 
     def _add_files(self) -> None:
         for path in [*self._waiting, *self._found()]:

@@ -11,6 +11,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 
@@ -18,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.files import open_plain
-from vram.model.trace import CallStack, Frame, TraceView
+from vram.model.trace import CallStack, Frame, LiveTrace, TracedProcess, TraceView
 from vram.trace.cpp_names import shorten
 from vram.trace.lines import SourceLine, WantedLines, find_lines
 
@@ -66,11 +67,51 @@ def naming(view: TraceView, builds: Mapping[str, Collection[str]]) -> Naming | N
     *builds* (``Trace.builds()``) has the build ids that libraries had while they were recorded. A file that
     has another one now names nothing; nor does one without, if it was changed after the recording began.
     """
-    frames = {frame for stack in view.stacks for frame in stack.frames if frame.language == "native"}
-    if not frames:
-        return None
+    frames = _native_frames(view.stacks)
+    return _naming(frames, view.processes, builds) if frames else None
+
+
+class GrowingNames:
+    """Names for the native frames of a trace that is still written.
+
+    To read debug information takes time, and more of it with each new stack: after each reading comes a pause
+    that is much longer. Until then new frames have what the trace says of them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Frame, tuple[Frame, ...]] = {}
+        self._done: list[CallStack] = []
+        self._not_before = 0.0
+
+    def named(self, trace: LiveTrace, builds: Callable[[], Mapping[str, Collection[str]]]) -> LiveTrace:
+        """*trace*, whose stacks are those of the call before and further ones."""
+        new = trace.stacks[len(self._done) :]
+        unknown = _native_frames(new).difference(self._known)
+        began = time.monotonic()
+        if unknown and began >= self._not_before:
+            name = _naming(unknown, trace.processes, builds())
+            self._known.update((frame, name(frame)) for frame in unknown)
+            self._not_before = time.monotonic() + _PAUSE_TIMES * (time.monotonic() - began)
+            unknown = set()
+        named = [name_stack(stack, lambda frame: self._known.get(frame, (frame,))) for stack in new]
+        stacks = (*self._done, *named)
+        if not unknown:
+            self._done += named
+        return replace(trace, stacks=stacks)
+
+
+_PAUSE_TIMES = 20
+
+
+def _native_frames(stacks: Iterable[CallStack]) -> set[Frame]:
+    return {frame for stack in stacks for frame in stack.frames if frame.language == "native"}
+
+
+def _naming(
+    frames: Collection[Frame], processes: Iterable[TracedProcess], builds: Mapping[str, Collection[str]]
+) -> Naming:
     files = _wanted_files(frames, builds)
-    began_ns = min((each.started_wall_ns for each in view.processes), default=0)
+    began_ns = min((each.started_wall_ns for each in processes), default=0)
     lines = find_lines([WantedLines(each.path, each.build, began_ns, sorted(each.offsets)) for each in files])
     left = SymbolBudget(_MAX_SYMBOLS)
     symbols = {

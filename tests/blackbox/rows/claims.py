@@ -63,7 +63,10 @@ def free_of_null(score: Score) -> None:
         score.expect("it succeeds", program["free_of_null"] == 0)
 
 
-@TABLE.row("fresh plain memory shows old bytes", "false: zeroed inside the process and across processes")
+@TABLE.row(
+    "fresh plain memory shows old bytes",
+    "false for large pieces: zeroed inside the process and across processes",
+)
 def remanence(score: Score) -> None:
     with score.machine.start("memory.old_bytes", score.touched_bytes) as program:
         score.measured |= {name: program[name] for name in ("across", "inside", "control")}

@@ -18,7 +18,7 @@ others = []
 watched = [weakref.ref(each) for each in deep["a"]["b"]["c"]["d"]]
 parameter = stand_ins.Parameter(1024, 1024, requires_grad=True)
 stand_ins.backward(parameter)
-gradient = weakref.ref(parameter.grad)
+gradient = weakref.ref(stand_ins.HIDDEN(id(parameter)))
 seen = {}
 ready, go_on, gone = threading.Event(), threading.Event(), threading.Event()
 

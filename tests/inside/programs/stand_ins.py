@@ -4,6 +4,7 @@ For any Python from 3.9 on, standard library only. Nothing here is on a GPU: siz
 are made up, each different.
 """
 
+import ctypes
 import itertools
 import sys
 import types
@@ -55,6 +56,18 @@ def cupy():
 
 
 # ---- PyTorch ----
+#
+# What native code holds lies in structures, as in the real one; the places in them are others on purpose.
+
+
+def words(*names):
+    return type("Words", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_uint64) for name in names]})
+
+
+NativeStorage = words("table", "references", "lock", "pointer", "context", "nbytes")
+NativeMeta = words("table", "name", "hooks", "gradient")
+NativeTensor = words("table", "references", "meta", "storage", "version", "strides", "object")
+UNDEFINED = NativeTensor()
 
 
 class Device:
@@ -64,15 +77,18 @@ class Device:
 
 class StorageBase:
     def __init__(self, size, index):
-        self._size, self._address, self._device = size, next(_addresses), Device(index)
+        address = next(_addresses)
+        self._device = Device(index)
+        self._native = NativeStorage(pointer=address, context=address, nbytes=size)
 
     def nbytes(self):
-        return self._size
+        return self._native.nbytes
 
     def data_ptr(self):
-        return self._address
+        return self._native.pointer
 
     device = property(lambda self: self._device)
+    _cdata = property(lambda self: ctypes.addressof(self._native))
 
 
 class UntypedStorage(StorageBase):
@@ -80,6 +96,9 @@ class UntypedStorage(StorageBase):
 
 
 class Nothing:
+    def __init__(self, *_):
+        pass
+
     def __enter__(self):
         return self
 
@@ -87,22 +106,26 @@ class Nothing:
         return None
 
 
-# Where Python's collector does not see it, as in the real one: by the tensor's id.
-_GRADIENTS, _BASES = {}, {}
-
-
 class TensorBase:
-    __slots__ = ("__dict__", "__weakref__", "_device", "_requires_grad", "_shape", "_storage")
+    __slots__ = ("__dict__", "__weakref__", "_device", "_meta", "_native", "_shape", "_storage")
 
     def __init__(self, *shape, device=0, requires_grad=False, of=None):
         count = 1
         for each in shape:
             count *= each
-        self._shape, self._device, self._requires_grad = shape, device, requires_grad
+        self._shape, self._device = shape, device
         self._storage = UntypedStorage(4 * count, device) if of is None else of._storage
+        self._meta = NativeMeta(gradient=ctypes.addressof(UNDEFINED)) if requires_grad else None
+        meta = 0 if self._meta is None else ctypes.addressof(self._meta)
+        self._native = NativeTensor(meta=meta, storage=self._storage._cdata, object=id(self))
 
-    is_cuda = property(lambda self: True)
-    requires_grad = property(lambda self: self._requires_grad)
+    def __del__(self):
+        if HIDDEN(id(self)) is not None:
+            HIDDEN.drop(id(self))
+
+    _cdata = property(lambda self: ctypes.addressof(self._native))
+    is_cuda = property(lambda self: self._device != "cpu")
+    requires_grad = property(lambda self: self._meta is not None)
     is_leaf = property(lambda self: True)
     dtype = property(lambda self: "torch.float32")
     shape = property(lambda self: self._shape)
@@ -112,7 +135,12 @@ class TensorBase:
 
     @property
     def grad(self):
-        return HIDDEN(id(self))
+        raise SystemError("the real one may answer with a tensor that is being freed")
+
+    @grad.setter
+    def grad(self, gradient):
+        HIDDEN.keep(id(self), gradient)
+        self._meta.gradient = gradient._cdata
 
     def untyped_storage(self):
         return self._storage
@@ -138,23 +166,20 @@ class Hidden:
     """Calls a C function that holds what Python's collector does not follow: a dict of no tracked values."""
 
     def __init__(self):
-        import ctypes
-
         self._pointers = {}
-        self._ctypes = ctypes
 
     def __call__(self, key):
         address = self._pointers.get(key)
-        return None if address is None else self._ctypes.cast(address, self._ctypes.py_object).value
+        return None if address is None else ctypes.cast(address, ctypes.py_object).value
 
     def keep(self, key, obj):
-        self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(obj))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
         self._pointers[key] = id(obj)
 
     def drop(self, key):
         obj = self(key)
         del self._pointers[key]
-        self._ctypes.pythonapi.Py_DecRef(self._ctypes.py_object(obj))
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(obj))
 
 
 HIDDEN = Hidden()
@@ -162,7 +187,7 @@ HIDDEN = Hidden()
 
 def backward(parameter):
     """Give it a gradient, which native code alone refers to."""
-    HIDDEN.keep(id(parameter), TensorBase(*parameter.shape, device=parameter._device))
+    parameter.grad = TensorBase(*parameter.shape, device=parameter._device)
 
 
 class Module:
@@ -180,8 +205,22 @@ class Optimizer:
 
 def torch():
     native = types.SimpleNamespace(
-        TensorBase=TensorBase, StorageBase=StorageBase, DisableTorchFunction=Nothing
+        TensorBase=TensorBase,
+        StorageBase=StorageBase,
+        DisableTorchFunction=Nothing,
+        _DisableTorchDispatch=Nothing,
     )
     cuda = module("torch.cuda", is_initialized=lambda: True)
     module("torch.optim.optimizer", Optimizer=Optimizer)
-    return module("torch", _C=native, cuda=cuda, UntypedStorage=UntypedStorage)
+    return module(
+        "torch",
+        _C=native,
+        cuda=cuda,
+        UntypedStorage=UntypedStorage,
+        __version__="2.11.0",
+        float32="torch.float32",
+        inference_mode=Nothing,
+        empty=lambda *shape, dtype, device, requires_grad=False: TensorBase(
+            *shape, device=device, requires_grad=requires_grad
+        ),
+    )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from vram.lab.claim import CannotTell, Conclusion, Takes, claim, figure
 from vram.lab.experiment import Experiment
-from vram.units import MIB
+from vram.units import KIB, MIB, size
 
 TOPIC = "Old data"
+
+# Up to 1 MiB, pieces share pages of 2 MiB; larger ones have pages of their own.
+PIECES = (256, 4 * KIB, 64 * KIB, 512 * KIB, MIB, 3 * MIB // 2, 2 * MIB)
 
 
 @claim("old-data-plain", TOPIC, takes=Takes(64 * MIB))
@@ -21,7 +24,7 @@ def old_data_plain(experiment: Experiment) -> Conclusion:
 
     Reading:
     False says that none of these bytes were found on this GPU, driver and mode. It is no promise that
-    memory is wiped. Pools are another matter: see old-data-pool.
+    memory is wiped. Small pieces and pools are another matter: see old-data-small and old-data-pool.
     """
     nbytes = experiment.nbytes
     program = experiment.cuda_worker()
@@ -34,6 +37,49 @@ def old_data_plain(experiment: Experiment) -> Conclusion:
     experiment.read_device("read")
     because = f"{found} of {nbytes} bytes were not zero"
     return Conclusion(found > 0, because, (figure("bytes that were not zero", found, "count"),))
+
+
+@claim("old-data-small", TOPIC, takes=Takes(8 * MIB))
+def old_data_small(experiment: Experiment) -> Conclusion:
+    """A small piece of plain memory shows the old bytes of one that was freed
+
+    Source: Question 5, which zeroes sensitive data before the free.
+
+    Method:
+    A process allocates a piece of 256 B, 4 KiB, 64 KiB, 512 KiB, 1 MiB, 1.5 MiB or 2 MiB, fills it with a
+    pattern, reads it back, frees it, allocates as much again and counts bytes of the pattern. Then the same
+    beside 256 bytes that stay allocated.
+
+    Reading:
+    True: erase what is secret before you free it, also where cudaMalloc and cudaFree are used. Small pieces
+    share pages of 2 MiB, and a page with a living piece goes on being used as it is.
+    """
+    program = experiment.cuda_worker()
+
+    def old_bytes(nbytes: int) -> int:
+        pointer = program.call("alloc", nbytes)
+        program.call("fill", pointer, 0xA5, nbytes)
+        if program.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
+            raise CannotTell("the pattern could not be read back even before the free")
+        program.call("free", pointer)
+        again = program.call("alloc", nbytes)
+        found: int = program.call("count_byte", again, 0xA5, nbytes)
+        program.call("free", again)
+        return found
+
+    alone = {nbytes: old_bytes(nbytes) for nbytes in PIECES}
+    program.call("alloc", 256)
+    beside = {nbytes: old_bytes(nbytes) for nbytes in PIECES}
+    experiment.read_device("read")
+    shown = [size(nbytes) for nbytes, found in beside.items() if found]
+    because = (
+        f"beside a living piece every byte of {', '.join(shown)}" if shown else "none beside a living piece"
+    )
+    if any(0 < found < nbytes for nbytes, found in beside.items()):
+        because = f"beside a living piece {sum(beside.values()):,} of {sum(beside):,} bytes"
+    because += f"; alone {sum(alone.values()):,} of {sum(alone):,} bytes"
+    figures = [figure(f"old bytes of {size(each)}, beside another", beside[each], "count") for each in PIECES]
+    return Conclusion(any(beside.values()) or any(alone.values()), because, tuple(figures))
 
 
 @claim("old-data-pool", TOPIC, takes=Takes(64 * MIB))

@@ -10,11 +10,13 @@ from math import prod
 from typing import Any
 
 from ..trim.framework import loaded
+from .gradients import Gradient, tensor_layout
 from .heap.introspection import attributes, defines, is_a, read_in_c
 from .provider import (
     ArrayProvider,
     Description,
     DtypeNames,
+    HiddenArray,
     classes_of,
     device_of,
     extent,
@@ -36,6 +38,8 @@ PARTS = {
 }
 # Functional and opaque tensors have no storage, sparse ones none of their own.
 NO_STORAGE = (RuntimeError, NotImplementedError, AttributeError)
+# What is read while it is being freed may be anything.
+BEYOND_MEMORY = 1 << 46
 
 
 class TorchArrays(ArrayProvider):
@@ -60,15 +64,19 @@ class TorchArrays(ArrayProvider):
     def describe_blocks(self, found: Iterable[Any], addresses: set[int]) -> Iterator[Description | None]:
         return _safely(found, lambda portion: _of_storages(portion, addresses), lambda _: None)
 
-    def gradients(self, found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Each leaf tensor with its gradient: PyTorch holds it where Python cannot see it."""
+    def gradients(self, found: Iterable[Any]) -> Iterator[tuple[Any, HiddenArray]]:
+        """Each tensor with its gradient: PyTorch holds it where Python cannot see it."""
         kind: Any = _tensor_classes()[0]
-        tensors = _tensors(found)
+        tensors, names = _tensors(found), DtypeNames()
         with loaded("torch")._C.DisableTorchFunction():
-            for each in compress(tensors, map(kind.requires_grad.__get__, tensors)):
-                gradient = kind.grad.__get__(each) if kind.is_leaf.__get__(each) else None
-                if gradient is not None:
-                    yield each, gradient
+            training = list(compress(tensors, map(kind.requires_grad.__get__, tensors)))
+            layout = tensor_layout(loaded("torch")) if training else None
+            read = layout.read(list(map(kind._cdata.__get__, training))) if layout else ()
+            for each, gradient in zip(training, read):
+                with suppress(*NO_STORAGE):
+                    described = None if gradient is None else _of_gradient(each, gradient, kind, names)
+                    if gradient is not None and described is not None:
+                        yield each, HiddenArray(gradient.key, described)
 
     def bases(self, found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Each view with the tensor that it is a view of: PyTorch holds that in the same way."""
@@ -180,6 +188,22 @@ class _TensorReader:
                 )
         self._covered.update(map(id, storages))
         return iter(described) if len(described) == len(tensors) else _align(described, are_on_gpu)
+
+
+def _of_gradient(tensor: Any, gradient: Gradient, kind: Any, names: DtypeNames) -> Description | None:
+    """Described as its *tensor*, whose shape it has. Only a sparse one has not, and no storage either."""
+    (is_on_gpu,) = _are_on_gpu([tensor], kind)
+    own = kind.numel(tensor) * kind.element_size(tensor)
+    if not is_on_gpu or not own <= gradient.nbytes < BEYOND_MEMORY:
+        return None
+    return Description(
+        nbytes=gradient.nbytes,
+        device=kind.get_device(tensor),
+        pointer=gradient.pointer,
+        dtype=names[kind.dtype.__get__(tensor)],
+        shape=tuple(kind.shape.__get__(tensor)),
+        note=view_note(own, gradient.nbytes) if own != gradient.nbytes else "",
+    )
 
 
 def _are_on_gpu(tensors: list[Any], kind: Any) -> list[bool]:

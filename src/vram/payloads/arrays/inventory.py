@@ -14,7 +14,7 @@ from .frameworks import PROVIDERS
 from .heap.introspection import lineage
 from .heap.referents import is_hidden_from_collector, unreadable_objects
 from .heap.walk import PORTION
-from .provider import ArrayProvider, Description
+from .provider import ArrayProvider, Description, HiddenArray, key_of
 from .record import Struct
 
 DESCRIBED_AT_ONCE = 1000
@@ -33,7 +33,7 @@ class FoundArray(Struct, frozen=True, gc=False):
     @property
     def key(self) -> int:
         """Its ``id``, for code that must not hold the array."""
-        return id(self.array)
+        return key_of(self.array)
 
 
 def find(
@@ -57,9 +57,12 @@ def find(
     covered: set[int] = set()
     for provider, arrays, _ in providers:
         with _failure_as_note(provider, notes):
-            objects = with_gradients(provider, _objects_of(by_kind, arrays))
+            objects = _objects_of(by_kind, arrays)
             described = provider.describe(objects, covered) if objects else ()
             found += _found_arrays(provider, objects, described, addresses, device, pause)
+            hidden = hidden_gradients(provider, objects)
+            described = (each.description for each in hidden)
+            found += _found_arrays(provider, hidden, described, addresses, device, pause)
     for provider, _, blocks in providers:
         with _failure_as_note(provider, notes):
             objects = _objects_of(by_kind, blocks)
@@ -94,16 +97,16 @@ def _failure_as_note(provider: ArrayProvider, notes: list[str] | None) -> Iterat
         notes.append(f"{provider.NAME}: {type(error).__name__}: {error}"[:MAX_NOTE_LENGTH])
 
 
-def with_gradients(provider: ArrayProvider, arrays: list[object]) -> list[object]:
-    """*arrays* and those of their gradients that have no Python object yet."""
+def hidden_gradients(provider: ArrayProvider, arrays: Sequence[object]) -> list[HiddenArray]:
+    """The gradients of *arrays* that are not among them: most have no Python object."""
     found = [gradient for _, gradient in provider.gradients(arrays)] if arrays else []
     there = set(map(id, arrays)) if found else ()
-    return [*arrays, *(each for each in found if id(each) not in there)]
+    return [each for each in found if each.key not in there]
 
 
 def _found_arrays(
     provider: ArrayProvider,
-    objects: list[object],
+    objects: Sequence[object],
     descriptions: Iterable[Description | None],
     addresses: set[int],
     device: int | None,
@@ -216,6 +219,11 @@ class ArrayRecord(Struct, frozen=True, gc=False):
     description: Description
     is_shared: bool
 
+    def is_hidden_form_of(self, other: ArrayRecord) -> bool:
+        """The same array, which was known without its object until now."""
+        is_hidden = self.kind is HiddenArray and other.kind is not HiddenArray
+        return is_hidden and self.description.pointer == other.description.pointer
+
 
 class ArrayInventory:
     """The arrays and memory blocks that were met. ``holders``: arrays that hold others outside Python."""
@@ -243,13 +251,13 @@ class ArrayInventory:
 
     def _add_arrays(self, at: int, provider: ArrayProvider, met: list[object]) -> set[int]:
         covered: set[int] = set()
-        objects = with_gradients(provider, met)
-        found = _records(provider, objects, provider.describe(objects, covered))
+        found = _records(provider, met, provider.describe(met, covered))
+        hidden = hidden_gradients(provider, met)
         known = self._arrays[at]
-        for key, record in found.items():
-            known.setdefault(key, record)
-        objects = [each for each in objects if id(each) in found]
-        add_native_holders(provider, objects, self.holders)
+        for key, record in (*found.items(), *_records_of_hidden(provider, hidden)):
+            if known.setdefault(key, record).is_hidden_form_of(record):
+                known[key] = record
+        add_native_holders(provider, [each for each in met if id(each) in found], self.holders)
         return covered
 
     def records(self) -> list[ArrayRecord]:
@@ -269,11 +277,11 @@ class ArrayInventory:
         return found
 
 
-def add_native_holders(provider: ArrayProvider, arrays: list[object], holders: ArrayHolders) -> None:
+def add_native_holders(provider: ArrayProvider, arrays: Sequence[object], holders: ArrayHolders) -> None:
     """Add to *holders* which of *arrays* holds another one outside Python, and as which attribute."""
     for attribute, pairs in ((".grad", provider.gradients(arrays)), ("._base", provider.bases(arrays))):
         for holder, held in pairs:
-            holders.setdefault(id(held), []).append((id(holder), attribute))
+            holders.setdefault(key_of(held), []).append((id(holder), attribute))
 
 
 def _instances(objects: list[object], kinds: tuple[type, ...]) -> tuple[list[object], list[object]]:
@@ -288,11 +296,17 @@ def _instances(objects: list[object], kinds: tuple[type, ...]) -> tuple[list[obj
     ]
 
 
+def _records_of_hidden(
+    provider: ArrayProvider, hidden: list[HiddenArray]
+) -> Iterable[tuple[int, ArrayRecord]]:
+    return _records(provider, hidden, (each.description for each in hidden)).items()
+
+
 def _records(
-    provider: ArrayProvider, objects: list[object], descriptions: Iterable[Description | None]
+    provider: ArrayProvider, objects: Sequence[object], descriptions: Iterable[Description | None]
 ) -> dict[int, ArrayRecord]:
     return {
-        id(each): ArrayRecord(provider, id(each), type(each), description, False)
+        key_of(each): ArrayRecord(provider, key_of(each), type(each), description, False)
         for each, description in zip(objects, descriptions)
         if description is not None
     }

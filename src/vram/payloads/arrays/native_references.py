@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .frameworks import GRAPH
-from .heap.search import NATIVE, ObjectHolder, ReferencePaths
+from .heap.search import BUDGET_S, NATIVE, ObjectHolder, ReferencePaths, shortest_paths
 from .inventory import ArrayHolders, ArrayRecord, FoundArray, add_native_holders
+from .provider import HiddenArray
 
 if TYPE_CHECKING:
     DescribedArray = FoundArray | ArrayRecord
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 def possible_holders(chosen: Sequence[FoundArray], found: Sequence[FoundArray]) -> list[FoundArray]:
     """Those of *found*, other than the *chosen*, that may hold one of the chosen natively."""
-    involved = possible_holder_keys({id(each.array) for each in chosen}, found, array_holders(found))
-    return [each for each in found if id(each.array) in involved]
+    involved = possible_holder_keys({each.key for each in chosen}, found, array_holders(found))
+    return [each for each in found if each.key in involved]
 
 
 def possible_holder_keys(
@@ -34,6 +35,18 @@ def possible_holder_keys(
         involved |= above
         waiting += above
     return involved - wanted
+
+
+def paths_to(
+    found: Sequence[FoundArray], heap: list[object], secondary: Sequence[type], budget_s: float = BUDGET_S
+) -> ReferencePaths:
+    """The path to each of *found*, also through arrays that hold others; as :func:`shortest_paths`."""
+    objects = [each.array for each in found if type(each.array) is not HiddenArray]
+    paths = shortest_paths(objects, heap, budget_s, secondary)
+    hidden = (each.key for each in found if type(each.array) is HiddenArray)
+    paths.holders.update(dict.fromkeys(hidden, NATIVE))
+    name_native_holders(found, paths)
+    return paths
 
 
 def name_native_holders(found: Sequence[FoundArray], paths: ReferencePaths) -> None:
@@ -87,6 +100,6 @@ def array_holders(found: Sequence[FoundArray]) -> ArrayHolders:
     """For each array that another one holds natively: which ones hold it, and as which attribute."""
     holders: ArrayHolders = {}
     for provider in {id(each.provider): each.provider for each in found}.values():
-        arrays = [each.array for each in found if each.provider is provider]
-        add_native_holders(provider, arrays, holders)
+        theirs = [each.array for each in found if each.provider is provider]
+        add_native_holders(provider, [each for each in theirs if type(each) is not HiddenArray], holders)
     return holders

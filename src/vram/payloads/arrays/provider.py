@@ -30,6 +30,20 @@ class Description(Struct, frozen=True, gc=False):
         return self.note.startswith(A_VIEW)
 
 
+class HiddenArray(Struct, frozen=True, gc=False):
+    """An array that is known from its framework's own structures alone, as a gradient is. ``key``: the ``id``
+    of its Python object, which is not touched; where it has none, a number that no ``id`` has."""
+
+    key: int
+    description: Description
+
+
+def key_of(array: Any) -> int:
+    """What an array is known by, for code that must not hold it."""
+    key: int = array.key if type(array) is HiddenArray else id(array)
+    return key
+
+
 class ArrayProvider:
     """The arrays of one framework. It imports no framework and runs no code of a user's subclass.
 
@@ -60,8 +74,8 @@ class ArrayProvider:
         """The same for blocks. Blocks at *addresses* are described already: None for them is enough."""
         return iter(())
 
-    def gradients(self, found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Each array with its gradient, where the framework holds it outside Python."""
+    def gradients(self, found: Iterable[Any]) -> Iterator[tuple[Any, HiddenArray]]:
+        """Each array on a GPU with its gradient, where the framework holds it outside Python."""
         return iter(())
 
     def bases(self, found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

@@ -9,7 +9,7 @@ from operator import is_
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..tracked_objects import tracked_objects
+from ..tracked_objects import tracked_objects, types_owned_elsewhere
 
 if TYPE_CHECKING:  # programs on Python 3.8 are trimmed too
     Line = dict[str, Any]
@@ -83,7 +83,7 @@ def alive(kinds: tuple[type, ...]) -> list[Any]:
     The list of all objects is one call, during which no other thread runs: tens of milliseconds for a
     million of them. It is read in parts, between which Python lets others run.
     """
-    heap: list[Any] = tracked_objects() if kinds else []
+    heap: list[Any] = tracked_objects(but=types_owned_elsewhere()) if kinds else []
     is_one: dict[type, bool] = {}
     found: list[Any] = []
     while heap:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .driver import driver, sentence
 from .framework import DEVICE, PINNED, Framework, alive, loaded, may_have_instances
+from .threads import do_while_others_sleep
 
 if TYPE_CHECKING:
     from .framework import Line
@@ -53,8 +54,7 @@ class PyTorch(Framework):
     def release(self) -> Iterator[str]:
         torch = self._library
         native = torch._C
-        if hasattr(native, "_cuda_clearCublasWorkspaces"):
-            native._cuda_clearCublasWorkspaces()
+        yield from self._clear_workspaces(native)
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
         accelerator: Any = getattr(torch, "accelerator", None)
@@ -62,7 +62,23 @@ class PyTorch(Framework):
             accelerator.empty_host_cache()
         elif hasattr(native, "_host_emptyCache"):
             native._host_emptyCache()
-        yield from ()
+
+    def _clear_workspaces(self, native: Any) -> Iterator[str]:
+        """cuBLAS's workspaces, unless somebody may still write to them.
+
+        PyTorch frees them without asking: a thread that has just handed one to cuBLAS, and is about to launch
+        a product, would have it write to memory that is no longer its own; so would each replay of a CUDA
+        graph that was captured with one. While PyTorch's history is on, a thread that makes one waits for the
+        interpreter, and holds the lock that clearing waits for.
+        """
+        clear = getattr(native, "_cuda_clearCublasWorkspaces", None)
+        if clear is None or getattr(native, "_cuda_isHistoryEnabled", bool)():
+            return
+        graphs = loaded("torch.cuda.graphs")
+        if graphs is not None and may_have_instances(graphs, "CUDAGraph") and alive((graphs.CUDAGraph,)):
+            yield "cuBLAS's workspaces were kept: CUDA graphs may have been captured with them"
+        elif not do_while_others_sleep(clear):
+            yield "cuBLAS's workspaces were kept: other threads of the program were at work"
 
 
 def _capture_streams() -> set[int]:

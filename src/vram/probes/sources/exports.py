@@ -14,6 +14,7 @@ from vram.host.ports import ExportCandidate, Host, Proof
 from vram.model.files import ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.observation import Observation
+from vram.payloads import GONE
 from vram.units import MIB
 
 NAME = "exports"
@@ -47,7 +48,7 @@ def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> I
             continue
         sizes: dict[object, int] = {}
         reported: set[tuple[int, str | None]] = set()
-        for proof in _prove(host, candidates, deadline - host.clock.monotonic(), views):
+        for proof in _prove(host, candidates, deadline, views):
             sizes[_identity(proof.candidate)] = proof.nbytes or 0
             yield from _statement(proof, places, reported)
         unexplained -= sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
@@ -116,16 +117,25 @@ def _views(observed: Iterable[Observation]) -> list[str]:
 
 
 def _prove(
-    host: Host, candidates: list[ExportCandidate], deadline_s: float, views: list[str]
+    host: Host, candidates: list[ExportCandidate], deadline: float, views: list[str]
 ) -> Iterator[Proof]:
-    """Try one descriptor of each open file; what it shows holds for all that share it."""
+    """Try one descriptor of each open file; what it shows holds for all that share it.
+
+    One that is gone by then shows nothing: then another that shares the file is tried.
+    """
     by_open_file: dict[object, list[ExportCandidate]] = {}
     for each in candidates:
         by_open_file.setdefault(_identity(each), []).append(each)
-    first = {members[0]: members for members in by_open_file.values()}
-    for proof in host.exports.prove(list(first)[:_MAX_CANDIDATES], deadline_s, views):
-        for member in first[proof.candidate]:
-            yield replace(proof, candidate=member)
+    left = list(by_open_file.values())[:_MAX_CANDIDATES]
+    while left:
+        first = {members[0]: members for members in left}
+        left = []
+        for proof in host.exports.prove(list(first), deadline - host.clock.monotonic(), views):
+            members = first[proof.candidate]
+            if proof.code != GONE:
+                yield from (replace(proof, candidate=member) for member in members)
+            elif members[1:]:
+                left.append(members[1:])
 
 
 def _identity(candidate: ExportCandidate) -> object:

@@ -97,14 +97,19 @@ def _parts_of(container: Any) -> Iterator[list[object]]:
         yield [own] if own else []
 
 
-def tuples_in(objects: Sequence[object], pause: Pause = no_rest) -> list[object]:
-    """The tracked tuples that *objects* refer to, and those in them: tracked_objects() lists none."""
+def unlisted_in(
+    objects: Sequence[object], pause: Pause = no_rest, types: frozenset[type] = frozenset()
+) -> list[object]:
+    """What *objects* refer to, and what is in that, of those that tracked_objects() does not list: tuples,
+    and objects of *types*."""
+    unlisted = types | {tuple}
     found: dict[int, object] = {}
     lengths = Lengths()
     while objects:
         fresh: dict[int, object] = {}
         for members in referents(objects, lengths):
-            fresh.update((id(each), each) for each in members if type(each) is tuple and gc.is_tracked(each))
+            theirs = [each for each in members if type(each) in unlisted and gc.is_tracked(each)]
+            fresh.update(zip(map(id, theirs), theirs))
             pause()
         objects = [each for key, each in fresh.items() if key not in found]
         found.update(fresh)

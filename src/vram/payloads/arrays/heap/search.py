@@ -16,11 +16,11 @@ from types import GeneratorType
 from typing import TYPE_CHECKING
 
 from ...pace import Pause
-from ...tracked_objects import tracked_objects
+from ...tracked_objects import tracked_objects, types_owned_elsewhere
 from ..record import Struct
 from .introspection import inert, members, type_name
 from .references import PathText, Role, append_link, children, is_plain
-from .referents import first_parents, first_parents_of, is_hidden_from_collector, survivors, tuples_in
+from .referents import first_parents, first_parents_of, is_hidden_from_collector, survivors, unlisted_in
 from .roots import Roots
 from .walk import FREE_THREADED, ByLineage, Walk
 
@@ -277,7 +277,7 @@ class _Search:
         if self.walk.was_cut:
             return dict.fromkeys(missing, UNKNOWN)
         apart = self._unreached(self._heap)
-        tuples = self._unreached(tuples_in(apart))
+        tuples = self._unreached(unlisted_in(apart))
         apart += tuples
         self._heap += tuples
         del tuples  # in two lists, as all others are
@@ -350,7 +350,8 @@ class Discovery:
 
     Each is given to *add*, and released. *pause* rests between two parts of the work. Objects that no name
     leads to are looked for in the list of all objects; of a program with more than MAX_LISTED, among the
-    newest ones (``lists_all`` is False).
+    newest ones (``lists_all`` is False). ``left_out``: types of which only those are met that an object
+    refers to.
     """
 
     def __init__(
@@ -362,6 +363,7 @@ class Discovery:
         pause: Pause,
     ) -> None:
         self.lists_all = True
+        self.left_out = types_owned_elsewhere()
         self.objects = 0
         self._add, self._pause = add, pause
         self._unheld = ByLineage(kinds)
@@ -441,8 +443,10 @@ class Discovery:
         )
         if self.lists_all:
             self._walk.complete_reached()
-        apart = self._unreached(tracked_objects() if self.lists_all else _newest())
-        apart += self._unreached(tuples_in(apart, self._pause))
+        apart = self._unreached(
+            tracked_objects(but=self.left_out) if self.lists_all else _newest(self.left_out)
+        )
+        apart += self._unreached(unlisted_in(apart, self._pause, self.left_out))
         found = list(compress(apart, map(self._unheld.__getitem__, map(type, apart))))
         self._add(found)
         # A local variable of a running frame is no object's, but it has a name.
@@ -478,14 +482,14 @@ class Discovery:
             self._builder.paths.holders.update(holders)
 
 
-def _newest() -> list[object]:
+def _newest(but: frozenset[type]) -> list[object]:
     """The objects that the collector has looked at least often, as far as they are few."""
     if FREE_THREADED:
         return []
     newest, older, _ = gc.get_count()
     listed: list[object] = []
     if newest <= MAX_LISTED:
-        listed += tracked_objects(generation=0)
+        listed += tracked_objects(0, but)
     if older * gc.get_threshold()[0] <= MAX_LISTED:
-        listed += tracked_objects(generation=1)
+        listed += tracked_objects(1, but)
     return listed
