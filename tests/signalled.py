@@ -31,6 +31,18 @@ def signalled(
     words: tuple[str, ...], environment: Mapping[str, str], chance: random.Random, within_s: float
 ) -> Ended:
     """Run vram with *words*; fails where something of its session goes on after it."""
+    number, moment = chance.choice(NUMBERS), chance.uniform(0.0, within_s)
+    return _in_a_terminal(words, environment, number, moment)
+
+
+def ended_alone(words: tuple[str, ...], environment: Mapping[str, str]) -> Ended:
+    """The same where nobody sends a signal."""
+    return _in_a_terminal(words, environment, 0, PATIENCE_S)
+
+
+def _in_a_terminal(
+    words: tuple[str, ...], environment: Mapping[str, str], number: int, moment: float
+) -> Ended:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "vram", *words],
@@ -42,11 +54,11 @@ def signalled(
         preexec_fn=heed_signals,
     )
     os.close(theirs)
-    number, output = chance.choice(NUMBERS), bytearray()
+    output = bytearray()
     reader = threading.Thread(target=_read_all, args=(ours, output), daemon=True)
     reader.start()
     with suppress(subprocess.TimeoutExpired):  # the moment is left to chance
-        process.wait(chance.uniform(0.0, within_s))
+        process.wait(moment)
     process.send_signal(number)
     until(lambda: process.poll() is not None, lambda: bytes(output))
     until(lambda: not _session(process.pid), lambda: _session(process.pid))

@@ -1,8 +1,8 @@
 """Ctrl-C is never lost. Python raises it as an exception, and some code ignores or replaces exceptions.
 
-msgspec ignores it while it imports ``datetime``, Python itself in finalisers and in callbacks of weak
-references; while a class is made, Python 3.11 replaces it with RuntimeError. So every SIGINT is also noted,
-and asked for before a command is run or a process is touched, and before an error is called a bug.
+Python ignores it in finalisers and in callbacks of weak references, msgspec while it imports; while a class
+is made, Python 3.11 replaces it with RuntimeError. So every SIGINT is also noted, and asked for before a
+command is run or a process is touched, and before an error is called a bug.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.signalled import TRIES, heed_signals, require_plain_end, signalled
+from tests.signalled import TRIES, Ended, ended_alone, heed_signals, require_plain_end, signalled
 from vram.virtualgpu import VirtualGpu
 
 FOREVER = ("--", "sleep", "1000")
@@ -23,12 +23,21 @@ WORDS = {
     "borrow": ("borrow", "1GiB", *FOREVER),
     "top": ("top",),
 }
-# msgspec imports datetime twice, and ignores whatever the first import raises.
+# msgspec ignores whatever its first import of datetime raises, and then crashes where it needs it.
 INTERRUPTED_ONCE = """
 import signal, sys
 if not hasattr(sys, "was_interrupted"):
     sys.was_interrupted = True
     signal.raise_signal(signal.SIGINT)
+from _datetime import *
+from _datetime import datetime_CAPI
+"""
+INTERRUPTED_AND_IGNORED = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    pass
 from _datetime import *
 from _datetime import datetime_CAPI
 """
@@ -57,11 +66,17 @@ def test_a_signal_at_any_moment_ends_all_of_it(virtual_gpu: VirtualGpu, tmp_path
 def test_ctrl_c_counts_even_where_an_import_ignores_it(
     virtual_gpu: VirtualGpu, tmp_path: Path, command: str
 ) -> None:
-    (tmp_path / "datetime.py").write_text(INTERRUPTED_ONCE)
+    (tmp_path / "datetime.py").write_text(INTERRUPTED_AND_IGNORED)
     launched = tmp_path / "launched"
     words = [*WORDS[command][: -len(FOREVER)], "--", "touch", str(launched)]
     require_interrupted(words, virtual_gpu.environment(), tmp_path)
     assert not launched.exists()
+
+
+def test_ctrl_c_while_msgspec_is_imported_crashes_nothing(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    (tmp_path / "datetime.py").write_text(INTERRUPTED_ONCE)
+    environment = {**virtual_gpu.environment(), "PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    assert ended_alone(("top",), environment) == Ended(0, 130, b"")
 
 
 def test_ctrl_c_while_a_class_is_made_is_not_called_a_bug(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ def entry() -> NoReturn:
         raise SystemExit(130) from None
     try:
         note_interrupts()
+        # msgspec imports it too, ignores Ctrl-C meanwhile, and without it crashes at its first decoder.
+        import datetime  # noqa: F401
+
         from vram.cli.app import entry as run
 
         run()
