@@ -91,8 +91,8 @@ def manual_sources() -> Iterator[tuple[str, str, str]]:
 def _index(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     yield "# Commands\n"
     yield "One page for each, the same as `vram COMMAND --help` and `man vram-COMMAND`. The"
-    yield "[exit codes](exit-codes.md) are the same everywhere, and [TAB](../guides/completion.md) completes"
-    yield "what is typed.\n"
+    yield "[exit codes](exit-codes.md) are the same everywhere, and"
+    yield "[TAB](../quick-start.md#completion-and-manual-pages) completes what is typed.\n"
     yield "Sizes and durations have a unit: `512MiB`, `20GiB`; `250ms`, `60s`, `5min`, `2h`, `7d`. A bare"
     yield "number is refused.\n"
     yield "| command | |"

@@ -77,7 +77,7 @@ STATEMENTS = (
         denies("fault-free", when="a free that fails says so only in its answer"),
         denies("free-reports-kernel", when="and it may report an earlier kernel's error"),
         kind="technique",
-        pages=["guides/broken-context.md"],
+        pages=["guides/contexts.md"],
     ),
     statement(
         "Program 1 (cudaMalloc, cudaFree): the memory is available again after the free.",
@@ -96,7 +96,7 @@ STATEMENTS = (
         goes(ZERO, "allocated", "freed", ARRAY, when="released"),
         affirms("zero-before-free", when="zero"),
         kind="program",
-        pages=["guides/erasing.md"],
+        pages=["guides/buffer.md"],
     ),
     statement(
         "Zeroing is not needed to free memory.",
@@ -110,13 +110,13 @@ STATEMENTS = (
         affirms("old-data-pool", when="a pool hands old bytes over"),
         affirms("torch-old-data", when="so does PyTorch"),
         kind="technique",
-        pages=["guides/erasing.md"],
+        pages=["guides/buffer.md"],
     ),
     statement(
         "Zeroing gives later allocations from the same pool a known beginning.",
         affirms("zero-before-free"),
         kind="technique",
-        pages=["guides/erasing.md"],
+        pages=["guides/buffer.md"],
     ),
     statement(
         "Program 3 (two arrays, several streams): each allocation needs its own free, or memory leaks.",

@@ -90,7 +90,7 @@ STATEMENTS = (
         "They stay even when the process that wrote them has finished.",
         affirms("old-data-across", when="nobody holds the memory"),
         affirms("ipc-contents", when="another process has opened it"),
-        pages=["guides/erasing.md"],
+        pages=["guides/buffer.md"],
     ),
     statement(
         "Memory can be kept beyond the life of any one process, which some systems need.",
@@ -134,7 +134,7 @@ STATEMENTS = (
         "Contexts have to be managed properly, or memory leaks.",
         denies("second-context", when="while the process lives: each costs as much again"),
         affirms("context-outlives", when="after its end"),
-        pages=["guides/end-context.md", "concepts/what-a-context-costs.md"],
+        pages=["guides/contexts.md", "concepts/what-a-context-costs.md"],
     ),
     statement(
         "Whether an allocation succeeds is the driver's decision, not the calling process's alone.",

@@ -81,7 +81,7 @@ STATEMENTS = (
         "In program 1 it is the exception that leaves memory allocated.",
         affirms("failed-alloc-keeps", when="it comes only where cudaMalloc failed"),
         goes(EXCEPTION, "allocated", "after the try block", GIB, when="without one it would be freed"),
-        pages=["guides/broken-context.md"],
+        pages=["guides/contexts.md"],
     ),
     statement(
         "Error handling must include cleaning up.",
@@ -89,7 +89,7 @@ STATEMENTS = (
         affirms("fault-free", when="after a sticky error: frees fail too"),
         affirms("exception-across-runs", when="in one that ends with the error"),
         kind="technique",
-        pages=["guides/scopes.md", "guides/broken-context.md"],
+        pages=["guides/scopes.md", "guides/contexts.md"],
     ),
     statement(
         "Program 2 (cudaFree(nullptr), then cudaDeviceReset): neither releases what is allocated.",
@@ -134,7 +134,7 @@ STATEMENTS = (
         affirms("context-close-frees", when="the process goes on"),
         affirms("context-outlives", when="the process ends anyway"),
         kind="technique",
-        pages=["guides/end-context.md"],
+        pages=["guides/contexts.md"],
     ),
     statement(
         "Do not rely on implicit cleanup.",
@@ -152,12 +152,12 @@ STATEMENTS = (
         "As a last resort, reset the driver to purge what lingers.",
         affirms("reset-needed"),
         kind="technique",
-        pages=["guides/reset.md", "guides/free.md"],
+        pages=["guides/contexts.md", "guides/free.md"],
     ),
     statement(
         "Such a reset interrupts all CUDA programs.",
         right("vram reset refuses while any process uses the GPU"),
-        pages=["guides/reset.md"],
+        pages=["guides/contexts.md"],
     ),
     statement(
         "Read how libraries are initialised and shut down.",

@@ -38,7 +38,7 @@ STATEMENTS = (
         denies("cupy-del", when="CuPy: kept in its pool"),
         affirms("pycuda-thread", when="PyCUDA, dropped after its context was popped"),
         denies("pycuda-inner-function", when="PyCUDA, dropped while its context is current"),
-        pages=["questions/threads.md", "guides/flush.md"],
+        pages=["questions/threads.md", "guides/trim.md"],
     ),
     statement(
         "The cause is that device memory and Python's memory lie in different address spaces.",
@@ -60,13 +60,13 @@ STATEMENTS = (
         affirms("thread-frees", when="they work"),
         denies("owner-object", when="they are needed although there is an owner"),
         kind="technique",
-        pages=["guides/threads.md"],
+        pages=["guides/scopes.md"],
     ),
     statement(
         "PyCUDA and CuPy have methods for it.",
         affirms("pycuda-free", when="DeviceAllocation.free() of PyCUDA"),
         right("free_all_blocks() of the pool", when="CuPy"),
-        pages=["guides/flush.md"],
+        pages=["guides/trim.md"],
     ),
     statement(
         "Without frees GPU memory becomes fragmented.",
@@ -130,7 +130,7 @@ STATEMENTS = (
         affirms("owner-object", when="nothing else refers to the object"),
         affirms("torch-cycle", when="it is part of a reference cycle"),
         kind="technique",
-        pages=["guides/buffer.md", "guides/threads.md"],
+        pages=["guides/buffer.md", "guides/scopes.md"],
     ),
     statement(
         "Read the documentation of PyCUDA and CUDA about allocation.",

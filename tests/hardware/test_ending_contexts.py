@@ -1,6 +1,6 @@
 """What ends a context from Python, what a reset of it breaks, and what a leak checker reports.
 
-The figures of docs/guides/end-context.md, shut-down.md and leaks.md and of docs/concepts/context-reset.md.
+The figures of docs/guides/contexts.md, shut-down.md and leaks.md and of docs/concepts/context-reset.md.
 """
 
 from __future__ import annotations
