@@ -95,6 +95,15 @@ def test_the_file_never_exceeds_its_limit(tmp_path: Path) -> None:
     assert 1000 < short < 250 * 60
 
 
+def test_a_slow_machine_loses_nothing_because_deleting_takes_too_long(tmp_path: Path) -> None:
+    """What a reading brings is more than one step deletes, and there is time for one step: it goes on nevertheless."""
+    written = Written(tmp_path, most_bytes=8 * MIB, budget_s=0.0)
+    for number in range(60):
+        written.reads(ledger(process(1), *crowded(number, 200)), at(number * 10))
+    assert written.pids(0) == [1]
+    assert len(written.pids(590)) == 201
+
+
 def test_a_smaller_limit_shrinks_the_file(tmp_path: Path) -> None:
     written = Written(tmp_path)
     for number in range(140):

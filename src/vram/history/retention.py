@@ -18,16 +18,16 @@ from vram.model.moment import Moment
 from vram.units import MIB
 
 MIN_BYTES = 8 * MIB
+DEFAULT_BUDGET_S = 0.008
 DETAIL_S = 7 * 86400.0
 _PRESSED_DETAIL_S = 3600.0
 _BUCKET_S = 600.0
 _STEADY_MS = 3600 * 1000
 """What is older than this boot has its age from the wall clock, which must not have been set for so long."""
 _SHORT_SPAN = 4  # fewer than 16 readings
-_SOFT = 0.9  # of the pages that the file may have
+_SOFT, _HARD = 0.9, 0.95  # of the pages that the file may have
 _SLACK_PAGES = 256
 _MAX_STEPS = 1000
-_BUDGET_S = 0.008
 _ROWS = 100
 _ROUTINE_S = 60.0
 
@@ -35,9 +35,12 @@ _ROUTINE_S = 60.0
 class Retention:
     """Deletes from *file*. ``step`` is called with every reading."""
 
-    def __init__(self, file: WritableFile, programs: ProgramTable, interval_s: float) -> None:
+    def __init__(
+        self, file: WritableFile, programs: ProgramTable, interval_s: float, budget_s: float
+    ) -> None:
         self._file, self._programs = file, programs
         self._connection = file.connection
+        self._budget_s = budget_s
         self._log_nbytes = 0
         self._most_pages = 0
         self._bucket = max(2, round(_BUCKET_S / interval_s))
@@ -64,8 +67,10 @@ class Retention:
     @property
     def is_pressed(self) -> bool:
         """Whether the file is nearly full."""
-        used = self._pragma("page_count") - self._pragma("freelist_count")
-        return used > self._most_pages * _SOFT
+        return self._used_pages() > self._most_pages * _SOFT
+
+    def _used_pages(self) -> int:
+        return self._pragma("page_count") - self._pragma("freelist_count")
 
     def make_room(self, moment: Moment) -> None:
         """Delete until the file is not full any more: before something is written that would not fit."""
@@ -95,12 +100,12 @@ class Retention:
     # ---- one step ----
 
     def step(self, moment: Moment, keep_s: float) -> None:
-        """Delete some of what has to go, within a few milliseconds."""
-        until = time.perf_counter() + _BUDGET_S
+        """Delete some of what has to go, within a few milliseconds while there is room: a full file takes nothing."""
+        until = time.perf_counter() + self._budget_s
         if self._pragma("page_count") > self._most_pages:
             self._shrink(until)
         while self.is_pressed and self._press(moment):
-            if time.perf_counter() > until:
+            if time.perf_counter() > until and self._used_pages() <= self._most_pages * _HARD:
                 return
         if moment.boot >= self._routine_at or moment.boot < self._routine_at - _ROUTINE_S:
             self._has_routine, self._routine_at = True, moment.boot + _ROUTINE_S

@@ -17,7 +17,7 @@ from vram.errors import HistoryUnavailable
 from vram.history import schema
 from vram.history.checkpoint import Checkpointer
 from vram.history.file import DAMAGE, WritableFile, is_damage
-from vram.history.retention import Retention
+from vram.history.retention import DEFAULT_BUDGET_S, Retention
 from vram.history.rows import OpenHold, ProgramTable, Usage, load, others_text, who_columns
 from vram.history.things import (
     UNKNOWN_SAMPLE,
@@ -47,11 +47,18 @@ class HistoryStore:
     """The history of one service. ``path`` is its file; nothing is opened before the first reading."""
 
     def __init__(
-        self, path: str, *, keep_s: float = 30 * 86400, most_bytes: int = 1 << 30, interval_s: float = 5.0
+        self,
+        path: str,
+        *,
+        keep_s: float = 30 * 86400,
+        most_bytes: int = 1 << 30,
+        interval_s: float = 5.0,
+        budget_s: float = DEFAULT_BUDGET_S,
     ) -> None:
+        """*budget_s* is what deleting may take with each reading while there is still room."""
         self.path = path
         self.keep_s, self.most_bytes = keep_s, most_bytes
-        self.interval_s = interval_s
+        self.interval_s, self.budget_s = interval_s, budget_s
         self.notice = ""
         self._file: WritableFile | None = None
         self._forget()
@@ -87,7 +94,7 @@ class HistoryStore:
             connection = self._file.connection
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             self._programs, self._usage = ProgramTable(connection), Usage(connection)
-            self._retention = Retention(self._file, self._programs, self.interval_s)
+            self._retention = Retention(self._file, self._programs, self.interval_s, self.budget_s)
             self._retention.limit(self.most_bytes)
             self._check_log()
             gap_s = max(_MIN_GAP_S, 3 * self.interval_s)
