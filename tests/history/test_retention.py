@@ -96,7 +96,7 @@ def test_the_file_never_exceeds_its_limit(tmp_path: Path) -> None:
 
 
 def test_a_slow_machine_loses_nothing_because_deleting_takes_too_long(tmp_path: Path) -> None:
-    """What a reading brings is more than one step deletes, and there is time for one step: it goes on nevertheless."""
+    """Each reading brings more than one step deletes in its time: a full file deletes for longer."""
     written = Written(tmp_path, most_bytes=8 * MIB, budget_s=0.0)
     for number in range(60):
         written.reads(ledger(process(1), *crowded(number, 200)), at(number * 10))

@@ -100,7 +100,7 @@ class Retention:
     # ---- one step ----
 
     def step(self, moment: Moment, keep_s: float) -> None:
-        """Delete some of what has to go, within a few milliseconds while there is room: a full file takes nothing."""
+        """Delete some of what has to go: within a few milliseconds, or for as long as a full file needs."""
         until = time.perf_counter() + self._budget_s
         if self._pragma("page_count") > self._most_pages:
             self._shrink(until)
