@@ -141,10 +141,11 @@ def test_a_service_that_waits_in_zeromq() -> None:
     require("zmq")
     import zmq
 
+    # It waits for ZeroMQ's own thread to send the answer: Python's end would not.
     code = (
-        "import zmq; socket = zmq.Context().socket(zmq.REP)\n"
+        "import zmq; context = zmq.Context(); socket = context.socket(zmq.REP)\n"
         "print(socket.bind_to_random_port('tcp://127.0.0.1'), flush=True)\n"
-        "socket.send(socket.recv())"
+        "socket.send(socket.recv()); context.destroy()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     context = zmq.Context()
@@ -156,7 +157,7 @@ def test_a_service_that_waits_in_zeromq() -> None:
         with context.socket(zmq.REQ) as client:
             client.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"well")
-            assert client.poll(PATIENCE_S * 1000)
+            assert client.poll(PATIENCE_S * 1000), f"no answer; the service: {process.poll()}"
             assert client.recv() == b"well"
         assert process.wait(PATIENCE_S) == 0
     finally:
