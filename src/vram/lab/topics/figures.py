@@ -196,9 +196,9 @@ def kernel_malloc(experiment: Experiment) -> Conclusion:
     Source: Question 2, in which memory is allocated by calls of the host, and not for each thread of the GPU.
 
     Method:
-    The heap of malloc in kernels is limited to 16 MiB. A kernel of one thread allocates 12 MiB with malloc and
-    ends. Another one asks for as much again: if it is refused, the first 12 MiB are still taken. Then a third
-    one frees them, and a fourth asks again, which must be granted.
+    The heap of malloc in kernels is limited to 16 MiB. A kernel of one thread allocates 12 MiB with malloc
+    and ends. Another one asks for as much again: if it is refused, the first 12 MiB are still taken. Then a
+    third one frees them, and a fourth asks again, which must be granted.
 
     Reading:
     True means that threads of the GPU allocate memory themselves, and that it outlives their kernel until a

@@ -417,7 +417,9 @@ def failed_alloc_pointer(experiment: Experiment) -> Conclusion:
         raise CannotTell("cudaMalloc gave more memory than the GPU has")
     call, freed = program.call("cuda_free_code", left_in_it)
     kept = experiment.used("freed", since=empty)
-    value = "the address of other memory" if left_in_it == pointer else "null" if not left_in_it else "another"
+    value = (
+        "the address of other memory" if left_in_it == pointer else "null" if not left_in_it else "another"
+    )
     answer = judge(kept, nbytes, "of the other memory still in use")
     because = (
         f"cudaMalloc returned {code} and left {value} in the variable; {call} of that returned {freed}:"

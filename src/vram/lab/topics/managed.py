@@ -181,8 +181,8 @@ def managed_outlives(experiment: Experiment) -> Conclusion:
     """Device memory taken for managed memory stays in use after its process has ended
 
     Source:
-    Question 2, in which the driver handles managed memory beyond the life of a process; question 1, in which it
-    is released when the program ends.
+    Question 2, in which the driver handles managed memory beyond the life of a process; question 1, in which
+    it is released when the program ends.
 
     Method:
     One process has a context and nothing else. Another one has the device write to 4 MiB of managed memory,

@@ -121,8 +121,8 @@ def zero_before_free(experiment: Experiment) -> Conclusion:
     Bytes that are not zero are counted.
 
     Reading:
-    True: the pool gave the same memory again, and without the zeroing it showed the old bytes. It says nothing
-    of copies elsewhere: registers, workspaces, host memory.
+    True: the pool gave the same memory again, and without the zeroing it showed the old bytes. It says
+    nothing of copies elsewhere: registers, workspaces, host memory.
     """
     nbytes = experiment.nbytes
     program = experiment.cuda_worker()

@@ -100,10 +100,10 @@ MALLOC = """
     ret;
 }
 
-.visible .entry give_back(.param .u64 give_pointer)
+.visible .entry release(.param .u64 release_pointer)
 {
     .reg .b64 %rd<2>;
-    ld.param.u64 %rd1, [give_pointer];
+    ld.param.u64 %rd1, [release_pointer];
     {
         .param .b64 p0;
         st.param.b64 [p0], %rd1;
@@ -122,9 +122,9 @@ def load_kernels() -> None:
 
 
 def load_malloc(heap_nbytes: int) -> None:
-    """Load the kernels that allocate and free, with a heap of that size: it is set before the first of them."""
+    """Load the kernels that allocate and free; the size of their heap is set before."""
     driver.call("cuCtxSetLimit", LIMIT_MALLOC_HEAP_SIZE, c_size_t(heap_nbytes))
-    _load(MALLOC, "take", "give_back")
+    _load(MALLOC, "take", "release")
 
 
 def _load(code: str, *names: str) -> None:
@@ -156,7 +156,7 @@ def kernel_malloc(out: int, nbytes: int) -> int:
 
 def kernel_free(pointer: int) -> None:
     """Have a kernel free what another one was given."""
-    _launch(kernels["give_back"], c_uint64(pointer))
+    _launch(kernels["release"], c_uint64(pointer))
     driver.call("cuCtxSynchronize")
 
 
