@@ -51,7 +51,7 @@ STATEMENTS = (
     statement(
         "Memory that a kernel was given stays allocated when the kernel has finished, for kernels to come.",
         affirms("kernel-keeps", when="local memory of its threads"),
-        denies("lost-pointer", when="what the program allocated for it"),
+        affirms("contents-stay", when="what the program allocated for it"),
         pages=["concepts/what-a-context-costs.md"],
     ),
     statement(
