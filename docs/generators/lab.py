@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from statements.judge import ByClaim, ByFigures, ByReading, Statement
+from statements.judge import OfClaim, Statement
 
 from generators import Page
 from generators.statement_links import QUESTIONS, statements_that
@@ -101,7 +101,7 @@ def _experiment(page: LabClaim, topic: str, reports: list[LabReport]) -> Iterato
 
 
 def _claims(statement: Statement) -> set[str]:
-    return {case.claim for case in statement.cases if isinstance(case, ByClaim | ByReading | ByFigures)}
+    return {case.claim for case in statement.cases if isinstance(case, OfClaim)}
 
 
 def _measured(report: LabReport, result: Result) -> str:

@@ -9,16 +9,12 @@ from pathlib import Path
 from statements import ARTICLES
 from statements.judge import (
     Answer,
-    ByClaim,
-    ByCompiler,
-    ByFigures,
     ByJudgement,
-    ByProgram,
-    ByReading,
-    ByRun,
     Case,
     Evidence,
     Judgement,
+    OfClaim,
+    OfProgram,
     Statement,
     Verdict,
     judge,
@@ -35,7 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = "docs/reference/statements.md"
 SOURCES = "docs/statements"
-VERDICTS: tuple[Verdict, ...] = ("true", "false", "depends", "not measured yet")
+OPEN: Verdict = "not measured yet"
+VERDICTS: tuple[Verdict, ...] = ("true", "false", "depends", OPEN)
+OF_CASE = {True: "true", False: "false", None: "not measured"}
 
 
 def pages() -> Iterator[Page]:
@@ -49,27 +47,23 @@ def table(evidence: Evidence) -> Iterator[str]:
         question: [judge(each, evidence) for each in statements] for question, statements in ARTICLES.items()
     }
     everything = [each for judgements in judged.values() for each in judgements]
-    measured = sum(each.measured for each in everything)
     where = f"{cell(evidence.gpu)}, driver {cell(evidence.driver)}, {evidence.date}"
     yield "# Every statement, judged\n"
     yield "Five articles that are often read about GPU memory say this, in our words. The verdicts follow"
     yield "from [the lab's experiments](lab.md) and the [examples](../../examples/README.md)"
     yield f"on {where}, and are valid for that GPU and driver."
-    yield "*Depends* names the cases. Where nothing can be measured the verdict is our judgement, and is"
-    yield "marked so. `vram lab run NAME` repeats an experiment on your machine.\n"
-    yield f"{len(everything)} statements, {measured} of them measured: {_count(everything)}."
+    yield "*Depends* means that the cases below it differ. What no experiment could refute (advice, what"
+    yield "documentation promises, other machines) is our judgement: *judged*, or *judged in part* where only"
+    yield "some of the cases are. `vram lab run NAME` repeats an experiment on your machine.\n"
+    yield f"{len(everything)} statements: {_count(everything)}."
+    yield f"{_bases(everything)}."
     for question, statements in ARTICLES.items():
         yield f"\n## {QUESTIONS[question]}\n"
         yield f"[The answer](../questions/{question}.md). {_count(judged[question])}.\n"
-        yield "| statement | verdict | figure | more |"
+        yield "| statement, and its cases | verdict | figure or reason | more |"
         yield "|---|---|---|---|"
-        rows = zip(statements, judged[question], strict=True)
-        yield from (_row(number, each, judgement) for number, (each, judgement) in enumerate(rows, 1))
-
-
-def _row(number: int, statement: Statement, judgement: Judgement) -> str:
-    verdict = judgement.verdict if judgement.measured else f"{judgement.verdict} (judged)"
-    return f"| {number}. {cell(statement.text)} | {verdict} | {_figures(judgement)} | {_links(statement)} |"
+        for number, (each, judgement) in enumerate(zip(statements, judged[question], strict=True), 1):
+            yield from _rows(number, each, judgement)
 
 
 def _count(judgements: list[Judgement]) -> str:
@@ -77,35 +71,50 @@ def _count(judgements: list[Judgement]) -> str:
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
 
 
-def _figures(judgement: Judgement) -> str:
-    return "; ".join(_figure(judgement, case, answer) for case, answer in judgement.answers)
+def _bases(judgements: list[Judgement]) -> str:
+    counts = Counter(each.basis for each in judgements if each.verdict != OPEN)
+    return (
+        f"{counts['measured']} rest on measurements alone, {counts['judged in part']} in part on our"
+        f" judgement, {counts['judged']} on our judgement alone"
+    )
 
 
-def _figure(judgement: Judgement, case: Case, answer: Answer) -> str:
-    judged = judgement.measured and isinstance(case, ByJudgement)
-    words = ("judged: " if judged else "") + cell(answer.figure)
-    if judgement.verdict == "depends":
-        holds = {True: "true", False: "false", None: "not measured"}[answer.holds]
-        return f"**{holds}** ({cell(case.when)}): {words}" if case.when else f"**{holds}**: {words}"
-    return f"{cell(case.when)}: {words}" if case.when else words
+def _rows(number: int, statement: Statement, judgement: Judgement) -> Iterator[str]:
+    """The statement with its verdict; below it a row for each of its cases, if there are several."""
+    verdict: str = judgement.verdict
+    if judgement.basis != "measured":
+        verdict += f" ({judgement.basis})"
+    text, pages = f"{number}. {cell(statement.text)}", list(map(_of_page, statement.pages))
+    if len(judgement.answers) == 1:
+        ((case, answer),) = judgement.answers
+        yield _row(text, verdict, cell(answer.figure), [_of_case(case), *pages])
+        return
+    yield _row(f"**{text}**", f"**{verdict}**", "", pages)
+    for case, answer in judgement.answers:
+        yield _row(f"– {cell(case.when)}", _of_answer(case, answer), cell(answer.figure), [_of_case(case)])
+
+
+def _of_answer(case: Case, answer: Answer) -> str:
+    return OF_CASE[answer.holds] + (" (judged)" if isinstance(case, ByJudgement) else "")
+
+
+def _row(text: str, verdict: str, figure: str, links: list[str]) -> str:
+    return f"| {text} | {verdict} | {figure} | {', '.join(dict.fromkeys(filter(None, links)))} |"
 
 
 # ---- links ----
 
 
-def _links(statement: Statement) -> str:
+def links(statement: Statement) -> list[str]:
+    """Where a reader can go on from a statement: experiments, programs, pages."""
     found = [*map(_of_case, statement.cases), *map(_of_page, statement.pages)]
-    return ", ".join(dict.fromkeys(link for link in found if link))
+    return [link for link in found if link]
 
 
 def _of_case(case: Case) -> str:
-    match case:
-        case ByClaim(claim=name) | ByReading(claim=name) | ByFigures(claim=name):
-            return f"[{name}](lab/{topic_slug(CLAIMS[name].topic)}.md#{name})"
-        case ByProgram(program=name) | ByRun(program=name) | ByCompiler(program=name):
-            return _of_program(name)
-        case ByJudgement():
-            return ""
+    if isinstance(case, OfClaim):
+        return f"[{case.claim}](lab/{topic_slug(CLAIMS[case.claim].topic)}.md#{case.claim})"
+    return _of_program(case.program) if isinstance(case, OfProgram) else ""
 
 
 def _of_program(name: str) -> str:

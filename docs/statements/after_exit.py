@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from statements.judge import affirms, denies, goes, right, statement, stays, wrong
+from statements.judge import affirms, denies, goes, leaves, leaves_nothing, right, statement, stays, wrong
 from vram.units import GIB
 
-FREE, RESET, MANAGED = (
-    "after-exit/1_free_as_written",
-    "after-exit/2_reset_as_written",
-    "after-exit/3_managed_as_written",
-)
+FREE, RESET = "after-exit/1_free_as_written", "after-exit/2_reset_as_written"
+MANAGED = "after-exit/3_managed_as_written"
 
 STATEMENTS = (
     statement(
@@ -40,9 +37,10 @@ STATEMENTS = (
     ),
     statement(
         "A dead process's host memory returns quickly, its GPU memory does not.",
-        affirms("kill-nine"),
+        affirms("kill-nine", when="it was killed"),
         affirms("crash", when="it crashed"),
         affirms("zombie", when="it is a zombie"),
+        denies("fork-harmless", when="a forked child of it lives on"),
         pages=["questions/after-exit.md"],
     ),
     statement(
@@ -53,7 +51,7 @@ STATEMENTS = (
     statement(
         "Memory that a kernel was given stays allocated when the kernel has finished, for kernels to come.",
         affirms("kernel-keeps", when="local memory of its threads"),
-        denies("lost-pointer", when="what the program allocated for it"),
+        affirms("contents-stay", when="what the program allocated for it"),
         pages=["concepts/what-a-context-costs.md"],
     ),
     statement(
@@ -70,18 +68,26 @@ STATEMENTS = (
     ),
     statement(
         "Freed memory is reserved, and other processes cannot have it until the driver reclaims it.",
-        affirms("freed-for-others"),
-        pages=["questions/flush.md"],
+        affirms("freed-for-others", when="256 MiB of cudaMalloc"),
+        denies("small-fragments", when="small pieces of cudaMalloc: others in the same 2 MiB live"),
+        affirms("pool-keeps", when="freed into a pool that keeps what it gets"),
+        denies("async-free-at-once", when="cudaFreeAsync: until the program synchronises"),
+        denies("managed-pieces", when="managed memory: the rest of a piece of 128 MiB"),
+        pages=["questions/flush.md", "concepts/pools-and-fragmentation.md"],
     ),
     statement(
         "How long memory stays depends on driver, operating system and GPU.",
-        wrong("nothing stayed behind, so there is no duration to compare", when="this GPU and driver"),
-        right("under WSL2 Windows' driver decides; run the lab on your machine", when="elsewhere"),
+        right(
+            "one GPU under one driver was measured: it cannot refute this. Under WSL2 Windows' driver decides"
+        ),
         pages=["guides/lab.md", "guides/wsl2.md"],
     ),
     statement(
         "Launching kernels again and again uses memory up.",
-        affirms("launches-grow"),
+        affirms("launches-grow", when="an empty kernel"),
+        affirms("deep-launches-grow", when="a kernel with local memory: each launch after the first"),
+        affirms("kernel-keeps", when="its first launch"),
+        denies("lost-pointer", when="what the program allocates for each launch and does not free"),
         pages=["concepts/what-a-context-costs.md"],
     ),
     statement(
@@ -91,22 +97,22 @@ STATEMENTS = (
         pages=["questions/out-of-memory.md", "reference/rules/VR205.md"],
     ),
     statement(
-        "What holds for CUDA holds for other GPU frameworks too.",
-        affirms("torch-del", when="freed at once: PyTorch"),
-        affirms("cupy-del", when="freed at once: CuPy"),
-        right("the kernel closes a dead process's files there too", when="freed at exit: AMD and Intel"),
-        pages=["guides/amd-intel.md", "concepts/pools-and-fragmentation.md"],
+        "These principles hold for other frameworks of GPU computing too, such as OpenCL and ROCm.",
+        right("the kernel closes a dead process's files there too", when="the end of a process"),
+        right("its calls are CUDA's: hipFree waits, hipMallocAsync has a pool", when="ROCm"),
+        wrong("it has no reset: an object goes with its last reference and last command", when="OpenCL"),
+        pages=["guides/amd-intel.md"],
     ),
     statement(
         "Program 1 (cudaMalloc of 1 GiB, cudaFree): after the free the driver may hold the block.",
-        stays(FREE, "allocated", "freed", GIB),
-        affirms("free-keeps"),
+        stays(FREE, "allocated", "freed", GIB, when="this program"),
+        affirms("free-keeps", when="256 MiB"),
         kind="program",
     ),
     statement(
         "After program 1 has ended, tools will likely show memory that is left over.",
-        stays(FREE, "allocated", "ended"),
-        affirms("context-outlives"),
+        leaves(FREE, when="this program"),
+        affirms("context-outlives", when="a context that is not destroyed"),
         pages=["reference/commands/why.md"],
     ),
     statement(
@@ -120,15 +126,18 @@ STATEMENTS = (
         goes(RESET, "allocated", "reset", when="this program"),
         affirms("reset-primary", when="plain and managed memory, and the context"),
         affirms("reset-pools", when="memory of cudaMallocAsync"),
-        denies("reset-not-enough", when="other contexts, and memory of cuMemCreate"),
+        denies("reset-not-enough", when="another context, cuMemCreate or an exported handle"),
         kind="program",
         pages=["questions/out-of-memory.md"],
     ),
     statement(
         "Program 3 (cudaMallocManaged): managed memory goes back at the end of the program, or by its free.",
-        goes(MANAGED, "allocated", "ended"),
-        affirms("managed-at-exit"),
+        leaves_nothing(MANAGED, when="this program"),
+        affirms("managed-prefetch", when="its free"),
+        affirms("managed-at-exit", when="the end of the program, if no other uses CUDA"),
+        denies("managed-outlives", when="the end of the program, while another uses CUDA"),
         kind="program",
+        pages=["concepts/managed-memory.md"],
     ),
     statement(
         "Managed memory can be used by CPU and GPU alike.",
@@ -139,7 +148,7 @@ STATEMENTS = (
         "The driver moves managed data between host and device as they are needed.",
         denies("managed-first-touch", when="they stay on the host while only the host uses them"),
         denies("managed-on-allocation", when="to the device, when it touches them"),
-        affirms("managed-returns", when="back, when the host uses them: data move, device memory stays"),
+        affirms("managed-both-sides", when="back, when the host uses them"),
         pages=["concepts/managed-memory.md"],
     ),
     statement(
@@ -166,9 +175,10 @@ STATEMENTS = (
         kind="advice",
     ),
     statement(
-        "GPU profilers show how memory is used.",
-        right("with --cuda-memory-usage; compute-sanitizer finds leaks", when="Nsight Systems"),
-        wrong("Nsight Compute measures kernels, not allocations", when="Nsight Compute"),
+        "To know GPU profilers is crucial for finding patterns of memory use, and bottlenecks.",
+        right("Nsight Systems shows them, with --cuda-memory-usage", when="patterns of one program"),
+        right("Nsight Compute is made for that", when="bottlenecks of kernels"),
+        wrong("a profiler shows its own program, not who else holds memory", when="memory that stays"),
         kind="advice",
         pages=["guides/leaks.md"],
     ),

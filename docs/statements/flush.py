@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statements.judge import affirms, denies, goes, right, statement, stays, wrong
+from statements.judge import affirms, denies, frees_at_most, goes, right, statement, stays, wrong
 from vram.units import MIB
 
 FREE, ZERO, TWO = "flush/1_free_as_written", "flush/2_zero_as_written", "flush/3_two_as_written"
@@ -11,8 +11,9 @@ ARRAY = 4 * MIB
 STATEMENTS = (
     statement(
         "No single function of CUDA flushes all of the GPU's memory.",
-        denies("free-null-flushes"),
-        denies("reset-reaches-others", when="for all processes"),
+        denies("free-null-flushes", when="cudaFree(nullptr)"),
+        denies("reset-reaches-others", when="cudaDeviceReset: not what other processes hold"),
+        right("the runtime's and the driver's documentation have none", when="any other function"),
         pages=["questions/flush.md"],
     ),
     statement(
@@ -37,7 +38,7 @@ STATEMENTS = (
     ),
     statement(
         "Badly managed memory makes streams and programs compete for it.",
-        right("what one process holds, no other can have, until it frees it"),
+        right("what one process holds, no other can have", when="before the free"),
         denies("freed-for-others", when="after the free"),
         pages=["guides/shared-machines.md"],
     ),
@@ -66,6 +67,7 @@ STATEMENTS = (
         "The operating system can be late in taking GPU memory back.",
         affirms("kill-nine", when="the process is gone"),
         affirms("stopped", when="the process is only stopped"),
+        denies("fork-harmless", when="the process is gone, and a forked child lives on"),
         pages=["questions/after-exit.md"],
     ),
     statement(
@@ -81,8 +83,13 @@ STATEMENTS = (
     ),
     statement(
         "Program 1 (cudaMalloc, cudaFree): the memory is available again after the free.",
-        goes(FREE, "allocated", "freed", ARRAY),
-        denies("freed-for-others"),
+        goes(FREE, "allocated", "freed", ARRAY, when="this program"),
+        denies("freed-for-others", when="for other processes too"),
+        kind="program",
+    ),
+    statement(
+        "Program 1 allocates 1 MB of data, says its comment.",
+        frees_at_most(FREE, "allocated", "freed", MIB),
         kind="program",
     ),
     statement(
@@ -104,17 +111,19 @@ STATEMENTS = (
     ),
     statement(
         "Zeroing protects sensitive data from the next owner of the memory.",
-        affirms("old-data-plain", when="64 MiB of plain memory, same process: nothing to protect from"),
-        affirms("old-data-small", when="pieces of up to 1 MiB beside others, same process"),
-        affirms("old-data-across", when="another process: nothing to protect from"),
-        affirms("old-data-pool", when="a pool hands old bytes over"),
-        affirms("torch-old-data", when="so does PyTorch"),
+        affirms("old-data-pool", when="a pool, same process"),
+        affirms("torch-old-data", when="PyTorch's cache, same process"),
+        affirms("old-data-small", when="small pieces of plain memory, same process"),
+        affirms("old-data-plain", when="64 MiB of plain memory, same process"),
+        affirms("old-data-across", when="128 MiB of plain memory, another process"),
+        affirms("zero-before-free", when="what was zeroed shows nothing"),
         kind="technique",
         pages=["guides/buffer.md"],
     ),
     statement(
         "Zeroing gives later allocations from the same pool a known beginning.",
-        affirms("zero-before-free"),
+        affirms("zero-before-free", when="with it"),
+        affirms("old-data-pool", when="without it the beginning is the old bytes"),
         kind="technique",
         pages=["guides/buffer.md"],
     ),

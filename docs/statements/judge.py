@@ -1,7 +1,8 @@
 """What a statement is, what decides it, and how its verdict follows from what was measured.
 
-Nobody writes down the verdict of a statement that an experiment can decide: it follows from the evidence.
-Where nothing can be measured (advice, and what other machines do), the judgement is ours, and is marked so.
+The verdict of a statement that an experiment can decide is not written down: it follows from the evidence. A
+case may cite only what could have come out the other way. Where nothing can be measured (advice, what other
+machines do, what documentation promises), the judgement is ours, is marked so, and counts apart.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from vram.lab.claim import of
+from vram.lab.claim import OK, of
 from vram.model.lab import LabReport, Result
 from vram.report.lab import read_evidence
-from vram.units import MIB
+from vram.units import MIB, size
 
 Verdict = Literal["true", "false", "depends", "not measured yet"]
 Kind = Literal["statement", "technique", "program", "advice"]
+Basis = Literal["measured", "judged in part", "judged"]
 
 NEARLY_ALL, NEARLY_NOTHING = 0.9, 0.1
 FAILURE = re.compile(r"Error|error:|failed|has no attribute")
 NEAR_BYTES = MIB
 """Programs of examples/ run alone, and are read to the block."""
 
+BLOCK = 2 * MIB
+"""The driver hands out so much at a time."""
 
 CHANGED = {
     "reset-not-enough": "2026-11-16T09:30:00Z",
@@ -57,7 +61,17 @@ class ProgramRun(Struct, frozen=True):
     exit_code: int | None = None
     output: tuple[str, ...] = ()
     skipped: str | None = None
+    compiled_as: str | None = None
     compile_error: str | None = None
+
+    @property
+    def used(self) -> dict[str, int]:
+        return {step.step: step.nbytes for step in self.steps}
+
+    @property
+    def error(self) -> str | None:
+        """The first line of its output that tells of an error."""
+        return next((line for line in self.output if FAILURE.search(line)), None)
 
 
 class ProgramRuns(Struct, frozen=True):
@@ -176,6 +190,21 @@ class ByFigures(Struct, frozen=True):
         return Answer(found[self.smaller] < found[self.larger], result.because)
 
 
+class ByAnswer(Struct, frozen=True):
+    """A figure of an experiment that is the answer of a call: the statement says that the call is refused."""
+
+    claim: str
+    figure: str
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        result = evidence.claims.get(self.claim)
+        found = {each.name: each.value for each in result.figures} if result else {}
+        if result is None or self.figure not in found:
+            return Answer(None, f"{self.claim} was not run yet" if result is None else result.because)
+        return Answer(found[self.figure] != OK, result.because)
+
+
 class ByProgram(Struct, frozen=True):
     """A program of examples/: how many of *nbytes* are in use at the step *then*.
 
@@ -193,12 +222,10 @@ class ByProgram(Struct, frozen=True):
     when: str
 
     def answer(self, evidence: Evidence) -> Answer:
-        run = evidence.programs.get(self.program)
-        if run is None or run.skipped:
-            return Answer(None, (run and run.skipped) or f"{self.program} was not run yet")
-        used = {step.step: step.nbytes for step in run.steps}
-        if self.first not in used or self.then not in used:
-            return Answer(None, f"{self.program} did not get there: exit code {run.exit_code}")
+        run = _run(self.program, evidence, self.first, self.then)
+        if isinstance(run, Answer):
+            return run
+        used = run.used
         whole = used[self.first] if self.nbytes is None else self.nbytes
         kept = used[self.then] - used[self.first] + (0 if self.gained else whole)
         figure = f"{of(kept, whole)} in use at the step “{self.then}”"
@@ -213,6 +240,52 @@ def _share(nbytes: int, whole: int) -> bool | None:
     return False if nbytes <= max(NEARLY_NOTHING * whole, NEAR_BYTES) else None
 
 
+def _run(program: str, evidence: Evidence, *steps: str) -> ProgramRun | Answer:
+    """The run of *program* that got to all of *steps*; or the answer that there is none."""
+    run = evidence.programs.get(program)
+    if run is None or run.skipped:
+        return Answer(None, (run and run.skipped) or f"{program} was not run yet")
+    if set(steps) <= set(run.used):
+        return run
+    return Answer(None, f"{program} did not get there: exit code {run.exit_code}")
+
+
+class ByEnd(Struct, frozen=True):
+    """The statement says that a program of examples/ leaves memory in use when it has ended, or with *denied*
+    that it leaves none. A single block that stays is found."""
+
+    program: str
+    denied: bool
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        run = _run(self.program, evidence, "started", "ended")
+        if isinstance(run, Answer):
+            return run
+        left = run.used["ended"] - run.used["started"]
+        figure = f"{size(max(0, left))} more in use when it had ended than before it began"
+        return Answer((left > NEAR_BYTES) is not self.denied, figure)
+
+
+class ByAmount(Struct, frozen=True):
+    """The statement says that a program of examples/ frees no more than *nbytes* from *first* to *then*."""
+
+    program: str
+    first: str
+    then: str
+    nbytes: int
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        run = _run(self.program, evidence, self.first, self.then)
+        if isinstance(run, Answer):
+            return run
+        freed = run.used[self.first] - run.used[self.then]
+        most = -(-self.nbytes // BLOCK) * BLOCK
+        figure = f"{size(freed)} came back at the step “{self.then}”"
+        return Answer(freed <= most, figure)
+
+
 class ByRun(Struct, frozen=True):
     """The statement takes it that a program runs as it is written, without an error."""
 
@@ -220,26 +293,47 @@ class ByRun(Struct, frozen=True):
     when: str
 
     def answer(self, evidence: Evidence) -> Answer:
-        run = evidence.programs.get(self.program)
-        if run is None or run.skipped:
-            return Answer(None, (run and run.skipped) or f"{self.program} was not run yet")
-        error = next((line for line in run.output if FAILURE.search(line)), None)
-        if error is None and run.exit_code == 0:
+        run = _run(self.program, evidence)
+        if isinstance(run, Answer):
+            return run
+        if run.error is None and run.exit_code == 0:
             return Answer(True, "it ran without an error")
-        return Answer(False, f"it says: {error}" if error else f"its exit code is {run.exit_code}")
+        return Answer(False, f"it says: {run.error}" if run.error else f"its exit code is {run.exit_code}")
+
+
+class ByWords(Struct, frozen=True):
+    """The statement takes the last words of a program for proof that it did what they say.
+
+    It holds where they are printed if all went well, and only then.
+    """
+
+    program: str
+    words: str
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        run = _run(self.program, evidence)
+        if isinstance(run, Answer):
+            return run
+        printed = self.words in run.output
+        if printed and run.error is None:
+            return Answer(True, f"it printed “{self.words}”, and no error")
+        figure = f"it {'printed' if printed else 'did not print'} “{self.words}”"
+        return Answer(not printed, f"{figure} after: {run.error}" if run.error else figure)
 
 
 class ByCompiler(Struct, frozen=True):
-    """The statement takes it that a program compiles as it is written, as C++."""
+    """The statement takes it that a program compiles as it is written: as C++, or with *cuda* as CUDA."""
 
     program: str
+    cuda: bool
     when: str
 
     def answer(self, evidence: Evidence) -> Answer:
         run = evidence.programs.get(self.program)
         if run is None:
             return Answer(None, f"{self.program} was not compiled yet")
-        error = run.compile_error
+        error = None if self.cuda and run.compiled_as else run.compile_error
         return Answer(error is None, f"the compiler says: {error}" if error else "it compiles")
 
 
@@ -254,7 +348,13 @@ class ByJudgement(Struct, frozen=True):
         return Answer(self.holds, self.because)
 
 
-Case = ByClaim | ByReading | ByFigures | ByProgram | ByRun | ByCompiler | ByJudgement
+OfClaim = ByClaim | ByReading | ByFigures | ByAnswer
+"""Cases that an experiment of the lab decides."""
+
+OfProgram = ByProgram | ByEnd | ByAmount | ByRun | ByWords | ByCompiler
+"""Cases that a program of examples/ decides."""
+
+Case = OfClaim | OfProgram | ByJudgement
 
 
 class Statement(Struct, frozen=True):
@@ -276,9 +376,10 @@ class Judgement(Struct, frozen=True):
     answers: tuple[tuple[Case, Answer], ...]
 
     @property
-    def measured(self) -> bool:
-        """Whether any measurement takes part in it."""
-        return any(not isinstance(case, ByJudgement) for case, _ in self.answers)
+    def basis(self) -> Basis:
+        """Whether it rests on measurements, on our judgement, or on both."""
+        judged = sum(isinstance(case, ByJudgement) for case, _ in self.answers)
+        return "measured" if not judged else "judged" if judged == len(self.answers) else "judged in part"
 
 
 def judge(statement: Statement, evidence: Evidence) -> Judgement:
@@ -323,9 +424,34 @@ def gains(program: str, first: str, then: str, nbytes: int, when: str = "") -> C
     return ByProgram(program, first, then, nbytes, gained=True, denied=False, when=when)
 
 
+def leaves(program: str, when: str = "") -> Case:
+    """The statement says that memory is in use when *program* has ended."""
+    return ByEnd(program, False, when)
+
+
+def leaves_nothing(program: str, when: str = "") -> Case:
+    """The statement says that no memory is in use when *program* has ended."""
+    return ByEnd(program, True, when)
+
+
+def frees_at_most(program: str, first: str, then: str, nbytes: int, when: str = "") -> Case:
+    """The statement says that what *program* frees from *first* to *then* is *nbytes*."""
+    return ByAmount(program, first, then, nbytes, when)
+
+
 def compiles(program: str, when: str = "") -> Case:
-    """The statement takes it that *program* compiles as it is."""
-    return ByCompiler(program, when)
+    """The statement takes it that *program* compiles as it is, as C++."""
+    return ByCompiler(program, False, when)
+
+
+def compiles_as_cuda(program: str, when: str = "") -> Case:
+    """The statement takes it that nvcc compiles *program* as it is, as a source of CUDA."""
+    return ByCompiler(program, True, when)
+
+
+def proves(program: str, words: str, when: str = "") -> Case:
+    """The statement takes the *words* that *program* prints for proof."""
+    return ByWords(program, words, when)
 
 
 def runs(program: str, when: str = "") -> Case:
@@ -341,6 +467,11 @@ def takes(claim: str, first: str, then: str, nbytes: int, when: str = "") -> Cas
 def less(claim: str, smaller: str, larger: str, when: str = "") -> Case:
     """The statement says that one figure of the claim's experiment is smaller than the other."""
     return ByFigures(claim, smaller, larger, when)
+
+
+def refuses(claim: str, figure: str, when: str = "") -> Case:
+    """The statement says that the call whose answer is that *figure* of the experiment is refused."""
+    return ByAnswer(claim, figure, when)
 
 
 def right(because: str, when: str = "") -> Case:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from statements.judge import affirms, compiles, denies, right, statement, stays, takes, wrong
+from statements.judge import (
+    affirms,
+    compiles,
+    compiles_as_cuda,
+    denies,
+    leaves,
+    refuses,
+    right,
+    statement,
+    takes,
+    wrong,
+)
 from vram.units import MIB
 
 SMALL, SMALL_MANAGED, FREE_NULL = (
@@ -30,6 +41,12 @@ STATEMENTS = (
         pages=["concepts/what-a-context-costs.md"],
     ),
     statement(
+        "Allocations are made by calls of the host such as cudaMalloc, not by the threads of the GPU.",
+        takes("free-keeps", "context", "allocated", 256 * MIB, when="cudaMalloc"),
+        denies("kernel-malloc", when="malloc in a kernel"),
+        pages=["concepts/where-do-my-bytes-go.md"],
+    ),
+    statement(
         "cudaMalloc, cudaMallocManaged and cudaMallocPitch all take memory of the device.",
         takes("free-keeps", "context", "allocated", 256 * MIB, when="cudaMalloc"),
         takes("pitched-keeps", "context", "allocated", 256 * MIB, when="cudaMallocPitch"),
@@ -38,7 +55,9 @@ STATEMENTS = (
     ),
     statement(
         "An allocation belongs to no process's address space: every kernel on the GPU can reach it.",
-        affirms("pointer-elsewhere"),
+        affirms("contents-stay", when="work of the same process"),
+        affirms("pointer-elsewhere", when="another process, by the address"),
+        affirms("ipc-contents", when="another process that has opened it by IPC"),
         pages=["questions/no-process.md"],
     ),
     statement(
@@ -51,19 +70,23 @@ STATEMENTS = (
     ),
     statement(
         "Managed memory is handled by the driver beyond the life of a single process.",
-        denies("managed-at-exit"),
-        pages=["reference/rules/VR207.md"],
+        denies("managed-at-exit", when="no other process uses CUDA"),
+        affirms("managed-outlives", when="another process uses CUDA"),
+        pages=["reference/rules/VR207.md", "concepts/managed-memory.md"],
     ),
     statement(
         "The driver keeps account of allocations and prevents conflicts between them.",
-        denies("double-free", when="a second free is refused"),
-        denies("pointer-elsewhere", when="another process is refused"),
+        refuses("double-free", "answer", when="a second free"),
+        denies("pointer-elsewhere", when="another process that copies from an address"),
     ),
     statement(
         "The driver makes room by paging memory out.",
-        affirms("larger-than-the-gpu", when="plain memory"),
-        affirms("managed-larger-than-gpu", when="managed memory: more than the GPU has is granted"),
-        pages=["questions/no-process.md"],
+        wrong("NVIDIA documents no paging for it, and more than the GPU has is refused", when="plain memory"),
+        right(
+            "documented; the lab asks for more than the GPU has and does not fill it, so no paging was seen",
+            when="managed memory on Linux",
+        ),
+        pages=["questions/no-process.md", "concepts/managed-memory.md"],
     ),
     statement(
         "The driver collects garbage: memory that is not used any more.",
@@ -100,7 +123,7 @@ STATEMENTS = (
     ),
     statement(
         "Program 1 (cudaMalloc of 4 KiB, cudaFree): memory stays allocated after main has returned.",
-        stays(SMALL, "allocated", "ended"),
+        leaves(SMALL),
         kind="program",
         pages=["questions/after-exit.md"],
     ),
@@ -114,7 +137,8 @@ STATEMENTS = (
     statement(
         "Program 2 (cudaMallocManaged): CPU and GPU share it without copies, and it outlives the process.",
         affirms("managed-both-sides", when="without copies"),
-        stays(SMALL_MANAGED, "allocated", "ended", when="beyond the process"),
+        denies("managed-at-exit", when="beyond the process, if no other uses CUDA"),
+        affirms("managed-outlives", when="beyond the process, while another uses CUDA"),
         kind="program",
     ),
     statement(
@@ -143,9 +167,12 @@ STATEMENTS = (
     ),
     statement(
         "The three programs, which include cuda.h alone, compile as they are.",
-        compiles(SMALL, when="program 1"),
-        compiles(SMALL_MANAGED, when="program 2"),
-        compiles(FREE_NULL, when="program 3"),
+        compiles(SMALL, when="program 1, as C++"),
+        compiles(SMALL_MANAGED, when="program 2, as C++"),
+        compiles(FREE_NULL, when="program 3, as C++"),
+        compiles_as_cuda(SMALL, when="program 1, by nvcc as a .cu file"),
+        compiles_as_cuda(SMALL_MANAGED, when="program 2, by nvcc as a .cu file"),
+        compiles_as_cuda(FREE_NULL, when="program 3, by nvcc as a .cu file"),
         kind="program",
         pages=["questions/no-process.md"],
     ),

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from statements.judge import affirms, denies, gains, goes, less, right, statement, stays, wrong
+from statements.judge import (
+    affirms,
+    denies,
+    gains,
+    goes,
+    leaves,
+    leaves_nothing,
+    less,
+    refuses,
+    right,
+    statement,
+    stays,
+    wrong,
+)
 from vram.units import GIB, MIB
 
 EXCEPTION, RESET_ONLY, LIBRARY = (
@@ -19,9 +32,16 @@ STATEMENTS = (
         pages=["questions/out-of-memory.md", "reference/commands/who.md"],
     ),
     statement(
-        "The message misleads: the cause is often a leak in the driver, not a process.",
-        affirms("reset-needed"),
+        "The message misleads: it points to a lack of free memory.",
+        wrong("memory is what lacks; only who holds it is not said", when="the GPU is full"),
+        right("a framework's, a job's or a pool's limit is reached", when="memory is free"),
         pages=["guides/oom.md"],
+    ),
+    statement(
+        "Its cause is often a leak or something unreleased in the driver itself, not a process.",
+        affirms("reset-needed", when="memory of dead processes: living ones hold it"),
+        denies("managed-pieces", when="managed memory: the driver keeps the rest of its piece"),
+        pages=["guides/oom.md", "concepts/managed-memory.md"],
     ),
     statement(
         "Device memory stays allocated until it is freed explicitly.",
@@ -37,6 +57,7 @@ STATEMENTS = (
         "Pinned memory is host memory that cannot be paged out, which makes transfers fast.",
         denies("pinned-counts", when="it is the host's memory"),
         less("managed-slower", "copy from pinned memory", "copy", when="transfers"),
+        right("so its call is documented", when="it cannot be paged out"),
     ),
     statement(
         "Pinned memory that is badly managed helps to exhaust memory.",
@@ -46,17 +67,20 @@ STATEMENTS = (
     ),
     statement(
         "Allocations and streams belong to a context.",
-        affirms("context-close-frees"),
+        affirms("context-close-frees", when="cudaMalloc"),
+        affirms("reset-pools", when="cudaMallocAsync: pools belong to the process"),
+        right("a stream is made in the current context, as documented", when="streams"),
         pages=["concepts/what-a-context-costs.md"],
     ),
     statement(
         "A badly managed context can keep memory after its program has ended.",
-        affirms("context-outlives"),
+        affirms("context-outlives", when="no other process has its files"),
+        denies("fork-harmless", when="a forked child has them"),
         pages=["questions/out-of-memory.md"],
     ),
     statement(
         "The driver keeps account of what is allocated.",
-        denies("double-free"),
+        refuses("double-free", "answer"),
     ),
     statement(
         "What earlier sessions left allocated can be the reason for an out-of-memory error.",
@@ -72,8 +96,8 @@ STATEMENTS = (
     ),
     statement(
         "Program 1 (an exception skips cudaFree of 1 GiB): memory stays allocated and adds up over runs.",
-        stays(EXCEPTION, "allocated", "ended"),
-        affirms("exception-across-runs"),
+        leaves(EXCEPTION, when="this program"),
+        affirms("exception-across-runs", when="three runs"),
         kind="program",
         pages=["questions/out-of-memory.md"],
     ),
@@ -82,6 +106,13 @@ STATEMENTS = (
         affirms("failed-alloc-keeps", when="it comes only where cudaMalloc failed"),
         goes(EXCEPTION, "allocated", "after the try block", GIB, when="without one it would be freed"),
         pages=["guides/contexts.md"],
+    ),
+    statement(
+        "Free the pointer also where cudaMalloc failed, although it has no value then.",
+        affirms("failed-alloc-keeps", when="there is something to free"),
+        affirms("failed-alloc-pointer", when="it does no harm"),
+        kind="technique",
+        pages=["guides/cpp.md"],
     ),
     statement(
         "Error handling must include cleaning up.",
@@ -101,7 +132,7 @@ STATEMENTS = (
         "cudaDeviceReset does not guarantee that everything is released.",
         denies("reset-primary", when="plain and managed memory, and the context"),
         denies("reset-pools", when="memory of cudaMallocAsync"),
-        affirms("reset-not-enough", when="other contexts, and memory of cuMemCreate"),
+        affirms("reset-not-enough", when="another context, cuMemCreate or an exported handle"),
         denies("reset-reaches-others", when="other processes' memory"),
         pages=["questions/out-of-memory.md"],
     ),
@@ -113,7 +144,7 @@ STATEMENTS = (
     statement(
         "Program 3 (a library that uses CUDA inside): what it keeps does not show in the program's code.",
         gains(LIBRARY, "used once", "used twice", 64 * MIB, when="while the process lives"),
-        goes(LIBRARY, "used twice", "ended", when="it goes with the process"),
+        leaves_nothing(LIBRARY, when="when it has ended"),
         kind="program",
         pages=["guides/inside.md"],
     ),
@@ -124,8 +155,9 @@ STATEMENTS = (
     ),
     statement(
         "Free every allocation, also on the paths that exceptions take.",
-        denies("lost-pointer", when="in a process that goes on"),
-        right("an owner object does it on every path", when="better"),
+        denies("lost-pointer", when="a raw pointer in a process that goes on"),
+        denies("owner-object", when="memory with an owner object: by hand it is not needed"),
+        affirms("exit-without-free", when="a process that ends"),
         kind="technique",
         pages=["guides/buffer.md"],
     ),
@@ -150,18 +182,20 @@ STATEMENTS = (
     ),
     statement(
         "As a last resort, reset the driver to purge what lingers.",
-        affirms("reset-needed"),
+        affirms("reset-needed", when="a process holds it: to end that is enough"),
+        right("one that hangs in the driver, or a pending row remap", when="no process can be ended for it"),
         kind="technique",
         pages=["guides/contexts.md", "guides/free.md"],
     ),
     statement(
         "Such a reset interrupts all CUDA programs.",
-        right("vram reset refuses while any process uses the GPU"),
+        affirms("reset-reaches-others", when="cudaDeviceReset: other processes go on"),
+        right("it is refused while any process uses the GPU: none may run", when="nvidia-smi --gpu-reset"),
         pages=["guides/contexts.md"],
     ),
     statement(
         "Read how libraries are initialised and shut down.",
-        right("each has its own calls, and some keep memory without them"),
+        right("each has its own calls, and some keep memory without them", when="in general"),
         affirms("torch-workspaces", when="PyTorch's workspaces"),
         kind="advice",
         pages=["guides/shut-down.md"],

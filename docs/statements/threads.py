@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statements.judge import affirms, denies, gains, right, runs, statement, wrong
+from statements.judge import affirms, denies, gains, proves, right, runs, statement
 from vram.units import MIB
 
 NO_FREE, MEM_FREE, FINALIZER = (
@@ -42,8 +42,13 @@ STATEMENTS = (
     ),
     statement(
         "The cause is that device memory and Python's memory lie in different address spaces.",
-        wrong("memory belongs to a context of the process, and any thread with that context may free it"),
-        affirms("free-in-other-thread", when="if it belonged to its thread"),
+        denies("owner-object", when="an owner object in Python frees it all the same"),
+    ),
+    statement(
+        "Device memory is allocated in the physical address space of the GPU.",
+        affirms("addresses-cost", when="addresses would cost memory"),
+        affirms("pointer-elsewhere", when="an address would mean the same in every process"),
+        pages=["concepts/where-do-my-bytes-go.md"],
     ),
     statement(
         "Device memory remains when the Python object with its pointer is gone.",
@@ -76,7 +81,8 @@ STATEMENTS = (
     ),
     statement(
         "Many threads that allocate and end use memory up, until allocations elsewhere fail.",
-        denies("thread-end-frees"),
+        denies("thread-end-frees", when="raw pointers"),
+        denies("owner-object", when="memory with an owner object"),
         pages=["guides/oom.md"],
     ),
     statement(
@@ -96,8 +102,8 @@ STATEMENTS = (
     ),
     statement(
         "Running program 1 again and again ends in out-of-memory errors.",
-        affirms("exception-across-runs"),
-        affirms("exit-without-free"),
+        affirms("exception-across-runs", when="three runs"),
+        affirms("exit-without-free", when="one run that frees nothing"),
         pages=["questions/out-of-memory.md"],
     ),
     statement(
@@ -108,8 +114,16 @@ STATEMENTS = (
         pages=["questions/threads.md"],
     ),
     statement(
+        "What the programs print when their threads have ended confirms what became of the memory.",
+        proves(NO_FREE, "the threads have ended, their memory stays", when="program 1"),
+        proves(MEM_FREE, "the threads have ended, their memory is free", when="program 2"),
+        proves(FINALIZER, "the threads have ended, their memory is free", when="program 3"),
+        kind="program",
+        pages=["questions/threads.md"],
+    ),
+    statement(
         "After an explicit free in the thread, its memory is the driver's again.",
-        affirms("thread-frees"),
+        affirms("thread-frees", when="it is free"),
         denies("freed-for-others", when="for other processes too"),
         kind="technique",
     ),

@@ -19,8 +19,10 @@ from tests.lab.conftest import (
     wait_gone,
     wait_until,
 )
+from tests.patience import PATIENCE_S
 from vram.host.local.processes import LocalProc
 from vram.lab.topics import TOPICS
+from vram.lab.worker import WorkerClient
 from vram.model.lab import LabReport
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -116,6 +118,21 @@ def a_fork_among(pids: set[int]) -> bool:
 
 def contexts_on(gpu: VirtualGpu) -> list[object]:
     return list((gpu.folder / "memory").glob("nvidia0.*")) if (gpu.folder / "memory").exists() else []
+
+
+def test_what_the_driver_keeps_is_not_measured_where_it_would_stay(lab: Lab, virtual_gpu: VirtualGpu) -> None:
+    """Beside a process that uses CUDA, the reserve of managed memory would outlive the experiment."""
+    other = WorkerClient(virtual_gpu.environment())
+    other.left_s = lambda: PATIENCE_S
+    try:
+        other.call("context")
+        before = other.call("free_and_total")
+        result = only_result(lab("run", "--json", "managed-outlives"))
+        assert result.verdict == "cannot tell"
+        assert result.because == "other processes use the GPU, and what stays would stay with them"
+        assert other.call("free_and_total") == before
+    finally:
+        other.close()
 
 
 def test_no_kernel_fails_where_others_would_suffer(lab: Lab, virtual_gpu: VirtualGpu) -> None:

@@ -37,6 +37,18 @@ def test_the_runtimes_own_call_is_made(virtual_gpu: VirtualGpu) -> None:
         assert worker.call("reset_code") == ["cudaDeviceReset", 0]
 
 
+def test_what_a_refused_allocation_leaves_in_its_variable_is_told(virtual_gpu: VirtualGpu) -> None:
+    """And what is granted after all is freed again."""
+    with worker_on(virtual_gpu) as worker:
+        other = worker.call("cuda_alloc", MIB)
+        free, total = worker.call("free_and_total")
+        assert worker.call("cuda_alloc_refused", other, total + GIB) == [OUT_OF_MEMORY, 0]
+        code, pointer = worker.call("cuda_alloc_refused", other, 64 * MIB)
+        assert code == 0
+        assert pointer not in (0, other)
+        assert worker.call("free_and_total") == [free, total]
+
+
 def test_without_a_runtime_library_the_drivers_calls_are_named(virtual_gpu: VirtualGpu) -> None:
     """And no vendor's runtime is taken instead, though one may be installed: it needs a vendor's driver."""
     for library in (virtual_gpu.folder / "lib").glob("libcudart*"):
@@ -45,6 +57,7 @@ def test_without_a_runtime_library_the_drivers_calls_are_named(virtual_gpu: Virt
         assert worker.call("free_null_code") == ["cuMemFree", 0]
         assert worker.call("cuda_free_code", worker.call("cuda_alloc", MIB)) == ["cuMemFree", 0]
         assert worker.call("cuda_reset_code") is None
+        assert worker.call("cuda_alloc_refused", 0, GIB) is None
         assert worker.call("reset_code") == ["cuDevicePrimaryCtxReset", 0]
     with worker_on(virtual_gpu, CUDA_VISIBLE_DEVICES="") as worker:
         assert worker.call("free_null_code") == ["cuInit", 100]

@@ -289,4 +289,4 @@ def free_reports_kernel(experiment: Experiment) -> Conclusion:
         f"{call} of a right pointer returned {code}, and {of(kept, nbytes)} are still used{cause(experiment)}"
     )
     figures = (figure("answer", code, "code"), figure("still used", kept))
-    return Conclusion(code != ILLEGAL_ADDRESS, because, figures)
+    return Conclusion(None if code == OK else code != ILLEGAL_ADDRESS, because, figures)

@@ -143,7 +143,7 @@ def launches_grow(experiment: Experiment) -> Conclusion:
 
     Reading:
     False means that launches by themselves keep nothing. What grows is allocated by the program or
-    its libraries between them.
+    its libraries between them. An empty kernel needs no memory: for one that does see deep-launches-grow.
     """
     launches = 2000
     program = experiment.cuda_worker()
@@ -154,3 +154,70 @@ def launches_grow(experiment: Experiment) -> Conclusion:
     more = experiment.used("many launches", since=first)
     because = f"{size(max(0, more))} more in use after {launches} launches"
     return Conclusion(more > NEAR, because, (figure("more in use", more),))
+
+
+@claim("deep-launches-grow", TOPIC, takes=Takes(1 * GIB + 2 * MIB))
+def deep_launches_grow(experiment: Experiment) -> Conclusion:
+    """Each launch of a kernel that needs memory takes more device memory
+
+    Source: Question 1: launching kernels over and over is said to eat memory up.
+
+    Method:
+    A kernel with 3 KiB of local memory, which writes to it and to memory of the program, is launched once;
+    the device is read. It is launched 2000 times more and waited for.
+
+    Reading:
+    False means that the driver sets local memory aside once, at the first launch (see kernel-keeps), and uses
+    it for every later one.
+    """
+    launches = 2000
+    program = experiment.cuda_worker()
+    program.call("load_kernels")
+    out = program.call("alloc", 2 * MIB)
+    before = experiment.read_device("kernels loaded")
+    program.call("launch_deep", out)
+    first = experiment.read_device("one launch")
+    program.call("launch_deep", out, launches)
+    more = experiment.used("many launches", since=first)
+    because = (
+        f"the first launch took {size(max(0, first.used - before.used))}, and {launches} more launches"
+        f" {size(max(0, more))}"
+    )
+    return Conclusion(more > NEAR, because, (figure("taken by later launches", more),))
+
+
+HEAP, PIECE = 16 * MIB, 12 * MIB
+
+
+@claim("kernel-malloc", TOPIC, takes=Takes(2 * MIB + 256 * MIB))
+def kernel_malloc(experiment: Experiment) -> Conclusion:
+    """What a kernel allocates with malloc stays allocated when the kernel has finished
+
+    Source: Question 2, in which memory is allocated by calls of the host, and not for each thread of the GPU.
+
+    Method:
+    The heap of malloc in kernels is limited to 16 MiB. A kernel of one thread allocates 12 MiB with malloc
+    and ends. Another one asks for as much again: if it is refused, the first 12 MiB are still taken. Then a
+    third one frees them, and a fourth asks again, which must be granted.
+
+    Reading:
+    True means that threads of the GPU allocate memory themselves, and that it outlives their kernel until a
+    kernel frees it or the context ends. From outside only the heap shows, as a part of the context.
+    """
+    program = experiment.cuda_worker()
+    program.call("load_malloc", HEAP)
+    out = program.call("alloc", 2 * MIB)
+    before = experiment.read_device("kernels loaded")
+    first = program.call("kernel_malloc", out, PIECE)
+    heap = experiment.used("a kernel called malloc", since=before)
+    second = program.call("kernel_malloc", out, PIECE)
+    if not first:
+        raise CannotTell(f"malloc in a kernel did not give {size(PIECE)}")
+    program.call("kernel_free", first)
+    if not second and not program.call("kernel_malloc", out, PIECE):
+        raise CannotTell("malloc in a kernel gave nothing after the free either")
+    because = (
+        f"the heap took {size(max(0, heap))}; a second kernel was {'given' if second else 'refused'}"
+        f" {size(PIECE)} of {size(HEAP)} after the first had ended without a free"
+    )
+    return Conclusion(not second, because, (figure("heap", heap),))

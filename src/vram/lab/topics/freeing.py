@@ -385,3 +385,44 @@ def failed_alloc_keeps(experiment: Experiment) -> Conclusion:
     kept = experiment.used("refused", since=empty)
     because = f"{size(max(0, kept))} more in use after {attempts} refusals (cuMemAlloc returned {codes[0]})"
     return Conclusion(kept > NEAR, because, (figure("more in use", kept), figure("answer", codes[0], "code")))
+
+
+@claim("failed-alloc-pointer", TOPIC, takes=Takes(64 * MIB))
+def failed_alloc_pointer(experiment: Experiment) -> Conclusion:
+    """The pointer of a cudaMalloc that failed can be freed without harm
+
+    Source:
+    Question 4, whose program declares the pointer without a value, and is told to free it when cudaMalloc
+    has failed.
+
+    Method:
+    A process allocates 64 MiB. A variable that holds their address by chance, as one without a value may, is
+    given to a cudaMalloc that asks for more than the GPU has. What the variable holds afterwards is freed,
+    and the device is read.
+
+    Reading:
+    False means that the failed call left the variable as it was, and the free took memory that is still in
+    use. True means that the call set it to null. Give a pointer a value before the call in any case: other
+    calls that allocate may leave it.
+    """
+    nbytes = experiment.nbytes
+    if experiment.on_wsl:
+        raise CannotTell("under WSL2 the driver may use host memory instead")
+    program, empty, pointer = experiment.allocator()
+    refused = program.call("cuda_alloc_refused", pointer, empty.memory.total + GIB)
+    if refused is None:
+        raise CannotTell("no CUDA runtime library was found here")
+    code, left_in_it = refused
+    if code == OK:
+        raise CannotTell("cudaMalloc gave more memory than the GPU has")
+    call, freed = program.call("cuda_free_code", left_in_it)
+    kept = experiment.used("freed", since=empty)
+    value = (
+        "the address of other memory" if left_in_it == pointer else "null" if not left_in_it else "another"
+    )
+    answer = judge(kept, nbytes, "of the other memory still in use")
+    because = (
+        f"cudaMalloc returned {code} and left {value} in the variable; {call} of that returned {freed}:"
+        f" {answer.because}"
+    )
+    return Conclusion(answer.holds, because, (figure("answer", freed, "code"), figure("still in use", kept)))

@@ -176,6 +176,46 @@ def managed_pieces(experiment: Experiment) -> Conclusion:
     return Conclusion(taken <= nbytes + NEAR, because, (figure("taken", taken), figure("freed", left)))
 
 
+@claim("managed-outlives", TOPIC, takes=Takes(256 * MIB, contexts=2))
+def managed_outlives(experiment: Experiment) -> Conclusion:
+    """Device memory taken for managed memory stays in use after its process has ended
+
+    Source:
+    Question 2, in which the driver handles managed memory beyond the life of a process; question 1, in which
+    it is released when the program ends.
+
+    Method:
+    One process has a context and nothing else. Another one has the device write to 4 MiB of managed memory,
+    and ends. The device is read, and again when the first process has ended too.
+
+    Reading:
+    True means that the driver keeps what it took for managed memory as long as any process uses CUDA. It is
+    free for the next managed memory, and in no process list. Where no other process uses CUDA, managed
+    memory goes with its process: see managed-at-exit.
+    """
+    nbytes = 4 * MIB
+    if experiment.before.charges:
+        raise CannotTell("other processes use the GPU, and what stays would stay with them")
+    other = experiment.cuda_worker()
+    alone = experiment.read_device("another process with a context")
+    program = experiment.cuda_worker()
+    both = experiment.read_device("a second context")
+    program.call("fill", program.call("alloc_managed", nbytes), 0xA5, nbytes)
+    taken = experiment.used("written by the device", since=both)
+    if taken < nbytes:
+        raise CannotTell(f"the device showed {size(max(0, taken))} of the {size(nbytes)} that it wrote to")
+    program.end_by("leave")
+    stayed = experiment.used("its process ended", since=alone)
+    other.end_by("leave")
+    left = experiment.used("the other process ended")
+    because = (
+        f"{size(max(0, stayed))} still used when its process had ended, {size(max(0, left))} when the other"
+        " process had ended too"
+    )
+    figures = (figure("its process ended", stayed), figure("the other process ended", left))
+    return Conclusion(stayed > NEAR, because, figures)
+
+
 @claim("managed-prefetch-back", TOPIC, takes=Takes(256 * MIB))
 def managed_prefetch_back(experiment: Experiment) -> Conclusion:
     """Prefetching managed memory to the host returns its device memory

@@ -116,20 +116,24 @@ def zero_before_free(experiment: Experiment) -> Conclusion:
     Source: Question 5: overwriting is said to give the next owner of pooled memory a known beginning.
 
     Method:
-    64 MiB from a stream-ordered pool that keeps what it gets are filled with a pattern, which is read
-    back. They are zeroed, freed, and as much is allocated again. Bytes that are not zero are counted.
+    64 MiB from a stream-ordered pool that keeps what it gets are filled with a pattern and freed, and as much
+    is allocated again: it must show the pattern. These are zeroed, freed, and as much is allocated again.
+    Bytes that are not zero are counted.
 
     Reading:
-    True where the pool reuses the same memory, which old-data-pool shows. It says nothing of
-    copies elsewhere: registers, workspaces, host memory.
+    True: the pool gave the same memory again, and without the zeroing it showed the old bytes. It says
+    nothing of copies elsewhere: registers, workspaces, host memory.
     """
     nbytes = experiment.nbytes
     program = experiment.cuda_worker()
     program.call("pool_keep_all")
     pointer = program.call("alloc_async", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
+    program.call("free_async", pointer)
+    program.call("synchronize")
+    pointer = program.call("alloc_async", nbytes)
     if program.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
-        raise CannotTell("the pattern could not be read back even before the free")
+        raise CannotTell("without zeroing, the pool does not show the old bytes either")
     program.call("fill", pointer, 0, nbytes)
     program.call("free_async", pointer)
     program.call("synchronize")

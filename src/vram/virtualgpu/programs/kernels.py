@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from ctypes import c_uint, c_uint64, c_void_p
+from ctypes import c_size_t, c_uint, c_uint64, c_void_p
 
 import driver
 
@@ -78,12 +78,58 @@ TOUCH = """
 }
 """
 
+# What malloc() and free() in a kernel are: functions of the driver, with a heap of the context.
+MALLOC = """
+.extern .func (.param .b64 pointer) malloc (.param .b64 nbytes);
+.extern .func free (.param .b64 pointer);
+
+.visible .entry take(.param .u64 take_out, .param .u64 take_nbytes)
+{
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [take_out];
+    ld.param.u64 %rd2, [take_nbytes];
+    cvta.to.global.u64 %rd3, %rd1;
+    {
+        .param .b64 p0;
+        st.param.b64 [p0], %rd2;
+        .param .b64 r0;
+        call.uni (r0), malloc, (p0);
+        ld.param.b64 %rd4, [r0];
+    }
+    st.global.u64 [%rd3], %rd4;
+    ret;
+}
+
+.visible .entry release(.param .u64 release_pointer)
+{
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [release_pointer];
+    {
+        .param .b64 p0;
+        st.param.b64 [p0], %rd1;
+        call.uni free, (p0);
+    }
+    ret;
+}
+"""
+LIMIT_MALLOC_HEAP_SIZE = 2
+
 kernels: dict[str, c_void_p] = {}
 
 
 def load_kernels() -> None:
-    module = driver.result(c_void_p, "cuModuleLoadData", (HEADER + EMPTY_AND_DEEP + TOUCH).encode())
-    for name in ("empty", "deep", "touch"):
+    _load(EMPTY_AND_DEEP + TOUCH, "empty", "deep", "touch")
+
+
+def load_malloc(heap_nbytes: int) -> None:
+    """Load the kernels that allocate and free; the size of their heap is set before."""
+    driver.call("cuCtxSetLimit", LIMIT_MALLOC_HEAP_SIZE, c_size_t(heap_nbytes))
+    _load(MALLOC, "take", "release")
+
+
+def _load(code: str, *names: str) -> None:
+    module = driver.result(c_void_p, "cuModuleLoadData", (HEADER + code).encode())
+    for name in names:
         kernels[name] = driver.result(c_void_p, "cuModuleGetFunction", module, name.encode())
 
 
@@ -94,9 +140,23 @@ def launch_empty(times: int) -> None:
     driver.call("cuCtxSynchronize")
 
 
-def launch_deep(out: int) -> None:
-    """Launch one thread that needs much local memory, and wait for it."""
-    _launch(kernels["deep"], c_uint64(out), c_uint(1))
+def launch_deep(out: int, times: int = 1) -> None:
+    """Launch one thread that needs much local memory, again and again, and wait for the last."""
+    for _ in range(times):
+        _launch(kernels["deep"], c_uint64(out), c_uint(1))
+    driver.call("cuCtxSynchronize")
+
+
+def kernel_malloc(out: int, nbytes: int) -> int:
+    """Have a kernel call malloc; return what it was given, 0 where it was refused. *out* has room for it."""
+    _launch(kernels["take"], c_uint64(out), c_uint64(nbytes))
+    driver.call("cuCtxSynchronize")
+    return int.from_bytes(driver.read(out, 8), "little")
+
+
+def kernel_free(pointer: int) -> None:
+    """Have a kernel free what another one was given."""
+    _launch(kernels["release"], c_uint64(pointer))
     driver.call("cuCtxSynchronize")
 
 

@@ -17,7 +17,17 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import driver
 from checkpoint import checkpoint_code
-from kernels import break_context, launch_deep, launch_empty, launch_fault, load_kernels, touch_s
+from kernels import (
+    break_context,
+    kernel_free,
+    kernel_malloc,
+    launch_deep,
+    launch_empty,
+    launch_fault,
+    load_kernels,
+    load_malloc,
+    touch_s,
+)
 from owners import fail_and_keep
 
 RELAXED_CAPTURE = 2
@@ -111,6 +121,18 @@ def cuda_alloc(nbytes: int) -> int:
         driver.context()
         return driver.alloc(nbytes)
     return pointer.value or 0
+
+
+def cuda_alloc_refused(pointer: int, nbytes: int) -> tuple[int, int] | None:
+    """cudaMalloc into a variable that holds *pointer*: its answer, and what the variable holds then.
+
+    None without a runtime library. What it gives is freed again.
+    """
+    variable = c_void_p(pointer)
+    answer = driver.runtime_code("cudaMalloc", byref(variable), c_size_t(nbytes))
+    if answer == 0:
+        cuda_free_code(variable.value or 0)
+    return None if answer is None else (answer, variable.value or 0)
 
 
 def cuda_free_code(pointer: int) -> tuple[str, int]:
@@ -350,7 +372,7 @@ OTHERS = (
     *(driver.init, context, driver.new_context, destroy_context, synchronize),
     *(driver.green_context, driver.destroy_green_context, make_streams, destroy_streams),
     *(reset_code, cuda_reset_code, context_code, synchronize_code, driver.use),
-    *(free_null_code, cuda_free_code),
+    *(free_null_code, cuda_alloc_refused, cuda_free_code),
     *(launch_fault, break_context),
     *(driver.free_and_total, driver.alloc_code, driver.alloc_managed_code, driver.free_code, read_code),
     *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill, host_count),
@@ -359,5 +381,6 @@ OTHERS = (
     *(driver.ipc_handle, driver.ipc_open, driver.export, driver.dmabuf, os.close),
     *(driver.reserve, driver.map_code, driver.unmap),
     *(load_kernels, launch_empty, launch_deep, touch_s, destroy_graph, trim_graph_memory),
+    *(load_malloc, kernel_malloc, kernel_free),
     checkpoint_code,
 )
