@@ -33,18 +33,47 @@ class Passage:
     ``before`` is the log above. It is put together only where a dialect looks there.
     """
 
-    def __init__(self, head: str, text: str, above: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        head: str,
+        text: str,
+        above: Callable[[], str],
+        lines_with: Callable[[tuple[bytes, ...]], str],
+    ) -> None:
         self.head, self.text = head, text
         end = text.find("\n")
         self.line_ends = len(text) if end < 0 else end
-        self._above = above
+        self._above, self._lines_with = above, lines_with
         self.known_before: str | None = None
+        self.known_lines: dict[tuple[bytes, ...], str] = {}
 
     @property
     def before(self) -> str:
         if self.known_before is None:
             self.known_before = self._above()
         return self.known_before
+
+    def lines_with(self, words: tuple[bytes, ...]) -> str:
+        """The lines above that have one of *words*, the oldest first: from further away than ``before``."""
+        if words not in self.known_lines:
+            self.known_lines[words] = self._lines_with(words)
+        return self.known_lines[words]
+
+    def close(self) -> None:
+        """Let go of the log: from now on this passage says only what was asked of it before."""
+        self._above = self._lines_with = _nothing_more
+
+    def says_the_same_as(self, other: Passage) -> bool:
+        """Whether *other* answers everything alike that was asked of this one."""
+        return (
+            self.text == other.text
+            and (self.known_before is None or self.known_before == other.before)
+            and all(lines == other.lines_with(words) for words, lines in self.known_lines.items())
+        )
+
+
+def _nothing_more(*asked: object) -> str:
+    raise AssertionError(f"a passage that is remembered was asked for more: {asked}")
 
 
 def clean_line(raw: bytes) -> str:
@@ -119,6 +148,28 @@ class Lines:
         if self._starts and first < self._starts[0]:
             self._keep_from(first)
         return self.text(first, begin)
+
+    def above_with(self, begin: int, nbytes: int, words: tuple[bytes, ...], most: int) -> str:
+        """Of the lines within so many bytes above *begin*, those that have one of *words*: the last *most*.
+
+        They are searched for as bytes and only then cleaned. The lines that are kept stay as they are.
+        """
+        first = max(0, begin - nbytes)
+        starts: set[int] = set()
+        for word in words:
+            at = self._log.rfind(word, first, begin)
+            for _ in range(most):
+                if at < 0:
+                    break
+                start = self.start_of_line(at, first)
+                starts.add(start)
+                at = self._log.rfind(word, first, start)
+        # The first line may have begun further above.
+        whole = sorted(start for start in starts if start > first or first == 0)
+        ends = (self._line_end(start, begin)[0] for start in whole[-most:])
+        return "".join(
+            clean_line(self._log[start:end]) + "\n" for start, end in zip(whole[-most:], ends, strict=True)
+        )
 
     def offset_after(self, begin: int, count: int, limit: int) -> int:
         """Where the line begins that is *count* lines after the one at *begin*; at most *limit*."""

@@ -28,6 +28,9 @@ DIALECTS: tuple[Dialect, ...] = (
     serving.sglang,
     serving.tgi,
     libraries.paddle,
+    libraries.catboost,
+    libraries.cuda_jl,
+    serving.tensorrt_llm,
     serving.llama_cpp,
     libraries.cupy,
     tensorflow_jax.xla,
@@ -59,6 +62,9 @@ MAX_IN_VAIN = 64
 PORTION = 256 << 10
 BEHIND = 8 << 10
 AHEAD = 8 << 10
+# How far above a message a program may have said what it found at its start, and in how many lines.
+FAR_BEHIND = 64 << 10
+MAX_FAR_LINES = 100
 MAX_LINE_LENGTH = 4 << 10
 # How far the beginning of a message may reach beyond its first line: terminals wrap.
 WRAPPED = 400
@@ -105,7 +111,7 @@ class _Window:
         self._recogniser = Recogniser(remembered)
 
     def add(self, portion: bytes) -> None:
-        keep = max(0, max(self._done, self._searched - MAX_WORD_LENGTH) - BEHIND)
+        keep = max(0, max(self._done, self._searched - MAX_WORD_LENGTH) - FAR_BEHIND)
         self._count_lines(keep)
         self._bytes = self._bytes[keep:] + portion
         self._done -= keep
@@ -134,7 +140,13 @@ class _Window:
             self._done = max(hit + 1, following if following > hit else limit - MAX_LINE_LENGTH)
             return
         text = self._lines.text(begin, limit)
-        found = self._recogniser.recognise(Passage(head, text, lambda: self._lines.above(begin, BEHIND)))
+        passage = Passage(
+            head,
+            text,
+            lambda: self._lines.above(begin, BEHIND),
+            lambda words: self._lines.above_with(begin, FAR_BEHIND, words, MAX_FAR_LINES),
+        )
+        found = self._recogniser.recognise(passage)
         if found.readings:
             self._in_vain = 0
             self._count_lines(begin)
@@ -188,19 +200,20 @@ class Recogniser:
 
     def __init__(self, remembered: int) -> None:
         self._remembered = remembered
-        # By the head: the text, the log above where a dialect looked there, and the result.
-        self._known: dict[str, tuple[str, str | None, Recognised]] = {}
+        # By the head: the passage, whose log above is known where a dialect looked there, and the result.
+        self._known: dict[str, tuple[Passage, Recognised]] = {}
 
     def recognise(self, passage: Passage) -> Recognised:
         """Return what messages that begin in the first line of *passage* say."""
         if known := self._known.get(passage.head):
-            text, before, result = known
-            if text == passage.text and (before is None or before == passage.before):
+            last, result = known
+            if last.says_the_same_as(passage):
                 return result
         found = list(_recognise(passage))
         lines = passage.text.count("\n", 0, found[-1][1]) + 1 if found else 1
         result = Recognised(tuple(reading for reading, _ in found), lines)
-        self._known[passage.head] = (passage.text, passage.known_before, result)
+        passage.close()
+        self._known[passage.head] = (passage, result)
         if len(self._known) > self._remembered:
             del self._known[next(iter(self._known))]
         return result
