@@ -408,8 +408,12 @@ def test_arrays_that_are_in_the_way_are_named_after_what_is_free() -> None:
 
 def test_what_is_free_on_a_gpu_of_others_is_no_room() -> None:
     """Of several GPUs, those count where this process is."""
-    ledger = {"gpus": [*on_gpu(3 * GIB)["gpus"], {"total_bytes": 80 * GIB, "entries": [
-        {"kind": "free", "nbytes": 79 * GIB, "holder": None}]}]}
+    ledger = {
+        "gpus": [
+            *on_gpu(3 * GIB)["gpus"],
+            {"total_bytes": 80 * GIB, "entries": [{"kind": "free", "nbytes": 79 * GIB, "holder": None}]},
+        ]
+    }
     words = sentence(situation()._replace(ledger=ledger))
     assert "(requested 4.0 GiB): 3.0 GiB of 140.0 GiB is free; " in words
 
@@ -431,8 +435,13 @@ def test_a_real_program_is_told_what_is_free_before_its_small_arrays(
         tell(notes)
     """
     one, two = result(virtual_gpu, program)
-    words = r"vram: the GPU is out of memory \(requested (\d00)\.0 GiB\): (\d+\.\d) GiB of \d+\.\d GiB is free; "
-    for note, asked, cause in ((one, "100", "other processes hold 117."), (two, "200", "no request of that size")):
+    words = (
+        r"vram: the GPU is out of memory \(requested (\d00)\.0 GiB\): (\d+\.\d) GiB of \d+\.\d GiB is free; "
+    )
+    for note, asked, cause in (
+        (one, "100", "other processes hold 117."),
+        (two, "200", "no request of that size"),
+    ):
         begins = re.match(words, note)
         assert begins, note
         assert begins[1] == asked

@@ -90,7 +90,11 @@ def _agree(one: OomMessage, two: OomMessage) -> bool:
 
 def _is_said_again(one: OomMessage, two: OomMessage) -> bool:
     """TensorFlow's exception says once more what the kernel that failed has logged, for each of its roots."""
-    if one.dialect != "tensorflow" or two.dialect != "tensorflow" or two.wording not in ("tensor", "operation"):
+    if (
+        one.dialect != "tensorflow"
+        or two.dialect != "tensorflow"
+        or two.wording not in ("tensor", "operation")
+    ):
         return False
     return one.wording == two.wording and (one.asked, one.gpu) == (two.asked, two.gpu)
 
@@ -108,7 +112,8 @@ def _is_echo(one: OomMessage, two: OomMessage) -> bool:
     wordings = (one.wording, two.wording)
     if one.dialect == two.dialect:
         echoes = {
-            "tensorrt": wordings == ("runtime", "buffer"),
+            # CUDA's words, perhaps more than once, and then how much it was
+            "tensorrt": one.asked is None and two.wording == "buffer",
             "nccl": two.wording == "last error",  # its own warning, then what its caller raised
             # the step's own message, then the launcher's
             "host": wordings in (("slurm", "srun"), ("bad_alloc", "bad_alloc")),

@@ -94,7 +94,7 @@ def _pool_cause(reading: OomMessage) -> str:
             " either this program filled it, or others had taken the rest of the GPU before. The message does"
             " not say how large the pool is."
         )
-    if dict(reading.settings).get("preallocate", "").lower() in ("false", "0"):
+    if remedies.grows(reading):
         return (
             "JAX's pool could not grow any further. It was told not to preallocate"
             " (XLA_PYTHON_CLIENT_PREALLOCATE), so this program, others, or both had filled the GPU."

@@ -22,6 +22,8 @@ _PREFIX = re.compile(
     )"""
 )
 _MAX_PREFIXES = 5
+# A longer line is cut on both sides of what was looked for in it.
+_MAX_FAR_LINE_LENGTH = 4 << 10
 _JSON_LINE = re.compile(r'"(?:log|message|msg|text|error|MESSAGE)"\s*:\s*"')
 _ESCAPED = re.compile(r'\\(?:["\\/]|[bfnrt]|u[0-9a-fA-F]{4})')
 
@@ -60,7 +62,7 @@ class Passage:
         return self.known_lines[words]
 
     def close(self) -> None:
-        """Let go of the log: from now on this passage says only what was asked of it before."""
+        """Keep no way to the log: from now on this passage says only what was asked of it before."""
         self._above = self._lines_with = _nothing_more
 
     def says_the_same_as(self, other: Passage) -> bool:
@@ -117,6 +119,8 @@ class Lines:
         self._starts: list[int] = []
         self._texts: list[str] = []  # each with a line feed at its end
         self._following = 0  # where the line after the last one begins
+        # By words: the lines of the log that have one of them.
+        self._lines_with: dict[tuple[bytes, ...], tuple[list[int], list[str]]] = {}
 
     def text(self, begin: int, limit: int) -> str:
         """The lines from *begin* on that end before *limit*; one that does not end is cut there."""
@@ -150,26 +154,28 @@ class Lines:
         return self.text(first, begin)
 
     def above_with(self, begin: int, nbytes: int, words: tuple[bytes, ...], most: int) -> str:
-        """Of the lines within so many bytes above *begin*, those that have one of *words*: the last *most*.
+        """The last *most* lines above *begin*, within so many bytes, that have one of *words*."""
+        if words not in self._lines_with:
+            self._lines_with[words] = self._find_lines(words)
+        starts, texts = self._lines_with[words]
+        end = bisect_left(starts, begin)
+        # Strictly: at the very edge the line may have begun further above.
+        first = max(bisect_right(starts, begin - nbytes), end - most)
+        for at in range(first, end):
+            if not texts[at]:
+                limit = min(begin, starts[at] + 2 * _MAX_FAR_LINE_LENGTH)
+                texts[at] = clean_line(self._log[starts[at] : self._line_end(starts[at], limit)[0]]) + "\n"
+        return "".join(texts[first:end])
 
-        They are searched for as bytes and only then cleaned. The lines that are kept stay as they are.
-        """
-        first = max(0, begin - nbytes)
+    def _find_lines(self, words: tuple[bytes, ...]) -> tuple[list[int], list[str]]:
+        """Where the lines begin that have one of *words*, and room for what each says."""
         starts: set[int] = set()
         for word in words:
-            at = self._log.rfind(word, first, begin)
-            for _ in range(most):
-                if at < 0:
-                    break
-                start = self.start_of_line(at, first)
-                starts.add(start)
-                at = self._log.rfind(word, first, start)
-        # The first line may have begun further above.
-        whole = sorted(start for start in starts if start > first or first == 0)
-        ends = (self._line_end(start, begin)[0] for start in whole[-most:])
-        return "".join(
-            clean_line(self._log[start:end]) + "\n" for start, end in zip(whole[-most:], ends, strict=True)
-        )
+            at = self._log.find(word)
+            while at >= 0:
+                starts.add(self.start_of_line(at, max(0, at - _MAX_FAR_LINE_LENGTH)))
+                at = self._log.find(word, at + len(word))
+        return sorted(starts), [""] * len(starts)
 
     def offset_after(self, begin: int, count: int, limit: int) -> int:
         """Where the line begins that is *count* lines after the one at *begin*; at most *limit*."""

@@ -7,6 +7,7 @@ was just recognised is not recognised again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -53,7 +54,7 @@ NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in diale
 # found faster, and long ones.
 ANCHORS = (
     *(b"lloc", b"emory", b"rror", b"illed", b"CUDA_ERROR", b"ALLOC_FAILED", b"LOCATION_FAILED"),
-    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid"),
+    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid", b"xhausted"),
 )
 MAX_WORD_LENGTH = max(map(len, (*NEEDLES, *ANCHORS)))
 # After so many lines in a row with an anchor and without a message, needles are looked for instead: logs of
@@ -257,13 +258,22 @@ def _has_any(words: str, needles: tuple[str, ...]) -> bool:
     return False
 
 
+# A traceback shows the statement that raised: the error itself comes at the traceback's end.
+_RAISES = re.compile(r"\braise\s+[\w.]+\(\s*[rf]{0,2}[\"']$")
+
+
+def _is_source(text: str, at: int) -> bool:
+    """Whether the words at *at* are quoted by a line of the program's source."""
+    return _RAISES.search(text, max(text.rfind("\n", 0, at) + 1, at - 100), at) is not None
+
+
 def _first(passage: Passage, at: int) -> tuple[OomMessage, int, int] | None:
     for dialect in _candidates(passage.head):
         if not dialect.start.search(passage.head, at):
             continue
         found = dialect.start.search(passage.text, at)
         while found and found.start() <= passage.line_ends:
-            known = dialect.parse(found, passage)
+            known = None if _is_source(passage.text, found.start()) else dialect.parse(found, passage)
             if known:
                 return known[0], found.start(), max(known[1], found.end())
             found = dialect.start.search(passage.text, found.end())

@@ -165,11 +165,16 @@ _TENSORFLOW_GROWS = change(
 )
 
 
+def grows(reading: OomMessage) -> bool:
+    """Whether the log says that JAX was told not to preallocate."""
+    return dict(reading.settings).get("preallocate", "").lower() in ("false", "0")
+
+
 def pool_size(reading: OomMessage) -> tuple[Remedy, ...]:
     """Give a pool that is taken at the start more, or take it step by step."""
     if reading.dialect == "tensorflow":
         return (_TENSORFLOW_GROWS,)
-    if reading.dialect != "xla":
+    if reading.dialect != "xla" or grows(reading):
         return ()
     more = change(
         "JAX: take more of the GPU than 75%, if nobody else needs it.",

@@ -17,7 +17,15 @@ RESERVE_NBYTES = 615 * MIB
 CARDS = tuple(
     GraphicsCard(names, CARD_MIB[names.partition(", ")[0]] * MIB)
     for names in (
-        *("B200", "H200", "RTX PRO 6000 Blackwell", "GH200 96 GB, H20", "H100 NVL", "A100 80 GB", "H100 80 GB"),
+        *(
+            "B200",
+            "H200",
+            "RTX PRO 6000 Blackwell",
+            "GH200 96 GB, H20",
+            "H100 NVL",
+            "A100 80 GB",
+            "H100 80 GB",
+        ),
         *("RTX A6000, RTX 6000 Ada", "L40S, A40", "A100 40 GB", "V100 32 GB", "RTX 5090", "RTX 3090, A30"),
         *("RTX 4090", "L4", "A10", "RTX 4080, RTX A4000", "RTX 5080, RTX 5070 Ti", "T4", "RTX 4070"),
         *("RTX 3080", "RTX 4060"),

@@ -25,7 +25,7 @@ _CONTEXT = re.compile(
 _POOL = re.compile(r"MemPool|cudaMallocAsync|cuMemAllocAsync|MallocFromPoolAsync")
 _FREE = re.compile(rf"[Ff]ree\s+memory:?\s+({SIZE}|\d+)")
 _WANTED = re.compile(
-    r"(?:[Rr]equested(?:\s+memory|Space)?:?|tried to allocate|allocating|Device stream \w+ size|cudaMalloc|\bsize)"
+    r"(?:[Rr]equested(?:\s+memory|Space)?:?|tried to allocate|allocating|cudaMalloc|\bsize)"
     rf"\s+({SIZE}|\d{{5,}})"
 )
 
@@ -37,6 +37,7 @@ _WANTED = re.compile(
         b"ut of memory",
         b"out of GPU",
         b"nsufficient memory on accelerator",
+        b"to allocate device memory",
         b"OF_MEMORY",
         b"MemoryAllocation",
         b"OutOfMemory",
@@ -55,6 +56,7 @@ _WANTED = re.compile(
         # Cycles, Blender's renderer; LAMMPS; NVIDIA's video encoder
         r"|System\s+is\s+out\s+of\s+GPU\s+(?:and\s+shared\s+host\s+)?memory"
         r"|Insufficient\s+memory\s+on\s+accelerator"
+        r"|[Ff]ailed\s+to\s+allocate\s+device\s+memory"
         r"|(?:OpenEncodeSessionEx|CreateInputBuffer|CreateBitstreamBuffer)\s+failed:\s+out\s+of\s+memory\s+\(10\)"
         r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
         r"|GPUassert:\s+out\s+of\s+memory|Out\s+of\s+memory\s+in\s+cu[A-Z]\w+"

@@ -74,6 +74,7 @@ def _read_left(before: str, found: Match) -> Amount | None:
 _FRACTION = re.compile(r"mem[_-]fraction[_-]static['\"]?[=:\s]+([\d.]*\d)")
 _BEFORE_WEIGHTS = re.compile(r"Load weight begin\. avail mem=([\d.]+) GB")
 _AFTER_WEIGHTS = re.compile(r"Load weight end\.[^\n]{0,200}?avail mem=([\d.]+) GB")
+_WEIGHTS = re.compile(r"Load weight end\.[^\n]{0,300}?mem usage=([\d.]+) GB")
 _TOKENS = re.compile(
     r"\s*Try to allocate (?P<wanted>\d+) tokens\.\s*"
     r"(?:Ava\w+ (?:full )?tokens: (?P<left>\d+)"
@@ -85,6 +86,8 @@ _TOKENS = re.compile(
     "sglang",
     needles=(b"-fraction-static", b"capacity is unbalanced", b"lower your batch size"),
     start=re.compile(
+        r"Loaded\s+weights\s+leave\s+no\s+GPU\s+memory\s+for\s+the\s+KV\s+cache"
+        r"(?:\s+under\s+--mem-fraction-static=(?P<under>[\d.]*\d))?|"
         r"Not\s+enough\s+memory\.\s+Please\s+try\s+to\s+increase\s+--mem-fraction-static"
         r"(?:\.\s+Current\s+value:\s+\S*?mem_fraction_static=(?P<share>[\d.]*\d))?"
         r"|memory\s+capacity\s+is\s+unbalanced\.(?:\s+Some\s+GPUs\s+may\s+be\s+occupied\s+by\s+other\s+processes\.)?"
@@ -114,14 +117,14 @@ def sglang(found: Match, passage: Passage) -> Parsed:
             asked=amount(found["local"], "GiB"),
             free=amount(found["least"], "GiB"),
         )
-    share = found["share"] or last_in(_FRACTION, passage.before)
+    share = found["share"] or found["under"] or last_in(_FRACTION, passage.before)
     free = amount(last_in(_AFTER_WEIGHTS, passage.before), "GiB")
     first = amount(last_in(_BEFORE_WEIGHTS, passage.before), "GiB")
     return OomMessage(
         dialect="sglang",
         wording="static",
         free=free,
-        live=minus(first, free),
+        live=minus(first, free) or amount(last_in(_WEIGHTS, passage.before), "GiB"),
         utilization=float(share) if share else None,
     )
 

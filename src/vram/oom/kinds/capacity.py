@@ -6,7 +6,7 @@ from vram.model.finding import Remedy
 from vram.model.oom import Certainty, Judgement, OomMessage, Term, Working
 from vram.oom.kinds import kind
 from vram.oom.remedies import BIGGER, change, options, room_alone, run_why, smaller, use_less, utilization
-from vram.oom.sums import ANY_GPU, CONTEXT, Sums, blamed, calculate, needed_context, say, shortfall
+from vram.oom.sums import ANY_GPU, CONTEXT, DRIVER, Sums, blamed, calculate, needed_context, say, shortfall
 from vram.units import size
 
 # Of a GPU, used by the program itself.
@@ -87,11 +87,11 @@ def _more_than_this_gpu(reading: OomMessage, worked: Sums) -> Judgement:
 
 def _uses_nearly_all(reading: OomMessage) -> Judgement | None:
     """It fits on paper, by less than the driver and the rounding of blocks take."""
-    if (
-        reading.live is None
-        or reading.total is None
-        or reading.live.nbytes < _NEARLY_ALL * reading.total.nbytes
-    ):
+    if reading.live is None or reading.total is None:
+        return None
+    rest = reading.total.nbytes - reading.live.nbytes
+    usual = CONTEXT + DRIVER if 2 * rest < reading.total.nbytes else 0
+    if rest > max(usual, (1 - _NEARLY_ALL) * reading.total.nbytes):
         return None
     cause = (
         f"This program itself uses {say(reading.live)} of the GPU's {say(reading.total)}. The rest (a"
@@ -145,7 +145,7 @@ def _since_start(reading: OomMessage, worked: Sums) -> Judgement | None:
     if (
         not (asked and free)
         or asked.nbytes <= free.nbytes
-        or (worked.unnamed or 0) > asked.nbytes - free.nbytes + worked.slack
+        or (worked.unnamed or 0) - DRIVER > asked.nbytes - free.nbytes + worked.slack
     ):
         return None
     return too_large.conclude(
