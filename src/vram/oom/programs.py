@@ -165,7 +165,7 @@ _ANY_LANGUAGE = ("cuda", "cuda-library", "nccl", "rmm", "host")
 _PYTHON = re.compile(
     r"Traceback \(most recent|File \"[^\"\n]+\", line \d|\.py\b|[Pp]ython"
     r"|\b(?:Runtime|Memory|CudaAPI|Accelerator)Error\b"
-    r"|\b(?:py)?torch\b|tensorflow|\bjax|\bcupy|numba|\bcudf\b|XGBoost|xgboost|lightning|bitsandbytes|mxnet|openmm\."
+    r"|\b(?:py)?torch\b|tensorflow|\bjax|\bcupy|numba|\bcudf\b|XGBoost|xgboost|lightning|bitsandbytes|mxnet|openmm\.|onnxruntime\.capi"
 )
 _CPP = re.compile(
     r"terminate called|what\(\):|\b[\w-]+\.(?:cu|cuh|cpp|cc|cxx|c|h|hpp|fpp|f90)\b|::\w+|GPUassert"

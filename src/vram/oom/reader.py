@@ -54,7 +54,7 @@ NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in diale
 # found faster, and long ones.
 ANCHORS = (
     *(b"lloc", b"emory", b"rror", b"illed", b"CUDA_ERROR", b"ALLOC_FAILED", b"LOCATION_FAILED"),
-    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid", b"xhausted"),
+    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid", b"xhausted", b"Dst tensor"),
 )
 MAX_WORD_LENGTH = max(map(len, (*NEEDLES, *ANCHORS)))
 # After so many lines in a row with an anchor and without a message, needles are looked for instead: logs of

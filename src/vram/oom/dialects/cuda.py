@@ -24,6 +24,8 @@ _CONTEXT = re.compile(
 )
 _POOL = re.compile(r"MemPool|cudaMallocAsync|cuMemAllocAsync|MallocFromPoolAsync")
 _FREE = re.compile(rf"[Ff]ree\s+memory:?\s+({SIZE}|\d+)")
+# As ONNX Runtime says which GPU it was.
+_GPU = re.compile(r";\s+GPU=(\d+)\s+;")
 _WANTED = re.compile(
     r"(?:[Rr]equested(?:\s+memory|Space)?:?|tried to allocate|allocating|cudaMalloc|\bsize)"
     rf"\s+({SIZE}|\d{{5,}})"
@@ -61,7 +63,7 @@ _WANTED = re.compile(
         r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
         r"|GPUassert:\s+out\s+of\s+memory|Out\s+of\s+memory\s+in\s+cu[A-Z]\w+"
         r"|CUDA\s+error\s+2\b(?![.\d])(?:[^\n]{0,160}?out\s+of\s+memory)?"
-        rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}"
+        rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}|CUDA\s+error\s+(?:in|at)\s[^\n]{{0,160}}?\bout\s+of\s+memory"
         r"|cudaSuccess\s+\(2\s+vs\.\s+0\)\s+out\s+of\s+memory|cuMem\w*(?:\(\))?:\s+out\s+of\s+memory"
         r"|CudaCustomAllocator\s+out\s+of\s+memory(?:\s+\[requestedSpace:\s+\d+)?"
         r"|Failed\s+to\s+allocate\s+device[^\n]{0,80}?\(error\s+code\s+out\s+of\s+memory\)"
@@ -89,6 +91,7 @@ def cuda(found: Match, passage: Passage) -> Parsed:
     near = f"{_read_frames(passage.before)}\n{line}"
     if own := _VRAM_HPP.search(line):
         return _read_header(found, own)
+    gpu = _GPU.search(line)
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
@@ -98,6 +101,7 @@ def cuda(found: Match, passage: Passage) -> Parsed:
         dialect="bitsandbytes" if "bitsandbytes" in near else "cuda",
         wording=" ".join(found.group().split())[:60],
         where=where,
+        gpu=int(gpu.group(1)) if gpu else None,
         asked=amount_in(_WANTED, line),
         free=amount_in(_FREE, line),
         signs=tuple(signs),
