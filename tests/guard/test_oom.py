@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -364,6 +366,88 @@ def test_memory_that_nobody_holds_is_blamed_on_nobody(kind: str) -> None:
     entries = [{"kind": kind, "nbytes": 60 * GIB, "holder": None}]
     ledger = {"gpus": [{"entries": [{"kind": "process", "nbytes": GIB, "holder": {"pid": 1}}, *entries]}]}
     assert "other holders" not in sentence(situation()._replace(ledger=ledger))
+
+
+def on_gpu(free: int, *others: int, total: int = 140 * GIB, own: int = 2 * GIB) -> dict[str, Any]:
+    """The ledger of one GPU as `vram why --json` has it; this process is pid 1."""
+    held = [{"kind": "process", "nbytes": own, "holder": {"pid": 1}}]
+    held += [{"kind": "process", "nbytes": each, "holder": {"pid": 7 + n}} for n, each in enumerate(others)]
+    return {
+        "gpus": [{"total_bytes": total, "entries": [*held, {"kind": "free", "nbytes": free, "holder": None}]}]
+    }
+
+
+SMALL = EqualArrays(count=3, each_nbytes=100 * MIB, what="PyTorch float32 (4, 4)", holder="train.py: xs[0…2]")
+
+
+def test_a_request_that_no_array_is_in_the_way_of_begins_with_what_is_free() -> None:
+    """100 GiB were requested where 22.7 GiB are free: three small arrays are not the cause."""
+    ledger = on_gpu(int(22.7 * GIB), total=24 * GIB, own=GIB)
+    now = situation(live=300 * MIB, largest=(SMALL,))._replace(requested=100 * GIB, ledger=ledger)
+    words = sentence(now)
+    assert words.startswith(
+        "the GPU is out of memory (requested 100.0 GiB): 22.7 GiB of 24.0 GiB is free; no request of that"
+    )
+    assert "xs[" not in words
+    # On a GPU that is large enough, too, where freeing them all would not do.
+    words = sentence(now._replace(ledger=on_gpu(int(22.7 * GIB), 40 * GIB)))
+    assert words.startswith("the GPU is out of memory (requested 100.0 GiB): 22.7 GiB of 140.0 GiB is free; ")
+    assert "xs[" not in words
+    assert "retry_on_oom" in words
+
+
+def test_arrays_that_are_in_the_way_are_named_after_what_is_free() -> None:
+    large = replace(SMALL, count=1, each_nbytes=60 * GIB, holder="train.py: history[0]")
+    now = situation(live=60 * GIB, largest=(large,))._replace(
+        requested=70 * GIB, ledger=on_gpu(20 * GIB, own=61 * GIB)
+    )
+    words = sentence(now)
+    assert "(requested 70.0 GiB): 20.0 GiB of 140.0 GiB is free; this process itself uses 60.5 GiB" in words
+    assert "held by train.py: history[0]; release it" in words
+
+
+def test_what_is_free_on_a_gpu_of_others_is_no_room() -> None:
+    """Of several GPUs, those count where this process is."""
+    ledger = {
+        "gpus": [
+            *on_gpu(3 * GIB)["gpus"],
+            {"total_bytes": 80 * GIB, "entries": [{"kind": "free", "nbytes": 79 * GIB, "holder": None}]},
+        ]
+    }
+    words = sentence(situation()._replace(ledger=ledger))
+    assert "(requested 4.0 GiB): 3.0 GiB of 140.0 GiB is free; " in words
+
+
+def test_a_real_program_is_told_what_is_free_before_its_small_arrays(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    program = f"""
+        other = held(117)
+        vram.on_oom({str(tmp_path)!r})
+        small = [vram.Buffer("20MiB") for _ in range(3)]
+        notes = []
+        for asked in ("100GiB", "200GiB"):
+            try:
+                vram.Buffer(asked)
+            except vram.VramError as error:
+                notes += [note for note in error.__notes__ if note.startswith("vram:")]
+        other.communicate(b"\\n")
+        tell(notes)
+    """
+    one, two = result(virtual_gpu, program)
+    words = (
+        r"vram: the GPU is out of memory \(requested (\d00)\.0 GiB\): (\d+\.\d) GiB of \d+\.\d GiB is free; "
+    )
+    for note, asked, cause in (
+        (one, "100", "other processes hold 117."),
+        (two, "200", "no request of that size"),
+    ):
+        begins = re.match(words, note)
+        assert begins, note
+        assert begins[1] == asked
+        assert 20 < float(begins[2]) < 23
+        assert note[begins.end() :].startswith(cause)
+        assert "small[" not in note
 
 
 def test_holders_of_unknown_size_are_no_figure() -> None:

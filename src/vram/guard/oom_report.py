@@ -45,13 +45,33 @@ class OomFigures(NamedTuple):
 
 
 def sentence(now: OomFigures) -> str:
-    """Cause and remedy, the likeliest first."""
+    """What was free where that is known, then cause and remedy, the likeliest first."""
     request = f"requested {size(now.requested)}" if now.requested else "requested more than was left"
-    return f"{BEGINNING} ({request}): {_cause(now)}"
+    room = _room(now)
+    free = f"{size(room.free)} of {size(room.total)} is free; " if room else ""
+    return f"{BEGINNING} ({request}): {free}{_cause(now, room)}"
 
 
-def _cause(now: OomFigures) -> str:
+class _Room(NamedTuple):
+    """Of the GPUs that this process uses, the one with the most free memory."""
+
+    free: int
+    total: int
+
+
+def _room(now: OomFigures) -> _Room | None:
+    rooms = []
+    for gpu in _own_gpus(now):
+        free = [entry["nbytes"] for entry in gpu["entries"] if entry["kind"] == "free"]
+        if gpu.get("total_bytes") and free and None not in free:
+            rooms.append(_Room(sum(free), gpu["total_bytes"]))
+    return max(rooms, default=None)
+
+
+def _cause(now: OomFigures, room: _Room | None) -> str:
     held, wanted = now.footprint, now.requested or 1
+    if room is not None and wanted > room.total:
+        return "no request of that size can succeed on this GPU; request less (vram.retry_on_oom)"
     others = _others(now)
     theirs = sum(nbytes for nbytes, _ in others)
     if theirs > held.total and theirs >= wanted:
@@ -70,12 +90,17 @@ def _cause(now: OomFigures) -> str:
             f"{size(held.fragmented)} is unused but in pieces between live arrays; PyTorch avoids that"
             " with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
-    return _own_cause(now)
+    return _own_cause(now, room)
 
 
-def _own_cause(now: OomFigures) -> str:
+def _own_cause(now: OomFigures, room: _Room | None) -> str:
     held = now.footprint
     used = sum(held.in_use.values()) + max(0, held.outside)
+    if room is not None and now.requested and used + room.free < now.requested:
+        return (
+            f"this process itself uses only {size(used)}: freeing all of it would not make room for that;"
+            " request less (vram.retry_on_oom)"
+        )
     if now.largest:
         from vram.guard.live import multiplied
 
@@ -99,13 +124,24 @@ def _own_cause(now: OomFigures) -> str:
 def _others(now: OomFigures) -> list[tuple[int, str]]:
     """The bytes of other holders, on the GPUs that this process uses."""
     found = []
-    for gpu in (now.ledger or {}).get("gpus", ()):
-        mine = any((entry.get("holder") or {}).get("pid") == now.pid for entry in gpu["entries"])
-        for entry in gpu["entries"] if mine or len(now.ledger["gpus"]) == 1 else ():  # type: ignore[index]
+    for gpu in _own_gpus(now):
+        for entry in gpu["entries"]:
             pid = (entry.get("holder") or {}).get("pid")
             if KINDS[entry["kind"]].held and entry["nbytes"] and pid != now.pid:
                 found.append((entry["nbytes"], f"pid {pid}" if pid else f"memory that is {entry['kind']}"))
     return found
+
+
+def _own_gpus(now: OomFigures) -> list[dict[str, Any]]:
+    """The GPUs where the ledger has this process; the only one, where there is one."""
+    gpus: list[dict[str, Any]] = list((now.ledger or {}).get("gpus", ()))
+    if len(gpus) == 1:
+        return gpus
+    return [
+        gpu
+        for gpu in gpus
+        if any((entry.get("holder") or {}).get("pid") == now.pid for entry in gpu["entries"])
+    ]
 
 
 # ---- the file ----

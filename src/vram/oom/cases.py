@@ -16,6 +16,8 @@ MAX_CASES = 200
 # How far apart the lines of one failure may lie. A pool's dump lists every chunk.
 ONE_FAILURE = 40
 ONE_DUMP = 200_000
+# TensorFlow's exception lists every place that it came from, and TensorFlow 1 writes it twice.
+ONE_TRACEBACK = 300
 _POOLED = ("tensorflow", "xla", "bfc")
 # Who names CUDA's failure in its own words, and how well each dialect names its framework, the best last.
 _SAY_MORE = frozenset(("nccl", "rmm", "tensorrt", "onnxruntime", "tensorflow", "xla", "llama.cpp", "numba"))
@@ -68,6 +70,8 @@ def _join(first: FoundMessage, second: FoundMessage) -> FoundMessage | None:
         return None
     if one.dialect in _POOLED and two.dialect in _POOLED and (_agree(one, two) or _is_smaller_try(one, two)):
         return FoundMessage(_merge(one, two), first.line)
+    if apart <= ONE_TRACEBACK and _is_said_again(one, two):
+        return FoundMessage(_merge(one, two), first.line)
     if apart <= ONE_FAILURE and _is_echo(one, two):
         return FoundMessage(_merge(one, two), first.line)
     return None
@@ -84,6 +88,17 @@ def _agree(one: OomMessage, two: OomMessage) -> bool:
     return True
 
 
+def _is_said_again(one: OomMessage, two: OomMessage) -> bool:
+    """TensorFlow's exception says once more what the kernel that failed has logged, for each of its roots."""
+    if (
+        one.dialect != "tensorflow"
+        or two.dialect != "tensorflow"
+        or two.wording not in ("tensor", "operation")
+    ):
+        return False
+    return one.wording == two.wording and (one.asked, one.gpu) == (two.asked, two.gpu)
+
+
 def _is_smaller_try(one: OomMessage, two: OomMessage) -> bool:
     """A pool that cannot grow by as much as it likes asks the driver for less and less."""
     asked = one.asked is not None and two.asked is not None and two.asked.nbytes < one.asked.nbytes
@@ -97,7 +112,8 @@ def _is_echo(one: OomMessage, two: OomMessage) -> bool:
     wordings = (one.wording, two.wording)
     if one.dialect == two.dialect:
         echoes = {
-            "tensorrt": wordings == ("runtime", "buffer"),
+            # CUDA's words, perhaps more than once, and then how much it was
+            "tensorrt": one.asked is None and two.wording == "buffer",
             "nccl": two.wording == "last error",  # its own warning, then what its caller raised
             # the step's own message, then the launcher's
             "host": wordings in (("slurm", "srun"), ("bad_alloc", "bad_alloc")),
@@ -105,6 +121,7 @@ def _is_echo(one: OomMessage, two: OomMessage) -> bool:
             "tgi": one.tokens_wanted == two.tokens_wanted,
             "xid": True,  # one fault is reported by each part of the GPU that meets it
             "llama.cpp": one.where == "host" and one.asked == two.asked,  # logged, then returned
+            "catboost": one.asked == two.asked,  # thrown, then printed as uncaught
         }
         return echoes.get(one.dialect, False)
     bare, other = (one, two) if one.dialect == "cuda" else (two, one)

@@ -22,6 +22,8 @@ _PREFIX = re.compile(
     )"""
 )
 _MAX_PREFIXES = 5
+# A longer line is cut on both sides of what was looked for in it.
+_MAX_FAR_LINE_LENGTH = 4 << 10
 _JSON_LINE = re.compile(r'"(?:log|message|msg|text|error|MESSAGE)"\s*:\s*"')
 _ESCAPED = re.compile(r'\\(?:["\\/]|[bfnrt]|u[0-9a-fA-F]{4})')
 
@@ -33,18 +35,47 @@ class Passage:
     ``before`` is the log above. It is put together only where a dialect looks there.
     """
 
-    def __init__(self, head: str, text: str, above: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        head: str,
+        text: str,
+        above: Callable[[], str],
+        lines_with: Callable[[tuple[bytes, ...]], str],
+    ) -> None:
         self.head, self.text = head, text
         end = text.find("\n")
         self.line_ends = len(text) if end < 0 else end
-        self._above = above
+        self._above, self._lines_with = above, lines_with
         self.known_before: str | None = None
+        self.known_lines: dict[tuple[bytes, ...], str] = {}
 
     @property
     def before(self) -> str:
         if self.known_before is None:
             self.known_before = self._above()
         return self.known_before
+
+    def lines_with(self, words: tuple[bytes, ...]) -> str:
+        """The lines above that have one of *words*, the oldest first: from further away than ``before``."""
+        if words not in self.known_lines:
+            self.known_lines[words] = self._lines_with(words)
+        return self.known_lines[words]
+
+    def close(self) -> None:
+        """Keep no way to the log: from now on this passage says only what was asked of it before."""
+        self._above = self._lines_with = _nothing_more
+
+    def says_the_same_as(self, other: Passage) -> bool:
+        """Whether *other* answers everything alike that was asked of this one."""
+        return (
+            self.text == other.text
+            and (self.known_before is None or self.known_before == other.before)
+            and all(lines == other.lines_with(words) for words, lines in self.known_lines.items())
+        )
+
+
+def _nothing_more(*asked: object) -> str:
+    raise AssertionError(f"a passage that is remembered was asked for more: {asked}")
 
 
 def clean_line(raw: bytes) -> str:
@@ -88,6 +119,8 @@ class Lines:
         self._starts: list[int] = []
         self._texts: list[str] = []  # each with a line feed at its end
         self._following = 0  # where the line after the last one begins
+        # By words: the lines of the log that have one of them.
+        self._lines_with: dict[tuple[bytes, ...], tuple[list[int], list[str]]] = {}
 
     def text(self, begin: int, limit: int) -> str:
         """The lines from *begin* on that end before *limit*; one that does not end is cut there."""
@@ -119,6 +152,30 @@ class Lines:
         if self._starts and first < self._starts[0]:
             self._keep_from(first)
         return self.text(first, begin)
+
+    def above_with(self, begin: int, nbytes: int, words: tuple[bytes, ...], most: int) -> str:
+        """The last *most* lines above *begin*, within so many bytes, that have one of *words*."""
+        if words not in self._lines_with:
+            self._lines_with[words] = self._find_lines(words)
+        starts, texts = self._lines_with[words]
+        end = bisect_left(starts, begin)
+        # Strictly: at the very edge the line may have begun further above.
+        first = max(bisect_right(starts, begin - nbytes), end - most)
+        for at in range(first, end):
+            if not texts[at]:
+                limit = min(begin, starts[at] + 2 * _MAX_FAR_LINE_LENGTH)
+                texts[at] = clean_line(self._log[starts[at] : self._line_end(starts[at], limit)[0]]) + "\n"
+        return "".join(texts[first:end])
+
+    def _find_lines(self, words: tuple[bytes, ...]) -> tuple[list[int], list[str]]:
+        """Where the lines begin that have one of *words*, and room for what each says."""
+        starts: set[int] = set()
+        for word in words:
+            at = self._log.find(word)
+            while at >= 0:
+                starts.add(self.start_of_line(at, max(0, at - _MAX_FAR_LINE_LENGTH)))
+                at = self._log.find(word, at + len(word))
+        return sorted(starts), [""] * len(starts)
 
     def offset_after(self, begin: int, count: int, limit: int) -> int:
         """Where the line begins that is *count* lines after the one at *begin*; at most *limit*."""

@@ -97,6 +97,33 @@ PROGRAMS = {
             "Or use a smaller quantization, or spread it over more GPUs (--tensor-split).",
         ),
     ),
+    "tensorrt-llm": ModelProgram(
+        "TensorRT-LLM",
+        ("[TRT-LLM]", "[TensorRT-LLM]", "tensorrt_llm/"),
+        (
+            "Give the KV cache less of what is free: kv_cache_config.free_gpu_memory_fraction.",
+            "Serve less at once: max_batch_size, max_num_tokens, max_seq_len.",
+            "Or use a quantized model, or tp_size over more GPUs.",
+        ),
+    ),
+    "blender": ModelProgram(
+        "Blender",
+        ("intern/cycles", "intern\\cycles", "System is out of GPU", "blender.org/", ".blend"),
+        (
+            "Render with less: smaller textures and fewer subdivisions (Render Properties > Simplify).",
+            "Turn Persistent Data off, and Use Tiling on (Render Properties > Performance).",
+            "Or render on the CPU, which has the host's memory: Render Properties > Device.",
+        ),
+    ),
+    "catboost": ModelProgram(
+        "CatBoost",
+        (),
+        (
+            "Use less: a smaller depth, a smaller border_count, max_ctr_complexity=1, boosting_type='Plain'.",
+            "Keep categorical features in host memory: gpu_cat_features_storage='CpuPinnedMemory'.",
+            "Or train on several GPUs (devices='0:1'), or raise gpu_ram_part if it is set below 0.95.",
+        ),
+    ),
     "paddle": ModelProgram(
         "PaddlePaddle",
         (),
@@ -138,7 +165,7 @@ _ANY_LANGUAGE = ("cuda", "cuda-library", "nccl", "rmm", "host")
 _PYTHON = re.compile(
     r"Traceback \(most recent|File \"[^\"\n]+\", line \d|\.py\b|[Pp]ython"
     r"|\b(?:Runtime|Memory|CudaAPI|Accelerator)Error\b"
-    r"|\b(?:py)?torch\b|tensorflow|\bjax|\bcupy|numba|\bcudf\b|XGBoost|xgboost|lightning|bitsandbytes"
+    r"|\b(?:py)?torch\b|tensorflow|\bjax|\bcupy|numba|\bcudf\b|XGBoost|xgboost|lightning|bitsandbytes|mxnet|openmm\.|onnxruntime\.capi"
 )
 _CPP = re.compile(
     r"terminate called|what\(\):|\b[\w-]+\.(?:cu|cuh|cpp|cc|cxx|c|h|hpp|fpp|f90)\b|::\w+|GPUassert"
@@ -150,6 +177,8 @@ _NEAR = 1500
 
 def language_of(reading: OomMessage, passage: Passage, end: int) -> Literal["python", "c++"] | None:
     """What the program is written in, by the message and the lines around it; None where they do not say."""
+    if reading.dialect == "cuda.jl":
+        return None  # Julia
     if reading.dialect not in _ANY_LANGUAGE or reading.program:
         return "python"
     line = passage.text.find("\n", end)

@@ -7,6 +7,7 @@ was just recognised is not recognised again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -28,6 +29,9 @@ DIALECTS: tuple[Dialect, ...] = (
     serving.sglang,
     serving.tgi,
     libraries.paddle,
+    libraries.catboost,
+    libraries.cuda_jl,
+    serving.tensorrt_llm,
     serving.llama_cpp,
     libraries.cupy,
     tensorflow_jax.xla,
@@ -50,7 +54,7 @@ NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in diale
 # found faster, and long ones.
 ANCHORS = (
     *(b"lloc", b"emory", b"rror", b"illed", b"CUDA_ERROR", b"ALLOC_FAILED", b"LOCATION_FAILED"),
-    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid"),
+    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid", b"xhausted", b"Dst tensor"),
 )
 MAX_WORD_LENGTH = max(map(len, (*NEEDLES, *ANCHORS)))
 # After so many lines in a row with an anchor and without a message, needles are looked for instead: logs of
@@ -59,6 +63,9 @@ MAX_IN_VAIN = 64
 PORTION = 256 << 10
 BEHIND = 8 << 10
 AHEAD = 8 << 10
+# How far above a message a program may have said what it found at its start, and in how many lines.
+FAR_BEHIND = 64 << 10
+MAX_FAR_LINES = 100
 MAX_LINE_LENGTH = 4 << 10
 # How far the beginning of a message may reach beyond its first line: terminals wrap.
 WRAPPED = 400
@@ -105,7 +112,7 @@ class _Window:
         self._recogniser = Recogniser(remembered)
 
     def add(self, portion: bytes) -> None:
-        keep = max(0, max(self._done, self._searched - MAX_WORD_LENGTH) - BEHIND)
+        keep = max(0, max(self._done, self._searched - MAX_WORD_LENGTH) - FAR_BEHIND)
         self._count_lines(keep)
         self._bytes = self._bytes[keep:] + portion
         self._done -= keep
@@ -134,7 +141,13 @@ class _Window:
             self._done = max(hit + 1, following if following > hit else limit - MAX_LINE_LENGTH)
             return
         text = self._lines.text(begin, limit)
-        found = self._recogniser.recognise(Passage(head, text, lambda: self._lines.above(begin, BEHIND)))
+        passage = Passage(
+            head,
+            text,
+            lambda: self._lines.above(begin, BEHIND),
+            lambda words: self._lines.above_with(begin, FAR_BEHIND, words, MAX_FAR_LINES),
+        )
+        found = self._recogniser.recognise(passage)
         if found.readings:
             self._in_vain = 0
             self._count_lines(begin)
@@ -188,19 +201,20 @@ class Recogniser:
 
     def __init__(self, remembered: int) -> None:
         self._remembered = remembered
-        # By the head: the text, the log above where a dialect looked there, and the result.
-        self._known: dict[str, tuple[str, str | None, Recognised]] = {}
+        # By the head: the passage, whose log above is known where a dialect looked there, and the result.
+        self._known: dict[str, tuple[Passage, Recognised]] = {}
 
     def recognise(self, passage: Passage) -> Recognised:
         """Return what messages that begin in the first line of *passage* say."""
         if known := self._known.get(passage.head):
-            text, before, result = known
-            if text == passage.text and (before is None or before == passage.before):
+            last, result = known
+            if last.says_the_same_as(passage):
                 return result
         found = list(_recognise(passage))
         lines = passage.text.count("\n", 0, found[-1][1]) + 1 if found else 1
         result = Recognised(tuple(reading for reading, _ in found), lines)
-        self._known[passage.head] = (passage.text, passage.known_before, result)
+        passage.close()
+        self._known[passage.head] = (passage, result)
         if len(self._known) > self._remembered:
             del self._known[next(iter(self._known))]
         return result
@@ -244,13 +258,22 @@ def _has_any(words: str, needles: tuple[str, ...]) -> bool:
     return False
 
 
+# A traceback shows the statement that raised: the error itself comes at the traceback's end.
+_RAISES = re.compile(r"\braise\s+[\w.]+\(\s*[rf]{0,2}[\"']$")
+
+
+def _is_source(text: str, at: int) -> bool:
+    """Whether the words at *at* are quoted by a line of the program's source."""
+    return _RAISES.search(text, max(text.rfind("\n", 0, at) + 1, at - 100), at) is not None
+
+
 def _first(passage: Passage, at: int) -> tuple[OomMessage, int, int] | None:
     for dialect in _candidates(passage.head):
         if not dialect.start.search(passage.head, at):
             continue
         found = dialect.start.search(passage.text, at)
         while found and found.start() <= passage.line_ends:
-            known = dialect.parse(found, passage)
+            known = None if _is_source(passage.text, found.start()) else dialect.parse(found, passage)
             if known:
                 return known[0], found.start(), max(known[1], found.end())
             found = dialect.start.search(passage.text, found.end())

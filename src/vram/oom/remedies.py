@@ -159,13 +159,34 @@ def defragment(reading: OomMessage) -> tuple[Remedy, ...]:
     return (grow, change(older, f"export {name}=max_split_size_mb:128"))
 
 
+_JAX_GROWS = change("JAX: do not preallocate the GPU.", "export XLA_PYTHON_CLIENT_PREALLOCATE=false")
+_TENSORFLOW_GROWS = change(
+    "TensorFlow: let its pool grow as needed.", "export TF_FORCE_GPU_ALLOW_GROWTH=true"
+)
+
+
+def grows(reading: OomMessage) -> bool:
+    """Whether the log says that JAX was told not to preallocate."""
+    return dict(reading.settings).get("preallocate", "").lower() in ("false", "0")
+
+
+def pool_size(reading: OomMessage) -> tuple[Remedy, ...]:
+    """Give a pool that is taken at the start more, or take it step by step."""
+    if reading.dialect == "tensorflow":
+        return (_TENSORFLOW_GROWS,)
+    if reading.dialect != "xla" or grows(reading):
+        return ()
+    more = change(
+        "JAX: take more of the GPU than 75%, if nobody else needs it.",
+        "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95",
+    )
+    return (more, _JAX_GROWS)
+
+
 def release_caches(reading: OomMessage) -> tuple[Remedy, ...]:
     """Release what the program itself only caches."""
     if reading.dialect in ("tensorflow", "xla", "bfc") or "pool-took-all" in reading.signs:
-        return (
-            change("JAX: do not preallocate the GPU.", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
-            change("TensorFlow: let its pool grow as needed.", "export TF_FORCE_GPU_ALLOW_GROWTH=true"),
-        )
+        return (_JAX_GROWS, _TENSORFLOW_GROWS)
     if reading.language != "python":
         text = "Release what pools keep unused before this point: cudaMemPoolTrimTo, or vram::trim_pools()."
         return (change(text),)

@@ -158,7 +158,7 @@ def blamed(reading: OomMessage, worked: Sums) -> Literal["ghost", "other-process
         "context": max(0, (worked.outside or 0) - CONTEXT),
     }
     name, nbytes = max(shares.items(), key=lambda item: item[1])
-    least = max(MIN_BYTES, _MIN_OF_TOTAL * (reading.total.nbytes if reading.total else 0))
+    least = max(MIN_BYTES, worked.slack, _MIN_OF_TOTAL * (reading.total.nbytes if reading.total else 0))
     return name if nbytes >= least else None  # type: ignore[return-value]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vram.model.cards import CARD_MIB
 from vram.model.trace import CardFit, Fit, GpuNeed, GpuUse, GraphicsCard, TraceView
 from vram.units import MIB, size
 
@@ -12,32 +13,22 @@ from vram.units import MIB, size
 CONTEXT_NBYTES = 527 * MIB
 RESERVE_NBYTES = 615 * MIB
 
-# "memory.total" of nvidia-smi, which is NVML's, as public logs show it; with ECC on where the card has it.
+# What people ask about, in the names that they use; several names on a line have the same size.
 CARDS = tuple(
-    GraphicsCard(name, mib * MIB)
-    for name, mib in (
-        ("B200", 183359),
-        ("H200", 143771),
-        ("RTX PRO 6000 Blackwell", 97887),
-        ("GH200 96 GB, H20", 97871),
-        ("H100 NVL", 95830),
-        ("A100 80 GB", 81920),
-        ("H100 80 GB", 81559),
-        ("RTX A6000, RTX 6000 Ada", 49140),
-        ("L40S, A40", 46068),
-        ("A100 40 GB", 40960),
-        ("V100 32 GB", 32768),
-        ("RTX 5090", 32607),
-        ("RTX 3090, A30", 24576),
-        ("RTX 4090", 24564),
-        ("L4", 23034),
-        ("A10", 23028),
-        ("RTX 4080, RTX A4000", 16376),
-        ("RTX 5080, RTX 5070 Ti", 16303),
-        ("T4", 15360),
-        ("RTX 4070", 12282),
-        ("RTX 3080", 10240),
-        ("RTX 4060", 8188),
+    GraphicsCard(names, CARD_MIB[names.partition(", ")[0]] * MIB)
+    for names in (
+        *(
+            "B200",
+            "H200",
+            "RTX PRO 6000 Blackwell",
+            "GH200 96 GB, H20",
+            "H100 NVL",
+            "A100 80 GB",
+            "H100 80 GB",
+        ),
+        *("RTX A6000, RTX 6000 Ada", "L40S, A40", "A100 40 GB", "V100 32 GB", "RTX 5090", "RTX 3090, A30"),
+        *("RTX 4090", "L4", "A10", "RTX 4080, RTX A4000", "RTX 5080, RTX 5070 Ti", "T4", "RTX 4070"),
+        *("RTX 3080", "RTX 4060"),
     )
 )
 

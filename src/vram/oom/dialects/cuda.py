@@ -10,22 +10,24 @@ from vram.oom.dialects import SIZE, Match, Parsed, amount, amount_in, dialect
 from vram.oom.passage import Passage
 
 _CALL = r"\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
-_WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
+_WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?[Oo]ut\s+of\s+memory'?"
 _MORE = re.compile(r"\W{0,8}Tried\s+to\s+allocate")
 # As a call or a frame: as an option of a data loader it means nothing.
 _PINNED = re.compile(
     r"\bpin_memory(?:\(|\.py\b)|\bin pin_memory$|pin memory thread"
-    r"|HostAlloc|MallocHost|CachingHostAllocator|MemHostRegister",
+    r"|HostAlloc|MallocHost|CachingHostAllocator|MemHostRegister|cuda_host_mem",
     re.MULTILINE,
 )
 _CONTEXT = re.compile(
     r"_cuda_init|_lazy_init|cuCtxCreate|PrimaryCtxRetain|cuInit|cudaSetDevice|make_context|cublasCreate|cudnnCreate"
-    r"|set_device|ncclCommInit|runtime implicit initialization"
+    r"|set_device|\'setDevice\'|ncclCommInit|runtime implicit initialization"
 )
 _POOL = re.compile(r"MemPool|cudaMallocAsync|cuMemAllocAsync|MallocFromPoolAsync")
 _FREE = re.compile(rf"[Ff]ree\s+memory:?\s+({SIZE}|\d+)")
+# As ONNX Runtime says which GPU it was.
+_GPU = re.compile(r";\s+GPU=(\d+)\s+;")
 _WANTED = re.compile(
-    r"(?:[Rr]equested(?:\s+memory|Space)?:?|tried to allocate|allocating|Device stream \w+ size)"
+    r"(?:[Rr]equested(?:\s+memory|Space)?:?|tried to allocate|allocating|cudaMalloc|\bsize)"
     rf"\s+({SIZE}|\d{{5,}})"
 )
 
@@ -35,6 +37,9 @@ _WANTED = re.compile(
     "cuda",
     needles=(
         b"ut of memory",
+        b"out of GPU",
+        b"nsufficient memory on accelerator",
+        b"to allocate device memory",
         b"OF_MEMORY",
         b"MemoryAllocation",
         b"OutOfMemory",
@@ -50,10 +55,15 @@ _WANTED = re.compile(
         r"|(?<!Search for `)cudaErrorMemoryAllocation(?:\s+\(error\s+2\))?(?:[:\s]+out\s+of\s+memory)?"
         r"|(?<!Search for `)hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory"
         r"|CUDA\s+out\s+of\s+memory|HIP\s+out\s+of\s+memory|XPU\s+out\s+of\s+memory"
+        # Cycles, Blender's renderer; LAMMPS; NVIDIA's video encoder
+        r"|System\s+is\s+out\s+of\s+GPU\s+(?:and\s+shared\s+host\s+)?memory"
+        r"|Insufficient\s+memory\s+on\s+accelerator"
+        r"|[Ff]ailed\s+to\s+allocate\s+device\s+memory"
+        r"|(?:OpenEncodeSessionEx|CreateInputBuffer|CreateBitstreamBuffer)\s+failed:\s+out\s+of\s+memory\s+\(10\)"
         r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
         r"|GPUassert:\s+out\s+of\s+memory|Out\s+of\s+memory\s+in\s+cu[A-Z]\w+"
         r"|CUDA\s+error\s+2\b(?![.\d])(?:[^\n]{0,160}?out\s+of\s+memory)?"
-        rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}"
+        rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}|CUDA\s+error\s+(?:in|at)\s[^\n]{{0,160}}?\bout\s+of\s+memory"
         r"|cudaSuccess\s+\(2\s+vs\.\s+0\)\s+out\s+of\s+memory|cuMem\w*(?:\(\))?:\s+out\s+of\s+memory"
         r"|CudaCustomAllocator\s+out\s+of\s+memory(?:\s+\[requestedSpace:\s+\d+)?"
         r"|Failed\s+to\s+allocate\s+device[^\n]{0,80}?\(error\s+code\s+out\s+of\s+memory\)"
@@ -81,6 +91,7 @@ def cuda(found: Match, passage: Passage) -> Parsed:
     near = f"{_read_frames(passage.before)}\n{line}"
     if own := _VRAM_HPP.search(line):
         return _read_header(found, own)
+    gpu = _GPU.search(line)
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
@@ -90,6 +101,7 @@ def cuda(found: Match, passage: Passage) -> Parsed:
         dialect="bitsandbytes" if "bitsandbytes" in near else "cuda",
         wording=" ".join(found.group().split())[:60],
         where=where,
+        gpu=int(gpu.group(1)) if gpu else None,
         asked=amount_in(_WANTED, line),
         free=amount_in(_FREE, line),
         signs=tuple(signs),

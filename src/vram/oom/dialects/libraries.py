@@ -1,11 +1,11 @@
-"""CuPy, RMM, Numba, PyCUDA and PaddlePaddle."""
+"""CuPy, RMM, Numba, PyCUDA, PaddlePaddle, CatBoost and CUDA.jl."""
 
 from __future__ import annotations
 
 import re
 
 from vram.model.oom import Amount, OomMessage
-from vram.oom.dialects import SIZE, Match, Parsed, amount, amount_in, dialect, plus
+from vram.oom.dialects import NUMBER, SIZE, Match, Parsed, amount, amount_in, dialect, minus, plus
 from vram.oom.passage import Passage
 from vram.oom.sums import ANY_GPU
 
@@ -141,3 +141,56 @@ def paddle(found: Match, passage: Passage) -> Parsed:
 
 def _read_figure(words: str | None) -> Amount | None:
     return amount(words.replace("kB", "KB")) if words else None
+
+
+@dialect(
+    "catboost",
+    needles=(b"Out of memory. Requested",),
+    start=re.compile(
+        rf"stack_like_memory_pool\.h:\d+:\s+Error:\s+Out\s+of\s+memory\.\s+Requested\s+(?P<asked>{NUMBER})"
+        rf"(?:\s+MB)?;\s+Free\s+(?P<left>{NUMBER})(?:\s+MB)?"
+    ),
+)
+def catboost(found: Match, passage: Passage) -> Parsed:
+    """CatBoost takes its share of the GPU (gpu_ram_part) at the start: both figures are about that share.
+
+    Its MB are of 1024^2 bytes.
+    """
+    return OomMessage(
+        dialect="catboost",
+        wording="pool",
+        asked=amount(found["asked"], "MiB"),
+        idle=amount(found["left"], "MiB"),
+    )
+
+
+_JULIA_GPU = re.compile(rf"Effective\s+GPU\s+memory\s+usage:[^\n(]*\((?P<used>{SIZE})/(?P<total>{SIZE})\)")
+_JULIA_POOL = re.compile(
+    rf"(?:Memory\s+pool|CUDA\s+allocator)\s+usage:\s+(?P<live>{SIZE})"
+    rf"(?:\s+\((?:(?P<reserved>{SIZE})\s+reserved|capped\s+at\s+(?P<limit>{SIZE})|[^)\n]*?(?P<cached>{SIZE})\s+cached)\))?"
+)
+
+
+@dialect(
+    "cuda.jl",
+    needles=(b"Out of GPU memory",),
+    start=re.compile(rf"Out\s+of\s+GPU\s+memory(?:\s+trying\s+to\s+allocate\s+(?P<asked>{SIZE}))?"),
+)
+def cuda_jl(found: Match, passage: Passage) -> Parsed:
+    """Julia: what is used on the GPU by any process, and what its own pool has of it."""
+    body = passage.text[found.end() : found.end() + 500]
+    gpu, pool = _JULIA_GPU.search(body), _JULIA_POOL.search(body)
+    total = amount(gpu["total"]) if gpu else None
+    live = amount(pool["live"]) if pool else None
+    reserved = amount(pool["reserved"]) if pool else None
+    reading = OomMessage(
+        dialect="cuda.jl",
+        wording="pool" if pool else "bare",
+        asked=amount(found["asked"]),
+        total=total,
+        free=minus(total, amount(gpu["used"])) if gpu else None,
+        live=live,
+        idle=minus(reserved, live) or (amount(pool["cached"]) if pool else None),
+        limit=amount(pool["limit"]) if pool else None,
+    )
+    return reading, found.end() + max((each.end() for each in (gpu, pool) if each), default=0)

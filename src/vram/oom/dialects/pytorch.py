@@ -32,7 +32,8 @@ def mps(found: Match, passage: Passage) -> Parsed:
 
 
 _ASYNC_FIGURES = re.compile(
-    rf"[^\n]*\n[^\n]*Currently\s+allocated\s*:\s+(?P<live>{SIZE})\s+Requested\s*:\s+(?P<asked>{SIZE})"
+    # A program in another language prints it on one line.
+    rf"[^\n]{{0,200}}?(?:\n[^\n]{{0,200}}?)?Currently\s+allocated\s*:\s+(?P<live>{SIZE})\s+Requested\s*:\s+(?P<asked>{SIZE})"
     rf"(?:\s+Device\s+limit\s*:\s+(?P<total>{SIZE}))?(?:\s+Free\s+\(according\s+to\s+CUDA\)\s*:\s+(?P<free>{SIZE}))?"
     rf"(?:\s+PyTorch\s+limit\s+\([^)\n]*\)\s*:\s+(?P<limit>{SIZE}))?"
 )

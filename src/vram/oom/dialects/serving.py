@@ -7,6 +7,7 @@ from functools import reduce
 
 from msgspec.structs import replace
 
+from vram.model.cards import card_nbytes
 from vram.model.oom import Amount, OomMessage, Where
 from vram.oom.dialects import SIZE, Match, Parsed, amount, dialect, last_in, minus, plus
 from vram.oom.passage import Passage
@@ -73,6 +74,7 @@ def _read_left(before: str, found: Match) -> Amount | None:
 _FRACTION = re.compile(r"mem[_-]fraction[_-]static['\"]?[=:\s]+([\d.]*\d)")
 _BEFORE_WEIGHTS = re.compile(r"Load weight begin\. avail mem=([\d.]+) GB")
 _AFTER_WEIGHTS = re.compile(r"Load weight end\.[^\n]{0,200}?avail mem=([\d.]+) GB")
+_WEIGHTS = re.compile(r"Load weight end\.[^\n]{0,300}?mem usage=([\d.]+) GB")
 _TOKENS = re.compile(
     r"\s*Try to allocate (?P<wanted>\d+) tokens\.\s*"
     r"(?:Ava\w+ (?:full )?tokens: (?P<left>\d+)"
@@ -84,6 +86,8 @@ _TOKENS = re.compile(
     "sglang",
     needles=(b"-fraction-static", b"capacity is unbalanced", b"lower your batch size"),
     start=re.compile(
+        r"Loaded\s+weights\s+leave\s+no\s+GPU\s+memory\s+for\s+the\s+KV\s+cache"
+        r"(?:\s+under\s+--mem-fraction-static=(?P<under>[\d.]*\d))?|"
         r"Not\s+enough\s+memory\.\s+Please\s+try\s+to\s+increase\s+--mem-fraction-static"
         r"(?:\.\s+Current\s+value:\s+\S*?mem_fraction_static=(?P<share>[\d.]*\d))?"
         r"|memory\s+capacity\s+is\s+unbalanced\.(?:\s+Some\s+GPUs\s+may\s+be\s+occupied\s+by\s+other\s+processes\.)?"
@@ -113,14 +117,14 @@ def sglang(found: Match, passage: Passage) -> Parsed:
             asked=amount(found["local"], "GiB"),
             free=amount(found["least"], "GiB"),
         )
-    share = found["share"] or last_in(_FRACTION, passage.before)
+    share = found["share"] or found["under"] or last_in(_FRACTION, passage.before)
     free = amount(last_in(_AFTER_WEIGHTS, passage.before), "GiB")
     first = amount(last_in(_BEFORE_WEIGHTS, passage.before), "GiB")
     return OomMessage(
         dialect="sglang",
         wording="static",
         free=free,
-        live=minus(first, free),
+        live=minus(first, free) or amount(last_in(_WEIGHTS, passage.before), "GiB"),
         utilization=float(share) if share else None,
     )
 
@@ -176,13 +180,50 @@ def tensorrt(found: Match, passage: Passage) -> Parsed:
     )
 
 
+_TRTLLM_TOTAL = re.compile(r"Total\s+GPU\s+memory\s+\(GiB\):\s+([\d.]+)")
+_TRTLLM_FREE = re.compile(r"Free\s+GPU\s+memory\s+before[^\n:]*:\s+([\d.]+)")
+
+
+@dialect(
+    "tensorrt-llm",
+    needles=(b"insufficient GPU memory",),
+    start=re.compile(r"Executor\s+creation\s+failed\s+due\s+to\s+insufficient\s+GPU\s+memory"),
+)
+def tensorrt_llm(found: Match, passage: Passage) -> Parsed:
+    """TensorRT-LLM: which part of its executor found no room, and how much was free before that part."""
+    body = passage.text[found.end() : found.end() + 600]
+    total, free = _TRTLLM_TOTAL.search(body), _TRTLLM_FREE.search(body)
+    reading = OomMessage(
+        dialect="tensorrt-llm",
+        wording="executor",
+        total=amount(total.group(1), "GiB") if total else None,
+        free=amount(free.group(1), "GiB") if free else None,
+    )
+    return reading, found.end() + max((each.end() for each in (total, free) if each), default=0)
+
+
 _FOLLOWS = re.compile(
     r"[^\n]*\n(?:[^\n]*failed to allocate \w+ buffer of size \d+[^\n]*\n?)?"
     r"(?:[^\n]*unable to allocate \w+ buffer[^\n]*\n?)?"
 )
-_BEGAN = re.compile(r"using\s+device\s+(?:CUDA|ROCm)(\d+)\s[^\n]*?-\s+(\d+)\s+MiB\s+free")
-_CARD = re.compile(r"Device\s+(\d+):[^\n]*?VRAM:\s+(\d+)\s+MiB")
-_BUFFER = re.compile(r"(?:CUDA|ROCm)(\d+)\s+(?:model|KV|compute|RS)?\s*buffer\s+size\s*=\s*([\d.]+)\s+MiB")
+_DEVICE = r"(?:CUDA|ROCm)(\d+)"
+_BEGAN = re.compile(rf"using\s+device\s+{_DEVICE}\s[^\n]*?-\s+(\d+)\s+MiB\s+free")
+_CARD = re.compile(r"Device\s+(\d+):\s+([^,\n]+),\s+compute\s+capability[^\n]*")
+_CARD_TOTAL = re.compile(r"VRAM:\s+(\d+)\s+MiB")
+_BREAKDOWN = re.compile(rf"-\s+{_DEVICE}\s+\([^)\n]*\)\s*\|\s*(\d+)\s+=")
+_NAMED = re.compile(rf"using\s+device\s+{_DEVICE}\s+\((.+?)\)\s+(?:\(|-)")
+_BUFFER = re.compile(rf"{_DEVICE}\s+(?:model|KV|compute|RS)?\s*buffer\s+size\s*=\s*([\d.]+)\s+MiB")
+# Each run has its own buffers: those of an earlier one are gone.
+_RUN_BEGINS = re.compile(r"ggml_(?:cuda_init|init_cublas): found|using device|msg=\"?offload")
+# Ollama lists what was free on each GPU that it gives to a model, in the order in which the model sees them.
+_OLLAMA_FREE = re.compile(r'memory\.available="\[([^]"\n]*)\]"')
+_OLLAMA_GPU = re.compile(rf'msg="inference compute"[^\n]*\btotal="({SIZE})"')
+_ABOUT_THE_GPU = (
+    *(b"using device", b"compute capability", b"buffer size", b"memory_breakdown", b"ggml_cuda_init: found"),
+    *(b"ggml_init_cublas: found", b"memory.available=", b'msg="inference compute"'),
+)
+# CUDA's total is a little less than a card's name says: 24080 of 24564 MiB on an RTX 4090.
+_NAME_SLACK = 0.04
 
 
 @dialect(
@@ -223,9 +264,9 @@ def llama_cpp(found: Match, passage: Passage) -> Parsed:
         )
     if found["layout"] or found["what"]:
         wording = "layout" if found["layout"] else "buffer"
-        began = _BEGAN.findall(passage.before)
+        began = _BEGAN.findall(passage.lines_with(_ABOUT_THE_GPU))
         gpu = int(began[-1][0]) if began else None
-        return _with_history(OomMessage(dialect="llama.cpp", wording=wording), gpu, passage.before)
+        return _with_history(OomMessage(dialect="llama.cpp", wording=wording), gpu, passage)
     backend = "Vulkan" if found["vulkan"] else found["backend"] or found["named"] or "CUDA"
     number = found["gpu"] or found["number"] or found["at"]
     asked = amount((found["asked"] or found["pinned"] or "").replace(",", ".")) or amount(
@@ -245,16 +286,41 @@ def llama_cpp(found: Match, passage: Passage) -> Parsed:
         signs=("hip",) if backend == "ROCm" or "hipMalloc" in found.group() else (),
     )
     if where == "device":
-        reading = _with_history(reading, gpu, passage.before)
+        reading = _with_history(reading, gpu, passage)
     return reading, follows.end() if follows else found.end()
 
 
-def _with_history(reading: OomMessage, gpu: int | None, before: str) -> OomMessage:
+def _with_history(reading: OomMessage, gpu: int | None, passage: Passage) -> OomMessage:
     """Add what it took, what is left of what was free at the start, and how large the card is."""
-    began = [free for number, free in _BEGAN.findall(before) if int(number) == gpu]
-    cards = [total for number, total in _CARD.findall(before) if int(number) == gpu]
-    taken = [amount(size, "MiB") for number, size in _BUFFER.findall(before) if int(number) == gpu]
+    before = passage.lines_with(_ABOUT_THE_GPU)
+    runs = list(_RUN_BEGINS.finditer(before))
+    this_run = before[runs[-1].start() :] if runs else before
+    taken = [amount(size, "MiB") for number, size in _BUFFER.findall(this_run) if int(number) == gpu]
     live = reduce(plus, taken) if taken else None
-    free = amount(began[-1], "MiB") if began else None
-    total = amount(cards[-1], "MiB") if cards else None
-    return replace(reading, live=live, free=minus(free, live) or free, total=total)
+    free = _read_free(before, gpu)
+    return replace(reading, live=live, free=minus(free, live) or free, total=_read_total(before, gpu))
+
+
+def _read_free(before: str, gpu: int | None) -> Amount | None:
+    """What was free on *gpu* when the model began to load."""
+    began = [free for number, free in _BEGAN.findall(before) if int(number) == gpu]
+    if began:
+        return amount(began[-1], "MiB")
+    listed = re.findall(SIZE, last_in(_OLLAMA_FREE, before) or "")
+    return amount(listed[gpu]) if gpu is not None and gpu < len(listed) else None
+
+
+def _read_total(before: str, gpu: int | None) -> Amount | None:
+    """How large *gpu* is: as it was printed, or else by the card's name."""
+    cards = [found for found in _CARD.finditer(before) if int(found[1]) == gpu]
+    printed = [found[1] for card in cards[-1:] for found in _CARD_TOTAL.finditer(card.group())]
+    printed += [total for number, total in _BREAKDOWN.findall(before) if int(number) == gpu]
+    if printed:
+        return amount(printed[-1], "MiB")
+    alike = set(_OLLAMA_GPU.findall(before))
+    if len(alike) == 1:
+        return amount(alike.pop())
+    names = [card[2] for card in cards]
+    names += [name for number, name in _NAMED.findall(before) if int(number) == gpu]
+    nbytes = card_nbytes(names[-1]) if names else None
+    return Amount(nbytes, int(_NAME_SLACK * nbytes)) if nbytes else None

@@ -107,7 +107,7 @@ def sticky_error(found: Match, passage: Passage) -> Parsed:
 def sticky_code_in(text: str) -> int | None:
     """The number of the sticky error that *text* reports first."""
     for found in sticky_error.start.finditer(text):
-        known = sticky_error.parse(found, Passage(text, text, str))
+        known = sticky_error.parse(found, Passage(text, text, str, lambda words: ""))
         if known is not None:
             return known[0].code
     return None

@@ -76,7 +76,8 @@ _WIDTHS = {"float": 4, "half": 2, "bfloat16": 2, "double": 8, "int32": 4, "int64
         r"(?:\s+\(rounded\s+to\s+(?P<rounded>\d+)\))?"
         r"|OOM\s+when\s+allocating\s+tensor\s+(?:with|of)\s+shape\s*(?P<shape>\[[\d,\s]*\])"
         r"(?:\s+and\s+type\s+(?P<type>\w+)\s+on\s+(?P<device>\S+)\s+by\s+allocator\s+(?P<by>\w+))?"
-        rf"|failed\s+to\s+allocate\s+(?P<refused>{SIZE})\s+from\s+device:\s+(?:RESOURCE_EXHAUSTED:[\s:]+)?CUDA_ERROR_OUT_OF_MEMORY(?::\s+out\s+of\s+memory)?"
+        rf"|failed\s+to\s+allocate\s+(?P<refused>{SIZE})\s+from\s+device:\s+(?:RESOURCE_EXHAUSTED:[\s:]+)?(?:CUDA_ERROR_OUT_OF_MEMORY|(?P<hip>HIP_ERROR_OutOfMemory|hipError\w+))"
+        r"(?::\s+out\s+of\s+memory)?"
         r"|ResourceExhaustedError:(?P<operation>[^\n]{0,400}?)\s+failed\s+to\s+allocate\s+memory\s+\[Op:"
         r"|Dst\s+tensor\s+is\s+not\s+initialized"
         rf"|(?:could\s+not\s+allocate\s+pinned\s+host\s+memory\s+of\s+size:|failed\s+to\s+alloc)\s+(?P<pinned>\d+)"
@@ -101,11 +102,14 @@ def tensorflow(found: Match, passage: Passage) -> Parsed:
         where = "pinned"
     return OomMessage(
         dialect="tensorflow",
-        wording=_name_tensorflow_wording(found),
+        wording=_name_tensorflow_wording(found, passage.text[: found.start()]),
         where=where,
         gpu=int(gpu.group(1)) if gpu else None,
         asked=asked,
-        signs=("xla",) if "external/xla" in passage.text[: found.start()] else (),
+        signs=(
+            *(("xla",) if "external/xla" in passage.text[: found.start()] else ()),
+            *(("hip",) if found["hip"] else ()),
+        ),
     )
 
 
@@ -117,11 +121,15 @@ def _find_destination(found: Match, text: str) -> str:
     return copied[-1] if copied else ""
 
 
-def _name_tensorflow_wording(found: Match) -> str:
+def _name_tensorflow_wording(found: Match, lead: str) -> str:
     if found["pinned"]:
         return "pinned by the driver" if found["driver"] else "pinned"
-    if found["asked"] or found["shape"]:
-        return "pool" if found["asked"] else "tensor"
+    if found["asked"]:
+        return "pool"
+    if "OP_REQUIRES" in lead.rpartition("\n")[2]:
+        return "kernel"  # where it failed; the exception that tells of it comes later
+    if found["shape"]:
+        return "tensor"
     return "driver" if found["refused"] else "operation"
 
 

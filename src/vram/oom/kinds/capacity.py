@@ -6,7 +6,7 @@ from vram.model.finding import Remedy
 from vram.model.oom import Certainty, Judgement, OomMessage, Term, Working
 from vram.oom.kinds import kind
 from vram.oom.remedies import BIGGER, change, options, room_alone, run_why, smaller, use_less, utilization
-from vram.oom.sums import ANY_GPU, CONTEXT, Sums, blamed, calculate, needed_context, say, shortfall
+from vram.oom.sums import ANY_GPU, CONTEXT, DRIVER, Sums, blamed, calculate, needed_context, say, shortfall
 from vram.units import size
 
 # Of a GPU, used by the program itself.
@@ -41,6 +41,8 @@ def too_large(reading: OomMessage, worked: Sums) -> Judgement | None:
         return _vllm_too_large(reading)
     if reading.dialect == "llama.cpp":
         return _since_start(reading, worked)
+    if reading.dialect == "catboost":
+        return _more_than_share(reading)
     if worked.fits_alone and worked.short and blamed(reading, worked) is None:
         return _uses_nearly_all(reading)
     return None
@@ -85,11 +87,11 @@ def _more_than_this_gpu(reading: OomMessage, worked: Sums) -> Judgement:
 
 def _uses_nearly_all(reading: OomMessage) -> Judgement | None:
     """It fits on paper, by less than the driver and the rounding of blocks take."""
-    if (
-        reading.live is None
-        or reading.total is None
-        or reading.live.nbytes < _NEARLY_ALL * reading.total.nbytes
-    ):
+    if reading.live is None or reading.total is None:
+        return None
+    rest = reading.total.nbytes - reading.live.nbytes
+    usual = CONTEXT + DRIVER if 2 * rest < reading.total.nbytes else 0
+    if rest > max(usual, (1 - _NEARLY_ALL) * reading.total.nbytes):
         return None
     cause = (
         f"This program itself uses {say(reading.live)} of the GPU's {say(reading.total)}. The rest (a"
@@ -123,13 +125,27 @@ def _vllm_too_large(reading: OomMessage) -> Judgement | None:
     )
 
 
+def _more_than_share(reading: OomMessage) -> Judgement | None:
+    """CatBoost's share is nearly the whole GPU, unless it was set lower or others held the rest."""
+    asked, left = reading.asked, reading.idle
+    if not (asked and left) or asked.nbytes <= left.nbytes:
+        return None
+    return too_large.conclude(
+        "likely",
+        f"CatBoost takes its share of the GPU at the start: by default 95% (gpu_ram_part) of what is free"
+        f" then. Of that {say(left)} was left.",
+        workings=(calculate("missing", {"asked": asked}, {"left of its share": left}),),
+        remedies=(run_why(reading), *use_less(reading, None)),
+    )
+
+
 def _since_start(reading: OomMessage, worked: Sums) -> Judgement | None:
     """llama.cpp prints what was free when it began; all that was taken since is its own."""
     asked, free = reading.asked, reading.free
     if (
         not (asked and free)
         or asked.nbytes <= free.nbytes
-        or (worked.unnamed or 0) > asked.nbytes - free.nbytes
+        or (worked.unnamed or 0) - DRIVER > asked.nbytes - free.nbytes + worked.slack
     ):
         return None
     return too_large.conclude(
