@@ -1,13 +1,10 @@
 """Programs on the pages run as printed, on the virtual GPU, and print what the page says.
 
-A comment in the line before a block says what is done with it:
+``blocks`` has the comments that say what is done with a block. One more, anywhere on the page:
 
-    <!-- file NAME -->      it is put into a file of that name
-    <!-- run -->            it is played in a shell: a command behind each `$ `, and below it what it prints,
-                            where `…` stands for any text
-    <!-- needs MODULE -->   anywhere on the page: the page is skipped where the module is not installed
+    <!-- needs MODULE -->   the page is skipped where the module is not installed
 
-What differs from run to run (pids, users, ages) and the width of columns are not compared.
+What differs from run to run (pids, users, ages, digests of plans) and the width of columns are not compared.
 """
 
 from __future__ import annotations
@@ -26,14 +23,20 @@ from typing import IO
 
 import pytest
 
+from tests.docs.blocks import Block, blocks
 from tests.docs.pages import ROOT
 from tests.needs import require
 from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
-BLOCK = re.compile(r"^<!-- (run|file (?P<name>\S+)) -->\n```\w+\n(?P<text>.*?)^```", re.M | re.S)
 NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
-PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if BLOCK.search(page.read_text()))
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if re.search("<!-- (run|file .*) -->", page.read_text()))
+READ = [
+    ROOT / "README.md",
+    *sorted(page for room in ("questions", "guides", "concepts") for page in (DOCS / room).glob("*.md")),
+]
+"""What users read, from the first page to the last guide."""
 
 
 def test_pages_have_programs() -> None:
@@ -45,15 +48,26 @@ def test_pages_have_programs() -> None:
 def test_programs_of_a_page_print_what_it_says(page: Path, virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     text = page.read_text()
     require(*NEEDS.findall(text))
-    for block in BLOCK.finditer(text):
-        if block["name"]:
-            (tmp_path / block["name"]).write_text(block["text"])
-        else:
-            play(virtual_gpu, block["text"], tmp_path)
+    for block in blocks(text):
+        name = block.note("file")
+        if name:
+            (tmp_path / name).write_text(block.text)
+        if block.note("run") is not None:
+            play(virtual_gpu, block, tmp_path)
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.stem)
+def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+    for block in blocks(page.read_text()):
+        assert any(block.note(name) is not None for name in ("file", "run", "not run:")) or (
+            # Their commands have a test of their own.
+            page.parent.name == "questions" and block.language == "sh"
+        ), f"line {block.line} of {page.name}: nothing says whether it is run"
+        assert block.note("not run:") != "", f"line {block.line} of {page.name}: no reason"
 
 
 def test_a_page_that_says_otherwise_is_found(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
-    play(virtual_gpu, "$ echo one; echo two\none\nt…\n", tmp_path)
+    play(virtual_gpu, shown("$ echo one; echo two\none\nt…\n"), tmp_path)
     for wrong in (
         "$ echo one\ntwo\n",
         "$ echo one; echo two\none\n",
@@ -61,13 +75,40 @@ def test_a_page_that_says_otherwise_is_found(virtual_gpu: VirtualGpu, tmp_path: 
         "$ false\n$ true\n",
     ):
         with pytest.raises(AssertionError):
-            play(virtual_gpu, wrong, tmp_path)
+            play(virtual_gpu, shown(wrong), tmp_path)
+
+
+def test_commands_without_a_prompt_must_succeed(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    play(virtual_gpu, shown("echo one \\\n  two\ntrue  # says nothing\n"), tmp_path)
+    with pytest.raises(AssertionError, match="no such file"):
+        play(virtual_gpu, shown("echo one\ncat missing 2>&1 | tr N n; cat missing\n"), tmp_path)
+
+
+def test_what_runs_before_a_block_is_not_compared(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    (page,) = blocks("<!-- run -->\n<!-- before: echo hidden; of=them -->\n```sh\n$ echo $of\nthem\n```\n")
+    play(virtual_gpu, page, tmp_path)
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.stem)
+def test_a_page_ends_with_where_to_go_next(page: Path) -> None:
+    assert "](" in page.read_text().rstrip().rpartition("\n\n")[2], "a last paragraph with links, as `Next: [...](...)`"
+
+
+def test_what_users_read_stays_short() -> None:
+    """An evening's reading; a page that grows takes its words from another."""
+    words = {page: len(page.read_text().split()) for page in READ}
+    assert sum(words.values()) < 30_000, sorted(words.items(), key=lambda item: -item[1])[:10]
+    assert sum(page.parent.name == "guides" and page.stem != "index" for page in READ) <= 40
+
+
+def shown(text: str) -> Block:
+    return Block("sh", text, 1, (("run", ""),))
 
 
 # ---- running ----
 
 
-def play(gpu: VirtualGpu, text: str, folder: Path) -> None:
+def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
     """Type each command when the one before it has printed what is expected of it."""
     shell = gpu.popen(
         ["bash", "-e"],
@@ -83,7 +124,8 @@ def play(gpu: VirtualGpu, text: str, folder: Path) -> None:
     reader = Thread(target=_read, args=(shell.stdout, lines))
     reader.start()
     try:
-        typed = list(commands(text))
+        _prepare(shell, block.before, lines)
+        typed = list(commands(block.text)) if block.has_prompts else [(block.text, [])]
         for number, (command, expected) in enumerate(typed, 1):
             with suppress(BrokenPipeError):  # a command before it failed: the comparison shows it
                 shell.stdin.write(command + "\n")
@@ -94,10 +136,10 @@ def play(gpu: VirtualGpu, text: str, folder: Path) -> None:
                 printed = _next(lines)
                 assert agree(wanted, printed), f"{command}\nthe page: {wanted}\nprinted:  {printed}"
         left = list(iter(lambda: _next(lines), None))
-        assert not left, f"printed, and not on the page: {left}"
+        assert not left or not block.has_prompts, f"printed, and not on the page: {left}"
         ended = os.waitid(os.P_PID, shell.pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
-        assert ended.si_status == 0, "a command failed"
+        assert ended.si_status == 0, f"a command failed: {left}"
     finally:
         _close(shell.stdin)
         # What it has left in the background, too. It is not reaped before: the number is still its own.
@@ -105,6 +147,19 @@ def play(gpu: VirtualGpu, text: str, folder: Path) -> None:
         shell.wait()
         reader.join()
         shell.stdout.close()
+
+
+def _prepare(shell: subprocess.Popen[str], before: list[str], lines: Queue[str | None]) -> None:
+    """Run what the page does not show, and read past what it prints."""
+    if not before:
+        return
+    for command in [*before, "echo ready to begin"]:
+        shell.stdin.write(command + "\n")
+    shell.stdin.flush()
+    printed: list[str] = []
+    while (line := _next(lines)) != "ready to begin":
+        assert line is not None, f"before the block: {printed}"
+        printed.append(line)
 
 
 def _close(stream: IO[str]) -> None:
@@ -154,7 +209,8 @@ def agree(wanted: str, printed: str | None) -> bool:
 
 
 def plain(line: str) -> str:
-    """Without what differs from run to run: pids, users and ages, and the width of columns."""
+    """Without what differs from run to run: pids, users, ages and digests, and the width of columns."""
     line = re.sub(r"\s+", " ", line).strip()
     line = re.sub(r"(iB) \d+ \S+ \d+[smhd] ", r"\1 PID USER AGE ", line)  # a row of the table of processes
+    line = re.sub(r"\bplan [0-9a-f]{12}\b", "plan DIGEST", line)
     return re.sub(r"\bpid \d+", "pid PID", line)
