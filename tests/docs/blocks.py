@@ -5,6 +5,9 @@
                             `…` stands for any text; without any `$ ` all of it is commands, and what
                             they print is not compared
 <!-- before: COMMAND -->    runs in that shell first, and is not shown to readers: what the block looks at
+<!-- process 4711: COMMAND --> is a process beside it, and is not shown to readers either: a program of ``programs/``
+                            that prints its pid when it is ready. In the block it is 4711. Where several
+                            numbers are named, the first line of COMMAND has as many pids
 <!-- not run: REASON -->    it is not run, since it needs what no test machine has
 """
 
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _NOTES = re.compile(r"(?: *<!-- [^\n]* -->\n)+\Z")
-_NOTE = re.compile(r"<!-- (file|run|before:|not run:) ?(.*?) ?-->")
+_NOTE = re.compile(r"<!-- (file|run|before:|process|not run:) ?(.*?) ?-->")
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,6 @@ class Block:
     def note(self, name: str) -> str | None:
         """What follows *name* in the comments above; None where it is not there."""
         return next((words for found, words in self.notes if found == name), None)
-
-    @property
-    def before(self) -> list[str]:
-        return [words for found, words in self.notes if found == "before:"]
 
     @property
     def has_prompts(self) -> bool:

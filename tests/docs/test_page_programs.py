@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from pwd import getpwuid
 from queue import Empty, Queue
 from threading import Thread
 from typing import IO
@@ -28,9 +31,11 @@ from tests.docs.pages import ROOT
 from tests.needs import require
 from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.demos import PROGRAMS as DRIVER
 
 NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
 DOCS = ROOT / "docs"
+PROGRAMS = Path(__file__).with_name("programs")
 PAGES = sorted(page for page in DOCS.rglob("*.md") if re.search("<!-- (run|file .*) -->", page.read_text()))
 READ = [
     ROOT / "README.md",
@@ -48,6 +53,7 @@ def test_pages_have_programs() -> None:
 def test_programs_of_a_page_print_what_it_says(page: Path, virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     text = page.read_text()
     require(*NEEDS.findall(text))
+    shutil.copytree(PROGRAMS, tmp_path, dirs_exist_ok=True)
     for block in blocks(text):
         name = block.note("file")
         if name:
@@ -113,7 +119,7 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
     shell = gpu.popen(
         ["bash", "-e"],
         cwd=folder,
-        env=environment(),
+        env=environment(folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -124,9 +130,10 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
     reader = Thread(target=_read, args=(shell.stdout, lines))
     reader.start()
     try:
-        _prepare(shell, block.before, lines)
+        pids = _prepare(shell, block, lines)
         typed = list(commands(block.text)) if block.has_prompts else [(block.text, [])]
         for number, (command, expected) in enumerate(typed, 1):
+            command = renamed(command, pids)
             with suppress(BrokenPipeError):  # a command before it failed: the comparison shows it
                 shell.stdin.write(command + "\n")
                 shell.stdin.flush()
@@ -134,7 +141,7 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
                 _close(shell.stdin)
             for wanted in expected:
                 printed = _next(lines)
-                assert agree(wanted, printed), f"{command}\nthe page: {wanted}\nprinted:  {printed}"
+                assert agree(renamed(wanted, pids), printed), f"{command}\nthe page: {wanted}\nprinted:  {printed}"
         left = list(iter(lambda: _next(lines), None))
         assert not left or not block.has_prompts, f"printed, and not on the page: {left}"
         ended = os.waitid(os.P_PID, shell.pid, os.WEXITED | os.WNOWAIT)
@@ -149,17 +156,40 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
         shell.stdout.close()
 
 
-def _prepare(shell: subprocess.Popen[str], before: list[str], lines: Queue[str | None]) -> None:
-    """Run what the page does not show, and read past what it prints."""
-    if not before:
-        return
-    for command in [*before, "echo ready to begin"]:
+def _prepare(shell: subprocess.Popen[str], block: Block, lines: Queue[str | None]) -> dict[str, str]:
+    """Run what the page does not show, and read past what it prints; the page's pids, and those they stand for."""
+    pids: dict[str, str] = {}
+    for note, words in block.notes:
+        if note == "before:":
+            _silently(shell, [renamed(words, pids)], lines)
+        elif note == "process":
+            numbers, _, command = words.partition(": ")
+            path, said = shlex.quote(f"{DRIVER}:{ROOT}"), f"said-by-{len(pids)}"
+            typed = [
+                f"rm -f {said}; PYTHONPATH={path} {command} < /dev/null > {said} 2>&1 &",
+                f"until read -r line < {said}; do sleep 0.02; done 2> /dev/null; echo $line",
+            ]
+            *_, first = _silently(shell, typed, lines)
+            assert re.fullmatch(r"[\d ]+", first), f"{command}: {first}"
+            pids |= zip(numbers.split(), first.split(), strict=True)
+    return pids
+
+
+def _silently(shell: subprocess.Popen[str], typed: list[str], lines: Queue[str | None]) -> list[str]:
+    """Run commands, and return what they print."""
+    for command in [*typed, "echo ready to begin"]:
         shell.stdin.write(command + "\n")
     shell.stdin.flush()
     printed: list[str] = []
     while (line := _next(lines)) != "ready to begin":
         assert line is not None, f"before the block: {printed}"
         printed.append(line)
+    return printed
+
+
+def renamed(text: str, pids: dict[str, str]) -> str:
+    """With the pids of this run instead of the page's."""
+    return re.sub(r"\b\d+\b", lambda number: pids.get(number[0], number[0]), text)
 
 
 def _close(stream: IO[str]) -> None:
@@ -174,10 +204,11 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
         yield command, [line for line in printed if line.strip()]
 
 
-def environment() -> dict[str, str]:
-    """The vram of this interpreter comes first, and a terminal of 80 columns."""
+def environment(folder: Path) -> dict[str, str]:
+    """The vram of this interpreter comes first, and what it writes for its user lies below *folder*."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+    own = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("STATE", "CONFIG", "CACHE", "DATA")}
+    return {**os.environ, **own, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _read(stream: Iterator[str], lines: Queue[str | None]) -> None:
@@ -209,8 +240,19 @@ def agree(wanted: str, printed: str | None) -> bool:
 
 
 def plain(line: str) -> str:
-    """Without what differs from run to run: pids, users, ages and digests, and the width of columns."""
+    """Without what differs from run to run: pids, users, ports, times, digests, and the width of columns."""
     line = re.sub(r"\s+", " ", line).strip()
-    line = re.sub(r"(iB) \d+ \S+ \d+[smhd] ", r"\1 PID USER AGE ", line)  # a row of the table of processes
+    line = re.sub(rf"\b(anna|{re.escape(_own_name())})\b", "USER", line)
+    line = re.sub(r"(iB) \d+(\+\d+)? \S+ \d+[smhd] ", r"\1 PID\2 USER AGE ", line)  # a row of processes
     line = re.sub(r"\bplan [0-9a-f]{12}\b", "plan DIGEST", line)
+    line = re.sub(r"\b127\.0\.0\.1:\d+", "ADDRESS", line)
+    line = re.sub(r"\b(\d+ min )?\d+(\.\d+)? m?s\b", "TIME", line)
     return re.sub(r"\bpid \d+", "pid PID", line)
+
+
+def _own_name() -> str:
+    """As vram names the user who runs it: by the number where it has no name."""
+    try:
+        return getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
