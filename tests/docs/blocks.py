@@ -1,13 +1,14 @@
 """The fenced blocks of a page, and what the comments right above one say is done with it:
 
 <!-- file NAME -->          it is put into a file of that name
-<!-- run -->                it is played in a shell. A command behind each `$ `, and below it what it prints, where
-                            `…` stands for any text; without any `$ ` all of it is commands, and what
+<!-- run -->                it is played in a shell. A command behind each `$ `, and below it what it prints,
+                            where `…` stands for any text; without any `$ ` all of it is commands, and what
                             they print is not compared
 <!-- before: COMMAND -->    runs in that shell first, and is not shown to readers: what the block looks at
-<!-- process 4711: COMMAND --> is a process beside it, and is not shown to readers either: a program of ``programs/``
-                            that prints its pid when it is ready. In the block it is 4711. Where several
-                            numbers are named, the first line of COMMAND has as many pids
+<!-- process 4711: COMMAND -->
+                            runs beside it: a program of ``programs/`` that prints its pid when it is ready.
+                            In the block that pid is 4711. Where several numbers are named, the first line of
+                            COMMAND has as many pids
 <!-- not run: REASON -->    it is not run, since it needs what no test machine has
 """
 

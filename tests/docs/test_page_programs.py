@@ -97,7 +97,8 @@ def test_what_runs_before_a_block_is_not_compared(virtual_gpu: VirtualGpu, tmp_p
 
 @pytest.mark.parametrize("page", READ, ids=lambda page: page.stem)
 def test_a_page_ends_with_where_to_go_next(page: Path) -> None:
-    assert "](" in page.read_text().rstrip().rpartition("\n\n")[2], "a last paragraph with links, as `Next: [...](...)`"
+    last = page.read_text().rstrip().rpartition("\n\n")[2]
+    assert "](" in last, "a last paragraph with links, as `Next: [...](...)`"
 
 
 def test_what_users_read_stays_short() -> None:
@@ -141,7 +142,8 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
                 _close(shell.stdin)
             for wanted in expected:
                 printed = _next(lines)
-                assert agree(renamed(wanted, pids), printed), f"{command}\nthe page: {wanted}\nprinted:  {printed}"
+                agreed = agree(renamed(wanted, pids), printed)
+                assert agreed, f"{command}\nthe page: {wanted}\nprinted:  {printed}"
         left = list(iter(lambda: _next(lines), None))
         assert not left or not block.has_prompts, f"printed, and not on the page: {left}"
         ended = os.waitid(os.P_PID, shell.pid, os.WEXITED | os.WNOWAIT)
@@ -157,7 +159,10 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
 
 
 def _prepare(shell: subprocess.Popen[str], block: Block, lines: Queue[str | None]) -> dict[str, str]:
-    """Run what the page does not show, and read past what it prints; the page's pids, and those they stand for."""
+    """Run what the page does not show, and read past what it prints.
+
+    Return the pids of the page, with those that they stand for.
+    """
     pids: dict[str, str] = {}
     for note, words in block.notes:
         if note == "before:":

@@ -1,4 +1,4 @@
-"""Frees as much memory as the first argument says into a pool that keeps it. It can be asked, by its agent."""
+"""Frees 1 GiB into a pool that keeps it, holds 1 GiB more, and can be asked by its agent."""
 
 import os
 import time
@@ -8,11 +8,10 @@ import protocol
 
 import vram
 
-nbytes = protocol.GIB
 driver.context()
 driver.keep_everything(driver.pool())
-driver.free_async(driver.alloc_async(nbytes))
-driver.alloc(nbytes)
+driver.free_async(driver.alloc_async(protocol.GIB))
+driver.alloc(protocol.GIB)
 vram.agent()
 print(os.getpid(), flush=True)
 while True:

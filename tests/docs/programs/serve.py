@@ -1,4 +1,4 @@
-"""Holds as much memory as the first argument says, and waits. Any process of its user may trace it."""
+"""Holds 1 GiB, and waits. Any process of its user may trace it."""
 
 import ctypes
 import os

@@ -20,17 +20,19 @@ def adopt() -> None:
     reading, writing = os.pipe()
     for descriptor in (reading, writing):
         os.set_inheritable(descriptor, True)
-    agent = f"{sys.executable} torchrun.py agent <&{reading} {writing}>&-"
+    agent = f"{sys.executable} torchrun.py {reading} {writing}"
     os.execv("tini", ["tini", "-c", f"{agent}; sleep 1000"])
 
 
-def launch() -> None:
+def launch(reading: int, writing: int) -> None:
     """Start the ranks as torchrun's agent does, and end when they have their memory."""
+    os.close(writing)
     ready, told = os.pipe()
     pids = []
     for rank in range(RANKS):
         started = subprocess.Popen(
             ["python", "-u", "finetune.py"],
+            stdin=reading,
             env={**os.environ, **variables(rank), "TOLD": str(told)},
             pass_fds=[told],
             start_new_session=True,
@@ -57,4 +59,4 @@ def variables(rank: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    launch() if sys.argv[1:] else adopt()
+    launch(*map(int, sys.argv[1:])) if sys.argv[1:] else adopt()
