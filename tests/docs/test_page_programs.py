@@ -4,6 +4,8 @@
 
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
+What a block looks at, a hidden line above it makes: `<!-- before: . setup ghost service -->` (setups/setup.py).
+
 What differs from run to run (pids, users, ages, digests of plans) and the width of columns are not compared.
 """
 
@@ -30,6 +32,7 @@ from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
 
 NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
+SETUPS = Path(__file__).with_name("setups")
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if re.search("<!-- (run|file .*) -->", page.read_text()))
 READ = [
@@ -176,7 +179,7 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 def environment() -> dict[str, str]:
     """The vram of this interpreter comes first, and a terminal of 80 columns."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{Path(sys.executable).parent}:{SETUPS}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
