@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from vram.units import GIB  # noqa: E402
+from vram.units import GIB, MIB  # noqa: E402
 from vram.virtualgpu import VirtualGpu  # noqa: E402
 from vram.virtualgpu.demos import FORK, DemoProgram  # noqa: E402
 
@@ -83,10 +83,17 @@ class Setup:
         self._program("ssh", SSH.replace("FOLDER", str(self.folder)))
 
     def windows(self) -> None:
-        """A powershell.exe that names two programs of Windows."""
+        """Another virtual GPU, as in WSL2: a program holds memory, one of Windows too, and powershell.exe says so."""
         from tests.wsl.windows import encoded, install, speaking
 
-        install(self.private("bin"), encoded(speaking("en")))
+        gpu = self.stack.enter_context(
+            VirtualGpu.create(
+                memory_bytes=24 * GIB, name="NVIDIA GeForce RTX 4090", wddm=True, windows_bytes=GIB
+            )
+        )
+        self.stack.enter_context(DemoProgram(gpu, "memory.plain", 8 * GIB))
+        self.exports |= {name: value for name, value in gpu.environment().items() if name.startswith(("LD_", "VRAM_"))}
+        install(self.private("bin"), encoded(speaking("en", guest=8 * GIB + 518 * MIB)))
         self._search_ours()
 
     def cards(self) -> None:
@@ -95,7 +102,7 @@ class Setup:
         from tests.vendors.machine import Machine
 
         machine = Machine(self.folder / "machine")
-        amd = machine.card("amdgpu", "0000:03:00.0", total=24 * GIB, used=9 * GIB)
+        amd = machine.card("amdgpu", "0000:03:00.0", total=24 * GIB, used=8 * GIB + 128 * MIB)
         intel = machine.card("i915", "0000:07:00.0")
         machine.client(machine.process(5_000_001, "python train.py"), amd, Use(vram=8 * GIB))
         machine.client(machine.process(5_000_002, "python infer.py"), intel, Use(vram=3 * GIB))
