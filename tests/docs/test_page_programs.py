@@ -4,7 +4,7 @@
 
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
-What a block looks at, a hidden line above it makes: `<!-- before: . setup ghost service -->` (setups/setup.py).
+A hidden line makes what a block looks at: `<!-- before: . setup ghost service -->` (setups/setup.py).
 
 What differs from run to run (pids, users, ages, digests of plans) and the width of columns are not compared.
 """

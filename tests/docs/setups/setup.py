@@ -1,5 +1,5 @@
-"""What blocks of pages look at: `setup.py NAME...` makes it, prints `export` lines and "ready", and keeps it until
-its standard input ends."""
+"""What blocks of pages look at: `setup.py NAME...` makes it, prints `export` lines and "ready", and keeps it
+until its standard input ends."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Setup:
         self._program("ssh", SSH.replace("FOLDER", str(self.folder)))
 
     def windows(self) -> None:
-        """Another virtual GPU, as in WSL2: a program holds memory, one of Windows too, and powershell.exe says so."""
+        """Another virtual GPU, as in WSL2: programs of Linux and of Windows hold memory, as powershell.exe says."""
         from tests.wsl.windows import encoded, install, speaking
 
         gpu = self.stack.enter_context(
@@ -92,7 +92,9 @@ class Setup:
             )
         )
         self.stack.enter_context(DemoProgram(gpu, "memory.plain", 8 * GIB))
-        self.exports |= {name: value for name, value in gpu.environment().items() if name.startswith(("LD_", "VRAM_"))}
+        self.exports |= {
+            name: value for name, value in gpu.environment().items() if name.startswith(("LD_", "VRAM_"))
+        }
         install(self.private("bin"), encoded(speaking("en", guest=8 * GIB + 518 * MIB)))
         self._search_ours()
 
