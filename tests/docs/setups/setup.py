@@ -78,12 +78,14 @@ class Setup:
             (self.folder / f"{name}.env").write_text("".join(lines))
             if name == "gpu-2":
                 self._ghost(gpu)
-                state = {"STATE_DIRECTORY": str(self.private("state"))}
-                self._serve({**os.environ, **self.exports, **variables, **state})
+                folders = dict.fromkeys(
+                    ("STATE_DIRECTORY", "CONFIGURATION_DIRECTORY"), str(self.private("state"))
+                )
+                self._serve({**os.environ, **self.exports, **variables, **folders})
         self._program("ssh", SSH.replace("FOLDER", str(self.folder)))
 
     def windows(self) -> None:
-        """Another virtual GPU, as in WSL2: programs of Linux and of Windows hold memory, as powershell.exe says."""
+        """Another virtual GPU, as in WSL2: one program of Linux and one of Windows hold memory."""
         from tests.wsl.windows import encoded, install, speaking
 
         gpu = self.stack.enter_context(
