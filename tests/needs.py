@@ -74,6 +74,11 @@ NEEDS = {
         "other users may not read the interpreter or the checkout", "put both outside of private folders"
     ),
     # What the machine is.
+    "no-service": Need(
+        "a vram service of this machine would answer, and act",
+        "stop it: systemctl stop vram vram-observer",
+        is_there=lambda: not os.path.exists("/run/vram/vram.sock"),
+    ),
     "real-gpu": Need("no real GPU was asked for", "`make gpu` on a machine with an NVIDIA GPU"),
     "virtual-gpu": Need("only on a virtual GPU", "run without --real-gpu"),
     "no-driver": Need(

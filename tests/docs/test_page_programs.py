@@ -4,6 +4,8 @@
 
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
+A hidden line makes what a block looks at: `<!-- before: . setup ghost service -->` (setups/setup.py).
+
 What differs from run to run (pids, users, ages, digests of plans) and the width of columns are not compared.
 """
 
@@ -34,6 +36,7 @@ from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS as DRIVER
 
 NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
+SETUPS = Path(__file__).with_name("setups")
 DOCS = ROOT / "docs"
 PROGRAMS = Path(__file__).with_name("programs")
 PAGES = sorted(page for page in DOCS.rglob("*.md") if re.search("<!-- (run|file .*) -->", page.read_text()))
@@ -211,9 +214,11 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 def environment(folder: Path) -> dict[str, str]:
     """The vram of this interpreter comes first, and what it writes for its user lies below *folder*."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{Path(sys.executable).parent}:{SETUPS}:{os.environ['PATH']}"
     own = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("STATE", "CONFIG", "CACHE", "DATA")}
-    return {**os.environ, **own, "PATH": path, "PYTHONUNBUFFERED": "1"}
+    run = folder / "run"
+    run.mkdir(mode=0o700, exist_ok=True)
+    return {**os.environ, **own, "XDG_RUNTIME_DIR": str(run), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _read(stream: Iterator[str], lines: Queue[str | None]) -> None:
