@@ -117,7 +117,7 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
     shell = gpu.popen(
         ["bash", "-e"],
         cwd=folder,
-        env=environment(),
+        env=environment(folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -178,10 +178,11 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
         yield command, [line for line in printed if line.strip()]
 
 
-def environment() -> dict[str, str]:
-    """The vram of this interpreter comes first, and a terminal of 80 columns."""
+def environment(state: Path) -> dict[str, str]:
+    """The vram of this interpreter comes first, a terminal of 80 columns, and no log of the user's own."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+    folders = dict.fromkeys(("XDG_STATE_HOME", "XDG_RUNTIME_DIR"), str(state))
+    return {**os.environ, **folders, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _read(stream: Iterator[str], lines: Queue[str | None]) -> None:
