@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(vram [a-z][^`\n]*)`")
 # What stands for a word of the reader's own.
 PLACEHOLDERS = {
-    **dict.fromkeys(("PID", "4711", "N"), "1"),
+    **dict.fromkeys(("PID", "$!", "4711", "N"), "1"),
     **dict.fromkeys(("GPU",), "0"),
     **dict.fromkeys(("SIZE",), "1GiB"),
     **dict.fromkeys(("CODE", "CHECK"), "VR101"),

@@ -39,7 +39,11 @@ NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
 SETUPS = Path(__file__).with_name("setups")
 DOCS = ROOT / "docs"
 PROGRAMS = Path(__file__).with_name("programs")
-PAGES = sorted(page for page in DOCS.rglob("*.md") if re.search("<!-- (run|file .*) -->", page.read_text()))
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+    if re.search("<!-- (run|file .*) -->", page.read_text())
+]
 READ = [
     ROOT / "README.md",
     *sorted(page for room in ("questions", "guides", "concepts") for page in (DOCS / room).glob("*.md")),
@@ -69,8 +73,8 @@ def test_programs_of_a_page_print_what_it_says(page: Path, virtual_gpu: VirtualG
 def test_every_block_is_run_or_says_why_not(page: Path) -> None:
     for block in blocks(page.read_text()):
         assert any(block.note(name) is not None for name in ("file", "run", "not run:")) or (
-            # Their commands have a test of their own.
-            page.parent.name == "questions" and block.language == "sh"
+            # Their commands have tests of their own: test_questions.py and test_readme.py.
+            (page.parent.name == "questions" or page.parent == ROOT) and block.language == "sh"
         ), f"line {block.line} of {page.name}: nothing says whether it is run"
         assert block.note("not run:") != "", f"line {block.line} of {page.name}: no reason"
 
