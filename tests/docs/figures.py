@@ -123,16 +123,6 @@ FIGURES: dict[str, Source] = {
     "1.00 s": row("waiting_free", "freed_s", unit="s"),
 }
 
-NOT_CORRECTED_YET: dict[str, frozenset[str]] = {
-    "after-exit": frozenset({"0.2 s"}),
-    "flush": frozenset({"0.7 s", "1.1 s", "17,386 MiB", "1,032 MiB", "742 MiB"}),
-    "no-process": frozenset({"4 ms"}),
-    "out-of-memory": frozenset({"612 MiB"}),
-    "threads": frozenset({"20 GiB"}),
-}
-"""Figures on pages that no evidence has, or that the newest has otherwise. A correction of the page removes
-them here too, which a test demands; no figure is added."""
-
 
 def figures_of(text: str) -> set[str]:
     """The figures that a page prints, outside of its blocks: those are run."""

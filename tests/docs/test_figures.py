@@ -8,7 +8,6 @@ import pytest
 
 from tests.docs.figures import (
     FIGURES,
-    NOT_CORRECTED_YET,
     Source,
     agrees,
     figures_of,
@@ -24,14 +23,8 @@ PAGES = sorted((DOCS / "questions").glob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_prints_no_figure_without_evidence(page: Path) -> None:
-    waiting = NOT_CORRECTED_YET.get(page.stem, frozenset())
-    unknown = figures_of(page.read_text()) - FIGURES.keys() - waiting
+    unknown = figures_of(page.read_text()) - FIGURES.keys()
     assert unknown == set(), "name the evidence in tests/docs/figures.py, or take the figure from the page"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_was_corrected_is_waited_for_no_longer(page: Path) -> None:
-    assert NOT_CORRECTED_YET.get(page.stem, frozenset()) <= figures_of(page.read_text())
 
 
 @pytest.mark.parametrize("figure", FIGURES)
