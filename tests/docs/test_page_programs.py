@@ -4,7 +4,9 @@
 
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
-What differs from run to run (pids, users, ages, digests of plans) and the width of columns are not compared.
+In a command 4711 stands for the shell's variable pid, which a comment `before: ...` sets. Programs for such comments
+are in $SCENES. What differs from run to run (pids, users, ages, times, digests of plans) and the width of columns are
+not compared.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from vram.virtualgpu import VirtualGpu
 
 NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
 DOCS = ROOT / "docs"
+SCENES = Path(__file__).with_name("scenes")
 PAGES = sorted(page for page in DOCS.rglob("*.md") if re.search("<!-- (run|file .*) -->", page.read_text()))
 READ = [
     ROOT / "README.md",
@@ -113,7 +116,7 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
     shell = gpu.popen(
         ["bash", "-e"],
         cwd=folder,
-        env=environment(),
+        env=environment(folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -128,7 +131,7 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
         typed = list(commands(block.text)) if block.has_prompts else [(block.text, [])]
         for number, (command, expected) in enumerate(typed, 1):
             with suppress(BrokenPipeError):  # a command before it failed: the comparison shows it
-                shell.stdin.write(command + "\n")
+                shell.stdin.write(command.replace("4711", "$pid") + "\n")
                 shell.stdin.flush()
             if number == len(typed):
                 _close(shell.stdin)
@@ -174,10 +177,13 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
         yield command, [line for line in printed if line.strip()]
 
 
-def environment() -> dict[str, str]:
-    """The vram of this interpreter comes first, and a terminal of 80 columns."""
+def environment(folder: Path) -> dict[str, str]:
+    """The vram of this interpreter comes first, a terminal of 80 columns, and records of its own."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+    own = folder / ".own"
+    own.mkdir(mode=0o700, exist_ok=True)
+    homes = dict.fromkeys(("XDG_STATE_HOME", "XDG_RUNTIME_DIR"), str(own))
+    return {**os.environ, **homes, "PATH": path, "PYTHONUNBUFFERED": "1", "SCENES": str(SCENES)}
 
 
 def _read(stream: Iterator[str], lines: Queue[str | None]) -> None:
@@ -213,4 +219,7 @@ def plain(line: str) -> str:
     line = re.sub(r"\s+", " ", line).strip()
     line = re.sub(r"(iB) \d+ \S+ \d+[smhd] ", r"\1 PID USER AGE ", line)  # a row of the table of processes
     line = re.sub(r"\bplan [0-9a-f]{12}\b", "plan DIGEST", line)
-    return re.sub(r"\bpid \d+", "pid PID", line)
+    line = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?( UTC|Z)", "TIME", line)
+    line = re.sub(r"\bpid \d+( ·)? [\w-]+(?= ·|, now| \()", r"pid PID\1 USER", line)
+    line = re.sub(r"\bvram ([a-z]+) \d+\b", r"vram \1 PID", line)
+    return re.sub(r"\b(child|pid) \d+", r"\1 PID", line)

@@ -1,0 +1,3 @@
+# A program with arrays, which is pid.
+cp $SCENES/arrays.py job.py
+read pid < <(python job.py)

@@ -1,0 +1,20 @@
+"""A process that holds $GIB GiB of GPU memory and sleeps. It prints its pid when it has them.
+
+With DIES it forks and ends: the forked child, whose pid it prints, holds the memory of a dead process.
+"""
+
+import os
+import signal
+import time
+
+from cuda.bindings import driver
+
+driver.cuInit(0)
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+driver.cuMemAlloc(int(os.environ["GIB"]) << 30)
+child = os.fork() if "DIES" in os.environ else os.getpid()
+if child:
+    print(child, flush=True)
+if child != os.getpid() and child:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(3600)
