@@ -1,9 +1,9 @@
 """The fenced blocks of a page, and what the comments right above one say is done with it:
 
 <!-- file NAME -->          it is put into a file of that name
-<!-- run -->                it is played in a shell. A command behind each `$ `, and below it what it prints, where
-                            `…` stands for any text; without any `$ ` all of it is commands, and what
-                            they print is not compared
+<!-- run -->                it is played in a shell. A command behind each `$ `, and below it what it prints,
+                            where `…` stands for any text; without any `$ ` all of it is commands, and
+                            what they print is not compared
 <!-- before: COMMAND -->    runs in that shell first, and is not shown to readers: what the block looks at
 <!-- not run: REASON -->    it is not run, since it needs what no test machine has
 """

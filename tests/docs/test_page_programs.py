@@ -4,9 +4,9 @@
 
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
-In a command 4711 stands for the shell's variable pid, which a comment `before: ...` sets. Programs for such comments
-are in $SCENES. What differs from run to run (pids, users, ages, times, digests of plans) and the width of columns are
-not compared.
+In a command 4711 stands for the shell's variable pid, where a comment `before: ...` sets it. Programs for
+such comments are in $SCENES. What differs from run to run (pids, users, ages, times, digests of plans) and the
+width of columns are not compared.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def test_what_runs_before_a_block_is_not_compared(virtual_gpu: VirtualGpu, tmp_p
 
 @pytest.mark.parametrize("page", READ, ids=lambda page: page.stem)
 def test_a_page_ends_with_where_to_go_next(page: Path) -> None:
-    assert "](" in page.read_text().rstrip().rpartition("\n\n")[2], "a last paragraph with links, as `Next: [...](...)`"
+    last = page.read_text().rstrip().rpartition("\n\n")[2]
+    assert "](" in last, "a last paragraph with links, as `Next: [...](...)`"
 
 
 def test_what_users_read_stays_short() -> None:
@@ -131,7 +132,7 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
         typed = list(commands(block.text)) if block.has_prompts else [(block.text, [])]
         for number, (command, expected) in enumerate(typed, 1):
             with suppress(BrokenPipeError):  # a command before it failed: the comparison shows it
-                shell.stdin.write(command.replace("4711", "$pid") + "\n")
+                shell.stdin.write(command.replace("4711", "${pid-4711}") + "\n")
                 shell.stdin.flush()
             if number == len(typed):
                 _close(shell.stdin)
@@ -215,7 +216,7 @@ def agree(wanted: str, printed: str | None) -> bool:
 
 
 def plain(line: str) -> str:
-    """Without what differs from run to run: pids, users, ages and digests, and the width of columns."""
+    """Without what differs from run to run (pids, users, ages, times, digests) and the width of columns."""
     line = re.sub(r"\s+", " ", line).strip()
     line = re.sub(r"(iB) \d+ \S+ \d+[smhd] ", r"\1 PID USER AGE ", line)  # a row of the table of processes
     line = re.sub(r"\bplan [0-9a-f]{12}\b", "plan DIGEST", line)

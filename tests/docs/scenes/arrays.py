@@ -1,4 +1,4 @@
-"""A program with arrays of Numba. It prints its pid when it has them, and an agent."""
+"""A program with arrays of Numba, and with an agent. It prints its pid when it has them."""
 
 import os
 import time
@@ -23,7 +23,7 @@ def step(batch: object) -> None:
     time.sleep(3600)
 
 
-vram.agent()  # from outside, ptrace would do the same, where the kernel allows it
+vram.agent()  # where the kernel lets no process be traced, too
 model = Model()
 history = [cuda.device_array(268435456, dtype="float32") for _ in range(12)]
 step(cuda.device_array((64, 8388608), dtype="float32"))

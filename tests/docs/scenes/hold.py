@@ -12,9 +12,12 @@ from cuda.bindings import driver
 driver.cuInit(0)
 driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
 driver.cuMemAlloc(int(os.environ["GIB"]) << 30)
-child = os.fork() if "DIES" in os.environ else os.getpid()
-if child:
-    print(child, flush=True)
-if child != os.getpid() and child:
-    os.kill(os.getpid(), signal.SIGKILL)
+owner = os.getpid()
+if "DIES" in os.environ:
+    if os.fork():
+        signal.pause()
+    os.kill(owner, signal.SIGKILL)
+    while os.getppid() == owner:
+        time.sleep(0.01)
+print(os.getpid(), flush=True)
 time.sleep(3600)

@@ -1,6 +1,6 @@
 """What `vram watch` reports: its lines are in changes.log, and each brings about the next change.
 
-The process grows (with NOW before the first line), ends and leaves its memory to a forked child, which ends too.
+The process grows, ends and leaves its memory to a forked child, which ends too. With NOW it is large at first.
 """
 
 import os
@@ -21,10 +21,10 @@ driver.cuInit(0)
 driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
 driver.cuMemAlloc(40 << 30 if "NOW" in os.environ else 4 << 30)
 print("ready", flush=True)
+wait_for("state")
 if "NOW" not in os.environ:
-    wait_for("state")
     driver.cuMemAlloc(36 << 30)
+    wait_for("grew")
 if os.fork():
-    wait_for("grew" if "NOW" not in os.environ else "state")
     os.kill(os.getpid(), signal.SIGKILL)
 wait_for("ghost")
