@@ -4,9 +4,10 @@
 
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
-A hidden line makes what a block looks at: `<!-- before: . setup ghost service -->` (setups/setup.py).
+What a block looks at is made by hidden lines above it: programs that run beside it (``programs/``), or parts of
+a machine, `<!-- before: . setup ghost service -->` (``setups/setup.py``).
 
-What differs from run to run (pids, users, ages, digests of plans) and the width of columns are not compared.
+What differs from run to run (pids, users, ages, times, digests of plans) and the width of columns are not compared.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def play(gpu: VirtualGpu, block: Block, folder: Path) -> None:
         for number, (command, expected) in enumerate(typed, 1):
             command = renamed(command, pids)
             with suppress(BrokenPipeError):  # a command before it failed: the comparison shows it
-                shell.stdin.write(command + "\n")
+                shell.stdin.write(command.replace("4711", "${pid-4711}") + "\n")
                 shell.stdin.flush()
             if number == len(typed):
                 _close(shell.stdin)
@@ -260,7 +261,8 @@ def plain(line: str) -> str:
     line = re.sub(r"(iB) \d+(\+\d+)? \S+ \d+[smhd] ", r"\1 PID\2 USER AGE ", line)  # a row of processes
     line = re.sub(r"\bplan [0-9a-f]{12}\b", "plan DIGEST", line)
     line = re.sub(r"\b127\.0\.0\.1:\d+", "ADDRESS", line)
-    line = re.sub(r"\b(\d+ min )?\d+(\.\d+)? m?s\b", "TIME", line)
+    line = re.sub(r"(\b(\d+ min )?\d+(\.\d+)?|…) m?s\b", "TIME", line)
+    line = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?( UTC|Z)", "MOMENT", line)
     return re.sub(r"\bpid \d+", "pid PID", line)
 
 

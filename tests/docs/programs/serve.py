@@ -1,15 +1,14 @@
-"""Holds 1 GiB, and waits. Any process of its user may trace it."""
+"""Holds $GIB GiB, 1 by default, and waits. Any process of its user may trace it."""
 
 import ctypes
 import os
-import time
+import signal
 
 import driver
 import protocol
 
 driver.context()
-driver.alloc(protocol.GIB)
+driver.alloc(int(os.environ.get("GIB", "1")) * protocol.GIB)
 ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
 print(os.getpid(), flush=True)
-while True:
-    time.sleep(60)
+signal.pause()

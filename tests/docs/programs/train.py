@@ -1,19 +1,27 @@
-"""Allocates, forks two children and ends: they live on, and hold its memory."""
+"""Allocates $GIB GiB, 2 by default, forks $CHILDREN children, also 2, and ends: they live on, and hold its memory.
+
+The last child prints the pids, its parent's first, when the parent has ended.
+"""
 
 import os
+import signal
 import time
 
 import driver
 import protocol
 
 driver.context()
-driver.alloc(2 * protocol.GIB)
-children = []
-for _ in range(2):
-    child = os.fork()
-    if child == 0:
+driver.alloc(int(os.environ.get("GIB", "2")) * protocol.GIB)
+owner, children = os.getpid(), int(os.environ.get("CHILDREN", "2"))
+pids = [owner]
+for number in range(1, children + 1):
+    pid = os.fork()
+    if pid == 0:
+        while os.getppid() == owner:
+            time.sleep(0.01)
+        if number == children:
+            print(*pids, os.getpid(), flush=True)
         while True:
-            time.sleep(60)
-    children.append(child)
-print(os.getpid(), *children, flush=True)
+            signal.pause()
+    pids.append(pid)
 os._exit(0)
