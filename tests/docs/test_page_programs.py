@@ -4,10 +4,11 @@
 
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
-What a block looks at is made by hidden lines above it: programs that run beside it (``programs/``), or parts of
-a machine, `<!-- before: . setup ghost service -->` (``setups/setup.py``).
+Hidden lines above a block make what it looks at: programs that run beside it (``programs/``), or parts of a
+machine, `<!-- before: . setup ghost service -->` (``setups/setup.py``).
 
-What differs from run to run (pids, users, ages, times, digests of plans) and the width of columns are not compared.
+What differs from run to run (pids, users, ages, times, digests of plans) and the width of columns are not
+compared.
 """
 
 from __future__ import annotations

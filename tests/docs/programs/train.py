@@ -1,4 +1,4 @@
-"""Allocates $GIB GiB, 2 by default, forks $CHILDREN children, also 2, and ends: they live on, and hold its memory.
+"""Allocates $GIB GiB, 2 by default, forks $CHILDREN children, 2 by default, and ends: they hold its memory.
 
 The last child prints the pids, its parent's first, when the parent has ended.
 """
