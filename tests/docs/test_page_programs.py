@@ -5,8 +5,8 @@
     <!-- needs MODULE -->   the page is skipped where the module is not installed
 
 In a command 4711 stands for the shell's variable pid, where a comment `before: ...` sets it. Programs for
-such comments are in $SCENES. What differs from run to run (pids, users, ages, times, digests of plans) and the
-width of columns are not compared.
+such comments are in $SCENES. What differs from run to run (pids, users, ages, times, digests of plans) and
+the width of columns are not compared.
 """
 
 from __future__ import annotations
