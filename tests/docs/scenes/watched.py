@@ -1,6 +1,6 @@
 """What `vram watch` reports: its lines are in changes.log, and each brings about the next change.
 
-The process grows, ends and leaves its memory to a forked child, which ends too. With NOW it is large at first.
+The process grows, ends and leaves its memory to a forked child, which ends too. With NOW it begins large.
 """
 
 import os
