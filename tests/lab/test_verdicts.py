@@ -94,6 +94,7 @@ VERDICTS = {
     "managed-first-touch": FALSE,
     "managed-prefetch": TRUE,
     "managed-pieces": FALSE,
+    "managed-reserve": FALSE,
     "managed-prefetch-back": FALSE,
     "managed-larger-than-gpu": TRUE,
     "managed-slower": UNKNOWN,

@@ -176,6 +176,38 @@ def managed_pieces(experiment: Experiment) -> Conclusion:
     return Conclusion(taken <= nbytes + NEAR, because, (figure("taken", taken), figure("freed", left)))
 
 
+@claim("managed-reserve", TOPIC, takes=Takes(512 * MIB, contexts=2))
+def managed_reserve(experiment: Experiment) -> Conclusion:
+    """What managed memory took of the device is free when its process has ended
+
+    Source: Questions 2 and 3, in which memory stays in use after its process, or never does.
+
+    Method:
+    A process makes a context and stays. Beside it, one after the other, three processes let the device write
+    to 4, 64 and 200 MiB of managed memory, and end. The device is read after each.
+
+    Reading:
+    False means that the driver keeps a reserve for managed memory, of any process, as long as one that uses
+    CUDA lives: see managed-pieces. `vram why` names it (VR408). True would mean that it is free with
+    the process that it was taken for. The last process takes the reserve with it: see managed-at-exit.
+    """
+    experiment.cuda_worker()
+    before = experiment.read_device("a process stays")
+    left = {}
+    for nbytes in (4 * MIB, 64 * MIB, 200 * MIB):
+        program, empty = experiment.worker_with_context()
+        program.call("fill", program.call("alloc_managed", nbytes), 0xA5, nbytes)
+        taken = experiment.used(f"{size(nbytes)} written", since=empty)
+        if taken <= 0 and experiment.before.charges:
+            raise CannotTell("other processes use the GPU, and a reserve that they left was enough")
+        program.end_by("leave")
+        left[nbytes] = experiment.used(f"{size(nbytes)}: its process has ended", since=before)
+    told = ", ".join(size(max(0, nbytes)) for nbytes in left.values())
+    figures = tuple(figure(f"left after {size(nbytes)}", after) for nbytes, after in left.items())
+    because = f"after the processes with {', '.join(map(size, left))} had ended, {told} were still used"
+    return Conclusion(all(nbytes <= NEAR for nbytes in left.values()), because, figures)
+
+
 @claim("managed-prefetch-back", TOPIC, takes=Takes(256 * MIB))
 def managed_prefetch_back(experiment: Experiment) -> Conclusion:
     """Prefetching managed memory to the host returns its device memory
