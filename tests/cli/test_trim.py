@@ -68,11 +68,17 @@ int main(void) {
     ((int (*)(unsigned))dlsym(cuda, "cuInit"))(0);
     ((int (*)(void **, int))dlsym(cuda, "cuDevicePrimaryCtxRetain"))(&context, 0);
     ((int (*)(void *))dlsym(cuda, "cuCtxSetCurrent"))(context);
-    puts(((int (*)(uint64_t *, size_t))dlsym(cuda, "cuMemAlloc_v2"))(&pointer, 1 << 26) ? "failed" : "ready");
+    puts(((int (*)(uint64_t *, size_t))dlsym(cuda, "cuMemAlloc_v2"))(&pointer, 1 << 30) ? "failed" : "ready");
     fflush(stdout);
     return getchar();
 }
 """
+
+
+def steps(world: World, pid: int) -> list[str]:
+    """What `vram why PID` suggests."""
+    findings = json.loads(world.vram("why", pid, "--json").stdout)["findings"]
+    return [way["step"] for each in findings for way in each["remedies"]]
 
 
 def test_no_python(world: World, tmp_path: Path) -> None:
@@ -90,6 +96,8 @@ def test_no_python(world: World, tmp_path: Path) -> None:
         done = world.vram("trim", holder.pid)
         assert (done.returncode, done.stderr) == (0, "")
         assert "driver pools" in done.stdout
+        # It has no pool that could be trimmed, as it says itself: then that is no advice.
+        assert "trim" not in steps(world, holder.pid)
     finally:
         holder.communicate(b"\n", timeout=PATIENCE_S)
 

@@ -137,6 +137,10 @@ CASES: dict[str, Case] = {
         ledger(gpu(entry("unassigned", 15 * GIB), facts=facts(mig_enabled=True))),
         ledger(gpu(entry("unassigned", 10 * GIB), facts=facts(mig_enabled=True))),
     ),
+    "VR408": Case(
+        ledger(gpu(process(), entry("preallocated", 124 * MIB, medium="managed"))),
+        ledger(gpu(process(), entry("overhead", 124 * MIB))),
+    ),
     "VR407": Case(
         ledger(gpu(facts=facts(mig_enabled=False, mig_pending=True))),
         ledger(gpu(facts=facts(mig_enabled=True, mig_pending=True))),

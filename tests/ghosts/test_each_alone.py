@@ -160,6 +160,21 @@ def test_managed_memory_is_in_no_list_and_named_all_the_same(machine: Machine):
     assert not entries(answer, "unattributed")
 
 
+def test_what_managed_memory_leaves_beside_a_living_process_is_the_reserve(machine: Machine):
+    """The driver's, and of no process: 124, 60 and 116 MiB after 4, 64 and 200 on an H200."""
+    machine.demo("memory.plain", 1 * GIB)
+    for touched, left in ((4, 124), (64, 60), (200, 116)):
+        machine.demo("memory.managed", touched * MIB, stages=1).close()
+        answer = machine.why()
+        (preallocated,) = entries(answer, "preallocated")
+        assert preallocated["nbytes"] == left * MIB
+        assert not entries(answer, "unattributed") + entries(answer, "hidden")
+        assert "VR408" in {each["code"] for each in answer["findings"]}
+        # What else this machine runs decides whether it can be proved.
+        code = {"fact": 0, "likely": 3}[preallocated["confidence"]]
+        assert machine.vram("check", "--leftovers").returncode == code
+
+
 @pytest.mark.fault(30)
 def test_a_plain_process_is_named_with_its_user_and_age(machine: Machine):
     demo = machine.demo("memory.plain", 1 * GIB)

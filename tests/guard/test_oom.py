@@ -360,7 +360,7 @@ def test_each_cause_has_its_own_remedy() -> None:
     assert "retry_on_oom" in sentence(situation())
 
 
-@pytest.mark.parametrize("kind", ["free", "reserved", "unassigned", "unreported", "overhead"])
+@pytest.mark.parametrize("kind", ["free", "reserved", "unassigned", "unreported", "overhead", "preallocated"])
 def test_memory_that_nobody_holds_is_blamed_on_nobody(kind: str) -> None:
     """Under MIG it said "memory that is unassigned alone 60.0 GiB": no holder, nobody to ask."""
     entries = [{"kind": kind, "nbytes": 60 * GIB, "holder": None}]

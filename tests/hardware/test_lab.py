@@ -75,6 +75,7 @@ H200 = {
     "managed-first-touch": FALSE,
     "managed-prefetch": TRUE,
     "managed-pieces": FALSE,
+    "managed-outlives": TRUE,
     "managed-prefetch-back": FALSE,
     "managed-slower": FALSE,
     "managed-faults": FALSE,

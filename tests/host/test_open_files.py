@@ -195,7 +195,7 @@ def test_a_users_own_processes_are_seen_without_their_first_thread(folder: Path,
     """To all but root an ended thread's folder is closed; that says nothing of the living ones."""
     held = os.open(folder / "dev" / "nvidia0.17", os.O_RDWR)
 
-    def look_as_nobody() -> list[object]:
+    def lookas_nobody() -> list[object]:
         set_dumpable = 4  # whoever changes its user is closed to all but root, until it says otherwise
         ctypes.CDLL(None).prctl(set_dumpable, 1)
         zombie = os.fork() or os._exit(0)
@@ -204,7 +204,7 @@ def test_a_users_own_processes_are_seen_without_their_first_thread(folder: Path,
             found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0, [pid, zombie])
             return [[each.process.pid for each in found.holders] == [pid], found.denied_processes]
 
-    assert _as_nobody(look_as_nobody) == [True, 0]
+    assert as_nobody(lookas_nobody) == [True, 0]
     os.close(held)
 
 
@@ -335,14 +335,14 @@ def test_processes_that_come_and_go(folder: Path, holder: subprocess.Popen[bytes
 @needs("root", detail="needs root to become somebody else")
 def test_what_may_not_be_read_is_counted(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     """Asked with another user's eyes: nobody is named, and how many were closed to us is."""
-    answer = _as_nobody(lambda: LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0))
+    answer = as_nobody(lambda: LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0))
     assert answer["holders"] == []
     assert answer["denied_processes"] >= 1
     assert "root" in answer["denied_users"]
     assert answer["complete"]
 
 
-def _as_nobody(job: Callable[[], object]) -> Any:
+def as_nobody(job: Callable[[], object]) -> Any:
     import msgspec
 
     ours, theirs = os.pipe()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.ledger.build import build_ledger
-from vram.ledger.deepen import Measured, deepen
+from vram.ledger.deepen import Measured, caches_nothing, deepen
 from vram.model.inside import CacheLine, Trimmed, Via
 from vram.model.ledger import Ledger, known_bytes
 from vram.units import GIB
@@ -74,3 +74,20 @@ def test_the_sum_holds_whatever_a_process_says(figures: list[tuple[int, int, int
     for gpu in deepen(ledger(), told(*(line(*each) for each in figures))).gpus:
         assert known_bytes(gpu.entries) == gpu.total_bytes
         assert all(entry.nbytes is None or entry.nbytes >= 0 for entry in gpu.entries)
+
+
+def test_only_a_native_program_that_reports_no_unused_byte_caches_nothing() -> None:
+    """What a framework in Python keeps beside its cache it does not report; unknown is not zero."""
+
+    def answer(via: Via, *reclaimable: int | None) -> Measured:
+        lines = tuple(
+            CacheLine(name="pool", memory="device", device=0, held=GIB, reclaimable=each, held_after=GIB)
+            for each in reclaimable
+        )
+        return Measured(via, Trimmed(status="done", lines=lines))
+
+    assert caches_nothing(answer("native"))
+    assert caches_nothing(answer("native", 0, 0))
+    assert not caches_nothing(answer("native", 0, 1))
+    assert not caches_nothing(answer("native", None))
+    assert not caches_nothing(answer("agent", 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.model.files import DeviceFile, DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
+from vram.model.files import DeviceFile, DmabufFacts, ElsewhereFacts, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.observation import HostFacts, Observation, Survey
 from vram.model.process import ProcessFacts, ProcessRef
@@ -112,6 +112,7 @@ class World:
         context: bool = True,
         family: int | None = None,
         managed: int = 0,
+        mapped: bool = True,
     ) -> World:
         """A context's files, or a mere look at the GPUs; one *family* shares its open file descriptions."""
         files = [DeviceFile(3, "control", "/dev/nvidiactl"), DeviceFile(4, "uvm", "/dev/nvidia-uvm")]
@@ -119,7 +120,7 @@ class World:
             for fd in range(20 if context else 4):
                 shared = None if family is None else family * 100 + fd
                 files.append(DeviceFile(100 * minor + 10 + fd, "gpu", f"/dev/nvidia{minor}", minor, shared))
-        mappings = 31 if context else 3
+        mappings = (31 if context else 3) if mapped else 0
         return self._see(
             "proc.files", process=ProcessRef(pid), facts=FilesFacts(tuple(files), mappings, managed)
         )
@@ -144,6 +145,14 @@ class World:
     def dmabuf(self, pid: int, nbytes: int, *, inode: int = 99) -> World:
         facts = DmabufFacts(fd=8, inode=inode, exporter="nv_dmabuf")
         return self._see("proc.dmabuf", process=ProcessRef(pid), nbytes=nbytes, facts=facts)
+
+    def unsized_dmabuf(self, pid: int) -> World:
+        facts = DmabufFacts(fd=8, inode=99, exporter="nv_dmabuf")
+        return self._see("proc.dmabuf", process=ProcessRef(pid), facts=facts)
+
+    def elsewhere(self, *found: str) -> World:
+        """It was looked for memory that no open file shows; *found* is where there may be some."""
+        return self._see("proc.elsewhere", facts=ElsewhereFacts(found))  # type: ignore[arg-type]
 
     def unreadable(self, processes: int) -> World:
         facts = UnreadableFacts(processes, ("alice",))

@@ -8,9 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cli.test_trim import HOLDER as NATIVE_HOLDER
+from tests.needs import require
+from tests.patience import PATIENCE_S
 from tests.reach.conftest import CACHED, SOURCES, SUBJECT, Subject
 from tests.wsl.conftest import Hold, Wsl
 from tests.wsl.windows import speaking
@@ -115,6 +120,52 @@ def test_free_names_the_ways_that_are_left(wsl: Wsl, hold: Hold) -> None:
     assert [(step["kind"], step["target"]["process"]["pid"]) for step in plan["steps"]] == [
         ("trim", process.pid)
     ]
+
+
+def test_free_names_who_is_listed_where_there_are_no_figures_for_each(wsl: Wsl, hold: Hold) -> None:
+    """It said that no visible process holds it, and called it a leftover, beside a process that is listed."""
+
+    def left() -> dict[str, Any]:
+        done = wsl.vram("free", "--dry-run", "--json")  # 0: nothing is known to be left over
+        (piece,) = json.loads(done.stdout)["skipped"]
+        assert (piece["pid"], piece["leftover"], piece["command"]) == (None, False, "vram why")
+        found: dict[str, Any] = piece
+        return found
+
+    wsl.gpu.set(windows_bytes=GIB)
+    assert left()["why"].startswith("held by processes of other distributions or Windows programs;")
+    process = hold(4 * GIB)
+    assert left()["why"].startswith(f"held by pid {process.pid} or Windows programs;")
+    both = ", ".join(map(str, sorted((process.pid, hold(GIB).pid))))
+    assert left()["why"].startswith(f"held by pids {both} or Windows programs;")
+    used = wsl.why()["gpus"][0]["memory"]["used"]
+    wsl.says(speaking("en", guest=used, other=0))
+    assert left()["why"].startswith(f"held by pids {both};")
+
+
+def test_an_amount_that_no_figure_tells_is_unknown_and_not_zero(wsl: Wsl, caching: Subject) -> None:
+    (found,) = json.loads(wsl.vram("trim", "--json").stdout)["trimmable"]
+    assert (found["pid"], found["nbytes"]) == (caching.pid, None)
+    shown = wsl.vram("trim").stdout
+    assert "unknown" in shown
+    assert " 0 B " not in shown
+
+
+def test_a_program_that_caches_nothing_is_not_told_to_trim(wsl: Wsl, tmp_path: Path) -> None:
+    """It was asked: what it holds, it allocated by itself."""
+    require("cc")
+    (tmp_path / "holder.c").write_text(NATIVE_HOLDER)
+    subprocess.run(["cc", "-o", tmp_path / "holder", tmp_path / "holder.c", "-ldl"], check=True)
+    holder = subprocess.Popen([tmp_path / "holder"], env=wsl.environment(), stdin=-1, stdout=-1)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        findings = json.loads(wsl.vram("why", str(holder.pid), "--json").stdout)["findings"]
+        steps = [way["step"] for each in findings for way in each["remedies"]]
+        assert "end" in steps
+        assert "trim" not in steps
+    finally:
+        holder.communicate(b"\n", timeout=PATIENCE_S)
 
 
 def test_nobody_is_told_to_park(wsl: Wsl, hold: Hold) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from vram.diagnosis import words
 from vram.ledger.processes import is_stuck
-from vram.model.finding import Harm, Remedy
+from vram.model.finding import Finding, Harm, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRun
 from vram.model.windows import WslFacts
@@ -170,6 +172,17 @@ def trim_or_park(
         for_processes([holder], step="park", text=park, command=f"vram park {holder.pid}", harm="interrupts"),
     )
     return tuple(way for way in ways if (parks or way.step != "park") and (trims or way.step != "trim"))
+
+
+def without_trim(findings: Iterable[Finding], pid: int) -> tuple[Finding, ...]:
+    """*findings* for a process that reported that it caches nothing: trimming it would free nothing."""
+    return tuple(
+        replace(
+            each,
+            remedies=tuple(way for way in each.remedies if way.step != "trim" or way.pids != (pid,)),
+        )
+        for each in findings
+    )
 
 
 def park_together(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> tuple[Remedy, ...]:

@@ -7,6 +7,8 @@ one that merely waits for a disk does not, and neither does one whose program fi
 replaced. Where several processes have bytes together, and only some of them are healthy, the
 answer is "unknown". Whether a hidden holder is healthy cannot be seen, so hidden bytes make the
 answer "unknown"; those of a process that worked when it was listed and ended a moment later do not.
+The driver's reserve for managed memory is held by no process, where that is a fact; where it is only
+likely the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from vram.ledger.holds import by_gpu, find_holds
 from vram.ledger.processes import in_use, is_stopped
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.observation import ProbeRun
+from vram.units import size
 
 Verdict = Literal["clean", "held", "unknown"]
 
@@ -143,6 +146,9 @@ def _doubt(
         return gpu.message or f"reading the GPU: {gpu.status}"
     if known_bytes(gpu.of_kind("unreported")) > allow:
         return "no visible process holds memory, and the driver does not report how much is in use"
+    reserve = known_bytes(entry for entry in gpu.of_kind("preallocated") if entry.confidence != "fact")
+    if reserve > allow:
+        return f"{size(reserve)} is likely the driver's reserve for managed memory, but that is not certain"
     if leftovers and known_bytes(filter(_is_unseen, held)) > allow:
         return "a process that is not visible from here holds memory; whether it is healthy is unknown"
     together = known_bytes(entry for entry in held if entry.sharing == "together")

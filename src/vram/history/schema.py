@@ -37,6 +37,7 @@ KIND_NUMBERS: dict[Kind, int] = {
     "unassigned": 15,
     "free": 16,
     "outside": 17,
+    "preallocated": 18,
 }
 KINDS_BY_NUMBER = {number: kind for kind, number in KIND_NUMBERS.items()}
 
@@ -91,7 +92,9 @@ CREATE TABLE usage (
 CREATE TABLE progress (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
+_VERSION_2 = "ALTER TABLE sample ADD COLUMN preallocated INTEGER"
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
 """What leads from each version to the next; the first makes a new file."""
 VERSION = len(MIGRATIONS)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from vram.children import Sent as Sent
-from vram.model.files import ClientFacts, DeviceFile
+from vram.model.files import ClientFacts, DeviceFile, ElsewhereCode
 from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
 from vram.model.process import ProcessFacts, ProcessRef, RestFacts
@@ -107,6 +107,9 @@ class OpenFiles(Protocol):
     """Device files that processes hold open: of *pids*, or of all processes."""
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan: ...
+
+    def elsewhere(self, deadline_s: float) -> tuple[ElsewhereCode, ...]:
+        """Where GPU memory may be held that no open file shows; nothing: nowhere."""
 
 
 class Card(Struct, frozen=True):

@@ -25,6 +25,11 @@ class Measured(Struct, frozen=True):
     waited_s: float | None = None
 
 
+def caches_nothing(reported: Measured) -> bool:
+    """Whether a program without Python was asked, and has no pool or cache that could be trimmed."""
+    return reported.via == "native" and all(line.reclaimable == 0 for line in reported.answer.lines)
+
+
 class _Share(Struct):
     kind: Kind
     nbytes: int

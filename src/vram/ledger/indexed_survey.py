@@ -13,6 +13,7 @@ from vram.model.files import (
     ClientFacts,
     ComputeFacts,
     DmabufFacts,
+    ElsewhereFacts,
     ExportFacts,
     FilesFacts,
     SystemMemoryFacts,
@@ -123,8 +124,12 @@ class IndexedSurvey(Struct):
     unfinished: bool = False
     """There was no time, or no room, to read all processes' files: one that shows none may have some."""
     shares: list[ExportedDescriptor] = []
+    has_unsized: bool = False
+    """A dma-buf does not report its size."""
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
+    elsewhere: ElsewhereFacts | None = None
+    """Where memory may be held that no open file shows; None where it was not asked."""
     clients: list[ClientObservation] = []
     compute: list[tuple[ComputeFacts, Charge]] = []
     adapters: list[AdapterFacts] = []
@@ -299,6 +304,8 @@ def _place(survey: IndexedSurvey, observation: Observation) -> None:
             survey.rests[observation.process.pid] = facts
         case UnreadableFacts() as facts:
             survey.unreadable = facts
+        case ElsewhereFacts() as facts:
+            survey.elsewhere = facts
         case AdapterFacts() as facts:
             survey.adapters.append(facts)
         case WindowsMemoryFacts() as facts:
@@ -314,6 +321,8 @@ def _place(survey: IndexedSurvey, observation: Observation) -> None:
             survey.windows_age = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             survey.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
+        case DmabufFacts():
+            survey.has_unsized = True
         case ComputeFacts() as facts if observation.process:
             charge = Charge(observation.process, _known(observation.nbytes), ("compute",))
             survey.compute.append((facts, charge))

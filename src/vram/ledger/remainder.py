@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from vram.ledger.charges import unsized_entries
 from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey, holder
+from vram.ledger.preallocated import preallocated_entry
 from vram.model.gpu import MemoryFacts
-from vram.model.ledger import Confidence, Entry, known_bytes
-from vram.units import KIB, MIB, counted, size
+from vram.model.ledger import MAX_CONTEXT_OVERHEAD, Confidence, Entry, known_bytes
+from vram.units import KIB, counted, size
 
 
 def remainder_entries(survey: IndexedSurvey, gpu: GpuObservations, rest: int) -> list[Entry]:
@@ -25,7 +26,8 @@ def remainder_entries(survey: IndexedSurvey, gpu: GpuObservations, rest: int) ->
     with_files_open = open_on(survey, gpu) if gpu.lists not in ("ok", "unsupported") else []
     if with_files_open and rest:
         return [*entries, _unlisted(with_files_open, rest)]
-    return entries + ([unexplained(survey, rest)] if rest else [])
+    preallocated = preallocated_entry(survey, gpu, rest)
+    return entries + ([preallocated or unexplained(survey, rest)] if rest else [])
 
 
 def _without_figures(unsized: list[Entry], rest: int) -> list[Entry]:
@@ -151,8 +153,6 @@ def _managed_entry(survey: IndexedSurvey, charge: Charge, nbytes: int, mapped: i
 # process has initialised CUDA, and for each context beyond the 518 MiB that its process is charged.
 _INITIALISED = 3328 * KIB
 _CONTEXT = 5696 * KIB
-# Drivers differ; up to this much for a context is still called overhead.
-_MAX_CONTEXT = 16 * MIB
 
 
 def expected(survey: IndexedSurvey, gpu: GpuObservations) -> int:
@@ -171,7 +171,7 @@ def _contexts(gpu: GpuObservations) -> int:
 def overhead_entry(survey: IndexedSurvey, gpu: GpuObservations, rest: int, *, whole: bool) -> Entry | None:
     """The part of *rest* that is overhead; all of it, if *whole* and it is little enough."""
     usual = expected(survey, gpu)
-    most = usual + _contexts(gpu) * (_MAX_CONTEXT - _CONTEXT)
+    most = usual + _contexts(gpu) * (MAX_CONTEXT_OVERHEAD - _CONTEXT)
     if not usual and rest <= _INITIALISED and _is_in_use(survey):
         usual = rest
     nbytes = rest if whole and rest <= most else min(rest, usual)

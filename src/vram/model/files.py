@@ -61,6 +61,20 @@ class UnreadableFacts(Struct, frozen=True, omit_defaults=True, tag="unreadable")
     users: tuple[str, ...] = ()
 
 
+ElsewhereCode = Literal[
+    "in-flight", "io-uring", "own-files", "other-driver", "console", "exiting", "untried", "cut-off"
+]
+"""A descriptor on its way through a socket, or registered with an io_uring; a thread with files of its
+own; a file of another driver that takes dma-bufs or device memory; the console's picture; a process that
+is exiting; an exported handle that was not measured; what there was no time or no right to read."""
+
+
+class ElsewhereFacts(Struct, frozen=True, tag="elsewhere"):
+    """Where memory may be held that no open file shows. Empty: nowhere, and everything was read."""
+
+    found: tuple[ElsewhereCode, ...] = ()
+
+
 # ---- GPUs of AMD and Intel: clients by their open files, and what sysfs and ROCm report ----
 
 

@@ -98,12 +98,13 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
 class Trimmable(Struct, frozen=True, kw_only=True):
     """One process with memory of its own. ``via`` None: it cannot be attached to, and ``reason`` says why.
 
-    ``nbytes`` is all that the driver charges it with: how much of that is cache, only the process knows.
+    ``nbytes`` is all that the driver charges it with, None where it does not report that: how much of that is
+    cache, only the process knows.
     """
 
     pid: int
     gpus: tuple[int, ...]
-    nbytes: int
+    nbytes: int | None
     user: str | None
     command: str
     via: Via | None

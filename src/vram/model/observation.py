@@ -12,6 +12,7 @@ from vram.model.files import (
     ClientFacts,
     ComputeFacts,
     DmabufFacts,
+    ElsewhereFacts,
     ExportFacts,
     FilesFacts,
     SystemMemoryFacts,
@@ -37,6 +38,7 @@ Facts: TypeAlias = (
     | DmabufFacts
     | ExportFacts
     | UnreadableFacts
+    | ElsewhereFacts
     | ClientFacts
     | ComputeFacts
     | CapacityFacts

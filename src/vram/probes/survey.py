@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from vram import __version__
 from vram.host.ports import Clock, Host, WindowsQuery
-from vram.model.observation import Observation, ProbeRun, Status, Survey, with_code
-from vram.probes.sources import exports, files, nvml, processes
+from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey, with_code
+from vram.probes.sources import elsewhere, exports, files, nvml, processes
 
 # A call that hangs takes all the time it gets: the sources after it must still have some.
 _DRIVER_SHARE = 0.8
@@ -61,7 +61,7 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
 
         query = windows.begin(host, me, collected.left_s() * _DRIVER_SHARE)
     try:
-        _read_all(host, collected, driver, began)
+        _read_all(host, me, collected, driver, began)
         if query is not None:
             collected.take(windows.NAME, windows.observe(query, me), began)
     finally:
@@ -76,7 +76,9 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
     )
 
 
-def _read_all(host: Host, collected: _Collected, driver: Iterable[Observation], began: float) -> None:
+def _read_all(
+    host: Host, me: HostFacts, collected: _Collected, driver: Iterable[Observation], began: float
+) -> None:
     collected.take(files.NAME, files.observe(host, collected.left_s()))
     collected.take(nvml.NAME, driver, began)
     for _ in range(_TRIES):
@@ -89,6 +91,9 @@ def _read_all(host: Host, collected: _Collected, driver: Iterable[Observation], 
         collected.take(nvml.NAME, _start_driver(host, collected.left_s() * _DRIVER_SHARE), began)
     collected.take(files.LATE_NAME, files.observe_latecomers(host, collected.observed, collected.left_s()))
     collected.take(exports.NAME, exports.observe(host, collected.observed, collected.left_s()))
+    if elsewhere.is_needed(me, collected.observed):
+        all_asked = exports.asks_all(collected.observed)
+        collected.take(elsewhere.NAME, elsewhere.observe(host, collected.left_s(), all_asked=all_asked))
     if host.drm.drivers:
         from vram.probes.sources import drm  # most machines have no such GPU
 

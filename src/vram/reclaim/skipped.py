@@ -14,6 +14,8 @@ from vram.errors import AttachDenied, CallsGivenUp, CannotPark, NotPermitted, No
 from vram.host.ports import Host
 from vram.ledger.holds import find_holds, in_ledger_order
 from vram.ledger.processes import ProcessMemory, is_stopped, is_stuck, living_holders
+from vram.ledger.remainder import pids_of
+from vram.model.hold import HeldPart
 from vram.model.ledger import Entry, Holder, known_bytes
 from vram.model.plan import Plan, Skipped
 from vram.reclaim.actions import GENTLE
@@ -42,7 +44,8 @@ def skipped(
 
 def leftovers_left(context: PlanContext) -> tuple[Skipped, ...]:
     """Memory of dead owners that is there now, the largest first."""
-    found = [*_leftovers(context, context.gpus, set(), {}), *_hidden(context, context.gpus)]
+    hidden = (each for each in _hidden(context, context.gpus) if each.leftover)
+    found = [*_leftovers(context, context.gpus, set(), {}), *hidden]
     return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid or 0)))
 
 
@@ -173,20 +176,40 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
     for part in in_ledger_order(hold for hold in find_holds(context.ledger) if hold.what in _UNNAMED):
         entry = part.entry
         lost = entry.kind == "orphaned" and not living_holders(entry)
-        if part.gpu in gpus and entry.nbytes and (lost or entry.kind in ("hidden", "unattributed")):
+        shared = _is_shared(entry)
+        if part.gpu in gpus and entry.nbytes and (lost or shared or entry.kind in ("hidden", "unattributed")):
+            why = f"{_owner(entry)}; {_UNSEEN}" if lost else "no visible process holds it"
             yield Skipped(
                 pid=None,
                 nbytes=entry.nbytes,
                 user=None,
                 name=None,
-                why=f"{_owner(entry)}; {_UNSEEN}" if lost else "no visible process holds it",
-                command=AS_ROOT if as_user else "vram why",
+                why=_several(context, part) if shared else why,
+                command=AS_ROOT if as_user and not shared else "vram why",
                 gpus=(part.gpu,),
-                leftover=True,
+                leftover=not shared,
             )
 
 
-_UNNAMED = ("ghost", "hidden", "unattributed")
+def _is_shared(entry: Entry) -> bool:
+    """Whether several have it together, and the driver reports no figure for each; some may be visible."""
+    under_windows = entry.kind == "guest" or entry.hidden_by == "windows"
+    return under_windows or (entry.sharing == "together" and bool(entry.co_holders))
+
+
+def _several(context: PlanContext, part: HeldPart) -> str:
+    """Who has such memory together, as far as visible: under WSL2, the processes without a figure."""
+    unsized = (each for each in context.ledger.gpus[part.at].entries if each.nbytes is None)
+    entries = (part.entry,) if part.entry.co_holders else unsized
+    pids = sorted({holder.pid for each in entries for holder in living_holders(each)})
+    more = f" and {len(pids) - _MAX_NAMED} more" if len(pids) > _MAX_NAMED else ""
+    linux = f"{pids_of(pids[:_MAX_NAMED])}{more}" if pids else "processes of other distributions"
+    or_windows = " or Windows programs" if part.entry.hidden_by == "windows" else ""
+    return f"held by {linux}{or_windows}; the driver reports no figure for each"
+
+
+_UNNAMED = ("ghost", "hidden", "unattributed", "together")
+_MAX_NAMED = 4
 _WOULD_DIE = "it has given up system calls (seccomp), and may be killed when it is reached"
 _UNSEEN = "its holder is not visible"
 

@@ -191,7 +191,7 @@ def trimmable(report: TrimmableReport, options: RenderOptions) -> RenderableType
     if report.refused:
         blocks += [Text(), Text("Not possible:")]
     for each in report.refused:
-        where = f"pid {each.pid}, {_gpus(each)}, {size(each.nbytes)}: "
+        where = f"pid {each.pid}, {_gpus(each)}, {_size(each.nbytes)}: "
         blocks.append(paragraph("- ", where + each.reason, options, indent=2))
     return Group(*blocks)
 
@@ -213,7 +213,7 @@ def _trimmable_table(found: Sequence[Trimmable], options: RenderOptions) -> Tabl
     for each in found:
         command = options.short(one_line(each.command), max(12, options.width - 44))
         where = ",".join(map(str, each.gpus))
-        cells = (str(each.pid), where, size(each.nbytes), each.via or "", command)
+        cells = (str(each.pid), where, _size(each.nbytes), each.via or "", command)
         table.add_row("", *map(Text, cells))
     return table
 

@@ -113,11 +113,15 @@ def _one_process(
             raise NoSuchProcess(f"there is no process {args.pid}, and no driver lists one", hint=hint)
         raise NotOnGpu(f"pid {args.pid} holds no GPU memory and has no GPU open", hint=hint)
     if host is not None:
+        from vram.diagnosis.remedies import without_trim
+        from vram.ledger.deepen import caches_nothing
         from vram.reclaim.inside import charged_pids, measure_one
 
         answers, notes = measure_one(host, args.pid, args.deadline) if charged_pids(theirs) else ({}, ())
         theirs = concerning(deepen(ledger, answers), args.pid)
         answered = bool(answers)
+        if answered and caches_nothing(answers[args.pid]):
+            findings = without_trim(findings, args.pid)
     about = findings_about(findings, args.pid)
     if args.json:
         from vram.report import json

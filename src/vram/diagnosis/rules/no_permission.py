@@ -52,7 +52,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
             *holds,
             code=CODE,
             title=f"{nbytes} of GPU {gpu.index} held by processes you have no permission to read",
-            cause=f"{nbytes} of GPU {gpu.index} is held by another user's process. {_unread(ledger)}",
+            cause=f"{nbytes} of GPU {gpu.index} is likely held by another user's process. {_unread(ledger)}",
             remedies=(remedies.see_more(ledger.host),),
             severity="warning",
         )

@@ -19,7 +19,7 @@ from msgspec import Struct
 from vram.host.local.identity import user_name
 from vram.host.local.proc_scan import RawFile, Scan, ScanResult, best_scan
 from vram.host.ports import Dmabuf, DrmClient, FileHolder, FileScan
-from vram.model.files import DeviceFile, FileKind
+from vram.model.files import DeviceFile, ElsewhereCode, FileKind
 from vram.model.process import ProcessRef
 from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, map_lines, text
 
@@ -93,6 +93,14 @@ class LocalOpenFiles:
             cut=tuple(ProcessRef(pid) for pid in sorted(set(walked.cut) - ours)),
             cut_users=tuple(sorted({user_name(uid) for uid in _owners(self._root, walked.cut)})),
         )
+
+    def elsewhere(self, deadline_s: float) -> tuple[ElsewhereCode, ...]:
+        from vram.host.local.elsewhere import (
+            look_elsewhere,
+        )  # for one entry of the ledger, where it is possible
+
+        deadline, names = time.monotonic() + deadline_s, self._names
+        return look_elsewhere(self._root, names.mapped, set(self._ignore()), deadline, virtual=names.virtual)
 
     def _holders(
         self,

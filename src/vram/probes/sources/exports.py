@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vram.host.ports import ExportCandidate, Host, Proof
 from vram.model.files import ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
+from vram.model.ledger import MAX_CONTEXT_OVERHEAD
 from vram.model.observation import Observation
 from vram.payloads import GONE
 from vram.units import MIB
@@ -20,8 +21,6 @@ from vram.units import MIB
 NAME = "exports"
 
 _MIN_NBYTES = 2 * MIB  # the driver exports nothing finer
-# A context uses about 9 MiB more than it is charged (H200, driver 580.159); drivers differ.
-_CONTEXT_OVERHEAD = 16 * MIB
 # An import takes the driver about a millisecond; a context alone has ten control descriptors.
 _MAX_CANDIDATES = 1024
 
@@ -43,7 +42,9 @@ def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> I
     charges = [each.nbytes for each in observed if isinstance(each.facts, ChargeFacts)]
     chargeable = max((_ANY if nbytes is None else nbytes for nbytes in charges), default=0)
     deadline = host.clock.monotonic() + deadline_s
-    for candidates, ordinary in zip(candidates_of(observed), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
+    for candidates, ordinary in zip(
+        candidates_of(observed), (0, contexts * MAX_CONTEXT_OVERHEAD), strict=True
+    ):
         if not candidates or unexplained < ordinary + _MIN_NBYTES:
             continue
         sizes: dict[object, int] = {}
@@ -52,6 +53,17 @@ def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> I
             sizes[_identity(proof.candidate)] = proof.nbytes or 0
             yield from _statement(proof, places, reported)
         unexplained -= sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
+
+
+def asks_all(observed: Sequence[Observation]) -> bool:
+    """Whether every descriptor that can be an export was asked, and answered."""
+    idle, busy = candidates_of(observed)
+    unexplained, contexts = residual(observed)
+    missing = unexplained - sum(each.nbytes or 0 for each in observed if each.probe == "driver.exports")
+    is_enough = missing >= contexts * MAX_CONTEXT_OVERHEAD + _MIN_NBYTES or not busy
+    failed = any(each.probe == "driver.exports" and each.status != "ok" for each in observed)
+    files = {_identity(candidate) for candidate in (*idle, *busy)}
+    return is_enough and not failed and len(files) <= _MAX_CANDIDATES
 
 
 def residual(observed: Sequence[Observation]) -> tuple[int, int]:

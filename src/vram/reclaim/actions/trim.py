@@ -96,7 +96,7 @@ def trimmable(host: Host, via: str | None, deadline_s: float) -> tuple[Trimmable
     """Every process with GPU memory of its own, largest first, and the injector, or why there is none."""
     known = processes(read_ledger(host, (), deadline_s))
     found = [_describe(host, process, via) for process in known.values() if process.charged]
-    return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid)))
+    return tuple(sorted(found, key=lambda each: (-(each.nbytes or 0), each.pid)))
 
 
 def _describe(host: Host, process: ProcessMemory, via: str | None) -> Trimmable:
@@ -109,7 +109,7 @@ def _describe(host: Host, process: ProcessMemory, via: str | None) -> Trimmable:
     return Trimmable(
         pid=holder.pid,
         gpus=process.gpus,
-        nbytes=process.charged_bytes,
+        nbytes=process.charged_bytes or (None if process.has_unknown_size else 0),
         user=holder.user,
         command=holder.command or "",
         via=injector,
