@@ -127,7 +127,7 @@ def test_every_line_of_a_ledger_is_explained() -> None:
 
 def test_every_state_of_the_screen_is_explained() -> None:
     page = (ROOT / "docs" / "guides" / "why.md").read_text()
-    rows = [row.partition("|")[0] for row in re.findall(r"^\| (`.+) \|$", page, re.MULTILINE)]
+    rows = re.findall(r"^  - ((?:`\w+`(?:, )?)+): ", page, re.MULTILINE)
     explained = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
     assert {state.label for state in STATES.values()} <= explained
 

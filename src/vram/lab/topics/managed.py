@@ -190,21 +190,21 @@ def managed_outlives(experiment: Experiment) -> Conclusion:
     process has ended too.
 
     Reading:
-    True means that the driver keeps a reserve for managed memory, of any process, as long as one that uses CUDA
-    lives: see managed-pieces. `vram why` names it (VR408). The last process takes the reserve with it: see
+    True means that the driver keeps a reserve for managed memory, of any process, as long as one lives that
+    uses CUDA: see managed-pieces. `vram why` names it (VR408). The last process takes it with it: see
     managed-at-exit.
     """
     if experiment.before.charges:
         raise CannotTell("other processes use the GPU, and what stays would stay with them")
     other = experiment.cuda_worker()
     before = experiment.read_device("a process stays")
-    stayed = {}
+    stayed: dict[int, int] = {}
     for nbytes in (4 * MIB, 64 * MIB, 200 * MIB):
         program, empty = experiment.worker_with_context()
         program.call("fill", program.call("alloc_managed", nbytes), 0xA5, nbytes)
         taken = experiment.used(f"{size(nbytes)} written", since=empty)
         if not stayed and taken < nbytes:
-            raise CannotTell(f"the device showed {size(max(0, taken))} of the {size(nbytes)} that it wrote to")
+            raise CannotTell(f"the device showed {size(max(0, taken))} of {size(nbytes)} that it wrote to")
         program.end_by("leave")
         stayed[nbytes] = experiment.used(f"{size(nbytes)}: its process has ended", since=before)
     other.end_by("leave")
