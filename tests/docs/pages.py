@@ -10,6 +10,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 WRITTEN = {ROOT / path: page.text for path, page in reference.pages().items()}
 """Where each would lie in the repository, and its text."""
+READ = [
+    ROOT / "README.md",
+    *sorted(page for room in ("questions", "guides", "concepts") for page in (DOCS / room).glob("*.md")),
+]
+"""What users read, from the first page to the last guide."""
 
 
 def site_page(path: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, WRITTEN, text_of
+from tests.docs.pages import READ, ROOT, WRITTEN, text_of
 from vram.cli import app, grammar
 from vram.cli.app import COMMANDS, RUNNERS
 from vram.cli.arguments import Parser
@@ -39,6 +39,13 @@ def test_every_command_line_is_taken(page: Path) -> None:
     for line in lines(page):
         refused = complaint(line)
         assert refused is None, f"{line}: {refused}"
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_command_is_broken_over_two_lines(page: Path) -> None:
+    """It would not be one that the test above reads, and not one that people copy."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in text.splitlines() if line.count("`") % 2] == []
 
 
 def lines(page: Path) -> Iterator[str]:

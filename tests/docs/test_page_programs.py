@@ -31,7 +31,7 @@ from typing import IO
 import pytest
 
 from tests.docs.blocks import Block, blocks
-from tests.docs.pages import ROOT
+from tests.docs.pages import DOCS, READ, ROOT
 from tests.needs import require
 from tests.patience import PATIENCE_S
 from vram.virtualgpu import VirtualGpu
@@ -39,18 +39,12 @@ from vram.virtualgpu.demos import PROGRAMS as DRIVER
 
 NEEDS = re.compile(r"^<!-- needs (\S+) -->$", re.M)
 SETUPS = Path(__file__).with_name("setups")
-DOCS = ROOT / "docs"
 PROGRAMS = Path(__file__).with_name("programs")
 PAGES = [
     page
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
     if re.search("<!-- (run|file .*) -->", page.read_text())
 ]
-READ = [
-    ROOT / "README.md",
-    *sorted(page for room in ("questions", "guides", "concepts") for page in (DOCS / room).glob("*.md")),
-]
-"""What users read, from the first page to the last guide."""
 
 
 def test_pages_have_programs() -> None:

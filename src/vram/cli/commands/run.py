@@ -69,7 +69,7 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME=MOST",
-        help="exit with 90 unless this holds: leaks=N, peak=SIZE or failures=N (repeatable)",
+        help="exit with 90 unless this holds: leaks=N, unfreed=N, peak=SIZE or failures=N (repeatable)",
     )
     parser.add_size(
         "--pretend",
