@@ -40,7 +40,11 @@ class _Callable(ModuleType):
     """A module that starts the agent when it is called."""
 
     def __call__(self) -> str:
-        return start()
+        try:
+            return start()
+        except OSError as error:
+            error.add_note("vram: its socket needs a folder that is yours alone: set XDG_RUNTIME_DIR to one")
+            raise
 
 
 sys.modules[__name__].__class__ = _Callable

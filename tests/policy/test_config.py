@@ -111,7 +111,7 @@ TELL = {"name": "p", "do": "warn-owner"}
         ({**BASE, "match": {"min-size": "100"}}, "min-size", "write 100GiB"),
         ({**BASE, "match": {"min-size": 100}}, "min-size", "write 100GiB"),
         ({**BASE, "notify": {"terminals": True}}, "no key 'notify'", "known"),
-        ({**TELL}, "tells nobody", "notify"),
+        ({**TELL}, "notifies no one", "notify"),
         ({**TELL, "notify": {"mail": ["mail"]}}, "whole path", "no shell"),
         ({**TELL, "notify": {"mail": "/bin/mail -s x"}}, "mail", "list"),
         ({**TELL, "notify": {"webhook": "ftp://x/"}}, "not an address", "https"),

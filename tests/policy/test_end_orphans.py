@@ -271,7 +271,7 @@ def test_its_defaults():
     ("given_", "said", "hint"),
     [
         ({}, "would tell no owner", 'notice = "0s"'),
-        ({"notice": "0s", **NOTIFY}, "tells nobody", "leave one"),
+        ({"notice": "0s", **NOTIFY}, "sends no message", "leave one"),
         ({"idle": "0s", **NOTIFY}, "idle = '0s'", "10s"),
         ({"idle": 30, **NOTIFY}, "idle = 30", "30s"),
         ({"notice": "8d", **NOTIFY}, "notice = '8d'", "15min"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import vram
 from tests.needs import needs
 from tests.patience import PATIENCE_S, must_end
 from tests.reach.conftest import CACHED, SUBJECT, World, by_name, released, target_of
@@ -220,6 +221,16 @@ def test_without_a_runtime_folder_the_state_folder_serves(
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert agent.folders()[-1] == str(tmp_path / "vram" / "run")
+
+
+def test_where_no_folder_can_be_made_the_error_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(agent, "folders", lambda: [str(tmp_path / "file" / "vram")])
+    with pytest.raises(NotADirectoryError) as raised:
+        vram.agent()
+    assert "XDG_RUNTIME_DIR" in raised.value.__notes__[0]
 
 
 # An agent of the program's own making: it answers its callers in turn with the lines that it was given.

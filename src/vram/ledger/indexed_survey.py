@@ -181,7 +181,7 @@ class IndexedSurvey(Struct):
         return self.made_jobs
 
     def _on_working_gpus(self) -> Iterator[int]:
-        """Everybody on a GPU that works, or does not say whether it does."""
+        """Processes on GPUs that are busy, or do not report whether they are."""
         for gpu in self.gpus.values():
             if gpu.facts is None or gpu.facts.utilization != 0:
                 yield from gpu.listed

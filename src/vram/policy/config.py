@@ -82,14 +82,14 @@ def _require_meant(policy: Policy, kind: PolicyKind, where: str) -> None:
     if kind.is_message:
         if not tells_somebody:
             raise ConfigError(
-                f"{where} tells nobody", hint="add [policy.notify] with terminals, mail or webhook"
+                f"{where} notifies no one", hint="add [policy.notify] with terminals, mail or webhook"
             )
         if kind.check_notify:
             kind.check_notify(notify, where)
     if kind.gives_notice and bool(policy.notice_s) != tells_somebody:
         if tells_somebody:
             raise ConfigError(
-                f'{where}: notice = "0s" tells nobody, and [policy.notify] says whom to tell',
+                f'{where}: notice = "0s" sends no message, and [policy.notify] says to whom',
                 hint="leave one of them out",
             )
         raise ConfigError(

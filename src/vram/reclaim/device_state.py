@@ -48,7 +48,7 @@ def read_and_diagnose(
 
 
 def are_ending(host: Host, ledger: Ledger) -> bool:
-    """Whether memory of a dead owner was still held at the reading, by nobody who is there now."""
+    """Whether memory of a dead owner was still held at the reading, by a process that has ended since."""
     ghosts = (part.entry for hold in find_holds(ledger) if hold.what == "ghost" for part in hold.parts)
     lost = (entry for entry in ghosts if entry.nbytes and entry.kind_facts.held)
     return any(all(_is_ending(host, each.pid) for each in living_holders(entry)) for entry in lost)

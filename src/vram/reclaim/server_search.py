@@ -209,7 +209,7 @@ class Search:
         return seen[1].state if seen else "X"
 
     def refusal(self) -> NotReachable:
-        """Why nobody was found."""
+        """Why no server was found."""
         from vram.reclaim.servers import SERVERS
 
         pid = self._family.pid

@@ -204,9 +204,10 @@ def _advice(report: FleetReport, options: RenderOptions) -> list[Text]:
     if not left:
         return []
     name = options.clean(quote(left[0].name))
-    words = Text("Look: ", no_wrap=True, overflow="ignore").append(f"--node {name}", style="bold")
+    # To the command that was typed: its options say where the nodes are, and how they are reached.
+    words = Text("Look: add ", no_wrap=True, overflow="ignore").append(f"--node {name}", style="bold")
     if report.source != "recorded":  # those cannot be acted on
-        words.append("   Get it back: ").append("vram fleet free", style="bold")
+        words.append("   Get it back: add ").append("free", style="bold")
     return [Text(), words]
 
 

@@ -35,7 +35,7 @@ def largest_first(places: Iterable[WindowPlace]) -> tuple[WindowPlace, ...]:
 
 
 def held_before(before: Iterable[HeldBefore], gpu: int | None, process: int | None = None) -> int | None:
-    """What was held before recording began; None where nobody says.
+    """What was held before recording began; None where it is unknown.
 
     Several sources may speak of the same memory: the driver's figure has what a framework reports in it.
     """

@@ -160,7 +160,7 @@ def _by_torch(pid: int, facts: ProcessFacts, said: Mapping[bytes, str]) -> Launc
 
 
 def rank_in(environ: bytes, by: Launcher, job: str) -> int | None:
-    """Which rank of *job* whoever has this environment says it is; also what a rank only handed it on to."""
+    """Which rank of *job* this environment names. A rank's own children have inherited it."""
     said = variables(environ, _WANTED)
     if by not in ("torchrun", "deepspeed", "mpirun") or _job_name(by, said) != job:
         return None

@@ -221,7 +221,7 @@ def _ran(folder: ProcessFolder, thread: str, clock: SchedulerClock) -> _Ran | No
 
 
 def _ended(stat: Stat, living: Collection[_Ran]) -> _Ran:
-    """Threads that have ended, and children that were waited for: nobody knows when these ran."""
+    """Threads that have ended, and children that were waited for: it is unknown when these ran."""
     ticks = stat.cpu_ticks + stat.reaped_ticks
     # The kernel rounds each of the four down.
     return _Ran(0.0, max(0.0, (ticks + 4) / TICKS_PER_S - sum(each.cpu_s for each in living)))
@@ -231,7 +231,7 @@ def _rested(ran: Collection[_Ran]) -> float:
     """The longest time up to now in which all of *ran* together used no more than IDLE_SHARE of it."""
     longest = used_s = 0.0
     for each in sorted(ran):
-        # Nobody after this one in the order has run for that long.
+        # No process after this one in the order has run for that long.
         if used_s <= IDLE_SHARE * each.idle_s:
             longest = max(longest, each.idle_s)
         used_s += each.cpu_s

@@ -402,7 +402,7 @@ def reset_pinned(experiment: Experiment) -> Conclusion:
     kernel (/proc/self/maps), before and after.
 
     Reading:
-    False means that the reset frees pinned memory too: its pointer is dead, and reading it would crash.
+    False means that the reset frees pinned memory too: the pointer is invalid, and reading it would crash.
     """
     program = runtime_program(experiment)
     pointer = program.call("pin", PIECE)

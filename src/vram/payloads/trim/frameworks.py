@@ -64,7 +64,7 @@ class PyTorch(Framework):
             native._host_emptyCache()
 
     def _clear_workspaces(self, native: Any) -> Iterator[str]:
-        """cuBLAS's workspaces, unless somebody may still write to them.
+        """cuBLAS's workspaces, unless the GPU may still write to them.
 
         PyTorch frees them without asking: a thread that has just handed one to cuBLAS, and is about to launch
         a product, would have it write to memory that is no longer its own; so would each replay of a CUDA

@@ -57,7 +57,7 @@ class AskedBefore(Struct, frozen=True):
     charged_after: int | None = None
 
     def is_still_released(self, charged: int | None) -> bool:
-        """Whether the driver agrees: who has taken its memory again was told so by somebody else."""
+        """Whether the driver still charges it with less: a client's request makes it take memory again."""
         before, after = self.charged_before, self.charged_after
         if not self.released or charged is None or before is None or (after is not None and after >= before):
             return self.released

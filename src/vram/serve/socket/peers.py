@@ -126,7 +126,7 @@ def require_may_act(peer: Peer) -> None:
     """Raise where nothing may be done in the name of *peer*."""
     if peer.uid == _OVERFLOW_UID:
         raise NotPermitted(
-            "the kernel does not name your user here, or it is nobody",
+            "the kernel does not name your user here, or it is the user nobody",
             hint="run it as a user of this machine",
         )
     if not peer.is_here:

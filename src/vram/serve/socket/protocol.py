@@ -36,7 +36,7 @@ def require_sound(words: PlanWords) -> None:
     if len(words.pids) > _MAX_NAMED or len(words.gpus) > _MAX_NAMED or len(words.findings) > _MAX_NAMED:
         raise UsageError(f"more than {_MAX_NAMED} names", hint="ask for fewer at once")
     if any(not 0 < pid < 1 << 22 for pid in words.pids):
-        raise UsageError("a pid is not possible", hint="`vram who` lists them")
+        raise UsageError("invalid pid", hint="`vram who` lists them")
     sizes = (words.available_bytes, words.goal_bytes)
     if any(nbytes is not None and not 0 < nbytes < 1 << 60 for nbytes in sizes):
         raise UsageError("the size is not possible", hint="for example 20GiB")

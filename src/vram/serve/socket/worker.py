@@ -281,7 +281,7 @@ def _notify(request: WorkerRequest) -> None:
     if request.message is None:
         raise UsageError("there is nothing to tell")
     done, failed = notify(request.message, request.notify)
-    message = "; ".join((*done, *failed)) or "nobody is known who could be told"
+    message = "; ".join((*done, *failed)) or "no user is known to notify"
     _say(WorkerAnswer(is_last=True, status="done" if done else "failed", message=message))
 
 

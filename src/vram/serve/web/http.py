@@ -315,7 +315,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
         name, colon, value = line.partition(":")
         name = name.lower()
         if not colon or not _TOKEN.fullmatch(name) or "\n" in value or "\r" in value or "\0" in value:
-            raise BadRequest(400, "a header of the request is not one")
+            raise BadRequest(400, "malformed header")
         if name in headers and name in ("host", "content-length", "transfer-encoding"):
             raise BadRequest(400, f"the request has two headers {name}")
         headers[name] = value.strip(" \t")
