@@ -5,10 +5,11 @@ The last child prints the pids, its parent's first, when the parent has ended.
 
 import os
 import signal
-import time
 
 import driver
 import protocol
+
+from tests.patience import until
 
 driver.context()
 driver.alloc(int(os.environ.get("GIB", "2")) * protocol.GIB)
@@ -17,8 +18,7 @@ pids = [owner]
 for number in range(1, children + 1):
     pid = os.fork()
     if pid == 0:
-        while os.getppid() == owner:
-            time.sleep(0.01)
+        until(lambda: os.getppid() != owner)
         if number == children:
             print(*pids, os.getpid(), flush=True)
         while True:

@@ -5,17 +5,17 @@ first.
 """
 
 import os
-import time
 from pathlib import Path
 
 import driver
 import protocol
 
+from tests.patience import until
+
 
 def wait_for(event: str) -> None:
     log = Path("changes.log")
-    while not log.exists() or f" {event} " not in log.read_text():
-        time.sleep(0.05)
+    until(lambda: log.exists() and f" {event} " in log.read_text())
 
 
 driver.context()

@@ -10,7 +10,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
+from tests.patience import until  # noqa: E402
 from vram.units import GIB, MIB  # noqa: E402
 from vram.virtualgpu import VirtualGpu  # noqa: E402
 from vram.virtualgpu.demos import FORK, DemoProgram  # noqa: E402
@@ -132,12 +132,12 @@ class Setup:
             )
         self.stack.callback(service.wait)
         self.stack.callback(service.terminate)
-        while not (found := re.search(r"listening on http://([^\s/]+)/", log.read_text())):
-            if service.poll() is not None:
-                sys.exit(log.read_text())
-            time.sleep(0.02)
-        while not _answers(f"http://{found[1]}/readyz"):
-            time.sleep(0.02)
+        listening = re.compile(r"listening on http://([^\s/]+)/")
+        until(lambda: listening.search(log.read_text()) or service.poll() is not None)
+        found = listening.search(log.read_text())
+        if found is None:
+            sys.exit(log.read_text())
+        until(lambda: _answers(f"http://{found[1]}/readyz"))
         return found[1]
 
     def _program(self, name: str, text: str) -> None:
