@@ -333,7 +333,11 @@ def test_a_driver_that_could_not_be_initialised_stays_so(virtual_gpu: VirtualGpu
 
 
 def test_a_context_beyond_the_stack_is_not_made(virtual_gpu: VirtualGpu) -> None:
+    # Each context opens some files, and a user may usually open 1024.
     program = """
+        import resource
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         cuda.start()
         context = ctypes.c_uint64()
         codes = [cuda.code("cuCtxCreate_v2", ctypes.byref(context), 0, 0) for _ in range(63)]
