@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import skipped
 from tests.faults.record import TALLY, Recorder, Tally
+from tests.needs import skip_without
 from vram.virtualgpu import VirtualGpu, folder
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +122,17 @@ def no_more_threads() -> Iterator[None]:
     usual = threading.stack_size(1 << 47)  # there is no address space for a stack of that size
     yield
     threading.stack_size(usual)
+
+
+@pytest.fixture
+def thousands_of_files() -> Iterator[None]:
+    """This process may open more files than users usually may: 1024."""
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 4096:
+        skip_without("kernel", "the limit allows no 4,096 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
 
 
 @pytest.fixture

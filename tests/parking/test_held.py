@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -304,3 +305,24 @@ def entry() -> Parked:
         by_pid=1,
         purpose="park",
     )
+
+
+def test_a_checkpoint_worker_that_was_frozen_looks_once_more_after_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the machine sleeps, or a control group is frozen: the process has stopped by then."""
+    now, looks = [0.0], iter((False, True))
+
+    def look(pid: int) -> bool:
+        now[0] = 10 * driver_threads.STOP_S
+        return next(looks)
+
+    monkeypatch.setattr(driver_threads, "is_stopped", look)
+    monkeypatch.setattr(
+        driver_threads, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda pause_s: None)
+    )
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pidfd = os.pidfd_open(process.pid)
+        driver_threads.stop(process.pid, pidfd)
+        os.close(pidfd)
+        process.kill()

@@ -175,7 +175,7 @@ def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
             assert f"is being moved by pid {first.pid} (" in second.stderr
             assert "(vram-checkpoint-worker), which is stopped" in second.stderr
         machine.gpu.clear_faults()
-    assert first.wait(PATIENCE_S) == 0
+    assert first.wait(PATIENCE_S) == 0, first.stderr.read()
     assert machine.state(worker.pid) == CHECKPOINTED
 
 

@@ -190,6 +190,7 @@ def test_somebody_who_does_not_read_the_answer_costs_a_little_and_is_left() -> N
     serving(play, request_s=0.5)
 
 
+@pytest.mark.usefixtures("thousands_of_files")
 def test_a_thousand_connections_do_not_keep_a_request_out() -> None:
     async def play(server: HttpServer, port: int) -> None:
         crowd = []

@@ -21,6 +21,7 @@ from vram.payloads.procfs import ProcessFolder, Stat, is_driver_thread
 NO_PERMISSION = "no permission to trace it"
 KEEPS_STARTING = "it keeps starting threads with names of the driver's"
 _TURN_S, _MAX_TURN_S = 0.0005, 0.005
+# Each deadline is compared before a look: a worker that was frozen after it looks once more.
 # A thread that hangs in the kernel (state D) does not stop before its call returns.
 STOP_S = 5.0
 _LEAVE_S = 2.0
@@ -79,9 +80,13 @@ class DriverThreads:
         # A debugger may continue the one thread that it traces, whether the process is stopped or not.
         # Another vram that only asks for the state of the process is gone in a moment.
         deadline = time.monotonic() + _OTHERS_S
-        while (tracer := tracer_of(self._pid)) is not None or not self._seize_each():
+        while True:
+            is_late = time.monotonic() > deadline
+            tracer = tracer_of(self._pid)
+            if tracer is None and self._seize_each():
+                break
             self._detach_all()  # of two that have seized one thread each, none would go on
-            if time.monotonic() > deadline:
+            if is_late:
                 raise CannotHold(NO_PERMISSION if tracer is None else f"it is traced by pid {tracer}")
             time.sleep(random.uniform(_TURN_S, 10 * _TURN_S))
         if not self._seized:
@@ -90,8 +95,12 @@ class DriverThreads:
     def _seize_each(self) -> bool:
         """Whether the kernel let us: not where another tracer was faster."""
         deadline = time.monotonic() + _SEIZE_S
-        while fresh := [tid for tid in driver_threads(self._pid) if tid not in self._seized]:
-            if time.monotonic() > deadline:
+        while True:
+            is_late = time.monotonic() > deadline
+            fresh = [tid for tid in driver_threads(self._pid) if tid not in self._seized]
+            if not fresh:
+                return True
+            if is_late:
                 raise CannotHold(KEEPS_STARTING)
             for tid in fresh:
                 with suppress(ProcessLookupError):  # it has ended
@@ -100,7 +109,6 @@ class DriverThreads:
                     except PermissionError:
                         return False
                     self._seized.add(tid)
-        return True
 
     def _continue_stopped(self) -> bool:
         """Continue those that stopped, with their process, for a signal or a new thread; whether any had."""
@@ -151,8 +159,11 @@ def stop(pid: int, pidfd: int) -> None:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
     deadline = time.monotonic() + STOP_S
-    while not is_stopped(pid):
-        if time.monotonic() > deadline:
+    while True:
+        is_late = time.monotonic() > deadline
+        if is_stopped(pid):
+            return
+        if is_late:
             resume(pidfd)
             raise CannotHold("one of its threads does not stop")
         time.sleep(_TURN_S)
