@@ -20,7 +20,7 @@ from vram.cli.arguments import narrowed
 from vram.report.process_table import COLUMNS
 from vram.top.dialogs import KEYS
 from vram.top.panels import DetailsPanel, KeyBar
-from vram.top.table import TableHeader
+from vram.top.table import ProcessTable, TableHeader
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS
@@ -474,3 +474,18 @@ def test_a_process_that_computes_is_told_from_one_that_sleeps(
             run(play)
         finally:
             busy.kill()
+
+
+def test_a_view_that_ends_still_gets_readings_and_messages(
+    company: Company,
+) -> None:
+    company.demo("memory.plain", GIB)
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.app.query_one(DetailsPanel).remove()
+            before = view.app.refreshes
+            view.app.query_one(ProcessTable).post_message(ProcessTable.Moved())
+            await view.until(lambda: view.app.refreshes > before + 1)
+
+    run(play)

@@ -17,6 +17,7 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.widgets import Input
 
 from vram.errors import VramError
@@ -199,14 +200,15 @@ class TopApp(TerminalApp):
                 self.exit()
                 return
             self._trouble = str(error)
-        if self.ledger is None:
-            self._show_facts()
-        else:
-            has_new_point = self.history.add(self._clock(), self._figures)
-            if reading.ledger is not None:
-                self._show()
+        with suppress(NoMatches):  # a view that is ending loses its panels one after the other
+            if self.ledger is None:
+                self._show_facts()
             else:
-                self._show_time(has_new_point)
+                has_new_point = self.history.add(self._clock(), self._figures)
+                if reading.ledger is not None:
+                    self._show()
+                else:
+                    self._show_time(has_new_point)
         self.refreshes += 1
 
     def _take(self, ledger: Ledger, findings: tuple[Finding, ...]) -> None:
@@ -348,7 +350,8 @@ class TopApp(TerminalApp):
         panel.show(parts, width, from_top=another)
 
     def on_process_table_moved(self) -> None:
-        self._show_details()
+        with suppress(NoMatches):  # as above: messages come until the last panel has gone
+            self._show_details()
 
     def on_process_table_opened(self) -> None:
         self.action_details()

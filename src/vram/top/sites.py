@@ -241,7 +241,8 @@ class SitesScreen(Screen[None]):
         self.dismiss()
 
     def on_process_table_moved(self) -> None:
-        self._show_stack()
+        with suppress(NoMatches):  # messages come until the last panel has gone
+            self._show_stack()
 
     def on_process_table_opened(self) -> None:
         self.action_details()
