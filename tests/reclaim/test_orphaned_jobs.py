@@ -39,6 +39,7 @@ def job(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     made = SpawnedJob(virtual_gpu, stack, 1024, 1024, 0)
     made.orphan()
+    until(lambda: all(read_stat(pid).state == "S" for pid in made.pids))  # who works is not planned for
     return made
 
 
