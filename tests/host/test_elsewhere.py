@@ -127,6 +127,13 @@ def test_a_deadline_that_is_over_proves_nothing(look: Look) -> None:
     assert look("", deadline_s=0.0) == {"cut-off"}
 
 
+def test_a_process_with_very_many_descriptors_costs_no_more_than_the_deadline(look: Look) -> None:
+    """It would otherwise hold up every reading of root's: any user may open a million."""
+    assert look("import socket\nkept = [socket.socket() for _ in range(900)]\n", deadline_s=0.002) == {
+        "cut-off"
+    }
+
+
 @needs("root")
 def test_processes_that_may_not_be_read_prove_nothing() -> None:
     """A folder that cannot be listed is no empty folder."""

@@ -48,12 +48,12 @@ def look_elsewhere(
     for name in os.listdir(root):
         if not name.isdigit() or int(name) in ignore:
             continue
-        if time.monotonic() >= deadline:
-            found.add("cut-off")
-            break
         try:
             with ProcessFolder(root, int(name)) as folder:
-                found.update(_of_process(folder, f"{root}/{name}", scanned, others))
+                found.update(_of_process(folder, f"{root}/{name}", scanned, others, deadline))
+        except TimeoutError:
+            found.add("cut-off")
+            break
         except PermissionError:
             found.add("cut-off")
         except OSError:
@@ -62,25 +62,33 @@ def look_elsewhere(
 
 
 def _of_process(
-    folder: ProcessFolder, path: str, scanned: tuple[bytes, ...], others: tuple[bytes, ...]
+    folder: ProcessFolder, path: str, scanned: tuple[bytes, ...], others: tuple[bytes, ...], deadline: float
 ) -> Iterator[ElsewhereCode]:
+    _require_time(deadline)
     stat = folder.stat()
     if stat is None or stat.kernel_thread or stat.has_ended:
         return
     if stat.exiting and stat.threads < 2:
         yield "exiting"
         return
-    for number, thread in enumerate(_file_tables(folder, stat)):
-        yield from _of_table(f"{path}/{inside_of(thread)}", scanned if number else (), others)
+    for number, thread in enumerate(_file_tables(folder, stat, deadline)):
+        yield from _of_table(f"{path}/{inside_of(thread)}", scanned if number else (), others, deadline)
 
 
-def _file_tables(folder: ProcessFolder, stat: Stat) -> Iterator[int | None]:
+def _require_time(deadline: float) -> None:
+    """Asked for each descriptor and thread: any user's process may have a million of them."""
+    if time.monotonic() >= deadline:
+        raise TimeoutError
+
+
+def _file_tables(folder: ProcessFolder, stat: Stat, deadline: float) -> Iterator[int | None]:
     """A thread for each table of open files: nearly always the first alone, whose table all others share."""
     if stat.threads < 2:
         yield None
         return
     known: list[int] = []
     for thread in sorted(map(int, folder.names("task"))):
+        _require_time(deadline)
         its = folder.stat(thread)
         if its is None or its.exiting or its.state in ("Z", "X"):
             continue
@@ -106,9 +114,12 @@ def _kernel_compare() -> Callable[[int, int], int] | None:
     return lambda one, other: int(call(number, one, other, _KCMP_FILES, 0, 0))
 
 
-def _of_table(path: str, unread: tuple[bytes, ...], others: tuple[bytes, ...]) -> Iterator[ElsewhereCode]:
+def _of_table(
+    path: str, unread: tuple[bytes, ...], others: tuple[bytes, ...], deadline: float
+) -> Iterator[ElsewhereCode]:
     """What the descriptors in one folder of a process show; PermissionError where they are not for us."""
     for fd in os.listdir(f"{path}fd"):
+        _require_time(deadline)
         try:
             link = os.fsencode(os.readlink(f"{path}fd/{fd}"))
             if link.startswith(_SOCKET):
