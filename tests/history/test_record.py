@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.history.written import START, TOTAL, Written, at, ghost, ledger, process
 from vram.history.schema import KIND_NUMBERS, SAMPLED
+from vram.history.times import read_time
 from vram.model.ledger import KINDS
 from vram.units import GIB
 
@@ -138,6 +139,20 @@ def test_a_time_that_came_twice_is_said(written: Written) -> None:
     report = written.ask().holders_at("0", START + 5)
     assert [each.pid for each in report.holders] == [8]
     assert "set back" in report.notes[0]
+
+
+def test_the_times_of_a_series_find_what_it_shows_then(written: Written) -> None:
+    """Times are given in whole seconds, and what is read twice a second begins and ends between two."""
+    for seconds, entries in ((0.9, []), (1.4, [process(7)]), (1.9, [process(7)]), (2.4, []), (2.9, [])):
+        written.reads(ledger(*entries), at(seconds))
+    ask = written.ask()
+    for point in ask.series("0", None, None).points:
+        report = ask.holders_at("0", read_time(point.at, START).wall)
+        held = sum(each.nbytes or 0 for each in report.holders)
+        assert held == point.kinds.get("process", 0), point
+    assert written.pids(1.6) == [7]
+    assert written.pids(2.3) == [7]
+    assert written.pids(2) == []
 
 
 def test_no_process_outlives_a_boot(written: Written) -> None:

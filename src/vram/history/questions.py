@@ -40,6 +40,8 @@ _MAX_PROGRAMS = 2_000
 _MAX_SHOWN = 3
 # Fewer readings are not worth a line: memory of a process that exits has no owner for a moment.
 _MIN_READINGS = 2
+# Moments are kept in milliseconds.
+_END_OF_SECOND_S = 0.999
 _COLUMNS = (
     "id, gpu, topic, kind, since, until, flags, pid, started_at, program, dead_pid, code, others, nbytes,"
     " most_bytes, idle_ms, idle_from"
@@ -223,13 +225,17 @@ class Questions:
         return first, last
 
     def _moment_at(self, at: float | None) -> tuple[int, list[str]]:
-        """The reading that answers for *at*, and what must be said about it."""
+        """The reading that answers for *at*, and what must be said about it.
+
+        Answers give whole seconds, rounded down. So a whole second means all of it: the time that an answer
+        gives for a change finds what began then.
+        """
         times = self._times
         if at is None:
             return (
                 times.last - 1 if times.is_pause(times.last) and times.last > times.first else times.last
             ), []
-        found = times.at(at)
+        found = times.at(at if at % 1 else at + _END_OF_SECOND_S)
         if not found:
             raise NothingFound(
                 f"nothing was recorded at {rfc3339(at)}",
@@ -243,7 +249,8 @@ class Questions:
             )
         moment = found[-1]
         if times.is_pause(moment) and moment > times.first:
-            notes.append(self._pause_note(moment))
+            if times.wall(moment - 1) < at:
+                notes.append(self._pause_note(moment))
             moment -= 1
         return moment, notes
 

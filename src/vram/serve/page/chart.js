@@ -275,8 +275,10 @@ function pointWords(lane, at) {
   return `GPU ${lane.gpu} at ${when(at)}: ${bytes(sums(point.kinds).used)} used${kinds.length ? ` · ${kinds.join(" · ")}` : ""}`;
 }
 
+// Points have whole seconds, rounded down, and the service takes a whole second for its end: what is asked for
+// is what the chart shows there.
 export function choose(at, gpu, { step = true } = {}) {
-  change({ at: String(Math.round(at)), on: String(gpu) }, { step });
+  change({ at: String(Math.floor(at)), on: String(gpu) }, { step });
 }
 
 function laneAt(event) {

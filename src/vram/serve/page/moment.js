@@ -46,9 +46,9 @@ export function heldRow(row, { links = false } = {}) {
   const since = moment(row.since), until = moment(row.until);
   const time = (value, sign, title) => {
     const linked = links && row.gpu !== undefined && row.gpu !== null;
-    // Times are whole seconds, rounded down: a second later it surely was there, a second before its end still.
-    const at = value === since ? Math.min(since + 1, until ?? Infinity) : Math.max(until - 1, since ?? 0);
-    const made = linked ? element("a", { href: address({ at: String(Math.round(at)), on: String(row.gpu) }) }, when(value)) : element("span", null, when(value));
+    // Times are whole seconds, rounded down: a second before its end it was still there.
+    const at = value === since ? since : Math.max(until - 1, since ?? 0);
+    const made = linked ? element("a", { href: address({ at: String(at), on: String(row.gpu) }) }, when(value)) : element("span", null, when(value));
     if (sign) made.prepend(sign);
     if (sign) made.title = title;
     return made;
