@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -133,11 +132,12 @@ def _as_somebody() -> None:
 )
 def test_consent_is_one_word_in_the_environment(value: str | None, allowed: bool):
     environment = {"PATH": "/bin", **({} if value is None else {"VRAM_ALLOW_PARK": value})}
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, env=environment) as program:
+    code = "print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, env=environment) as program:
+        assert program.stdout is not None
+        program.stdout.readline()  # before, its environment may still be that of the test, or empty
         began = started_at(program.pid)
         assert began is not None
-        while b"input" not in Path(f"/proc/{program.pid}/cmdline").read_bytes():
-            pass  # it has not executed its program yet
         assert opted_in(program.pid, began) is allowed
         assert not opted_in(program.pid, began + 1)
         program.kill()
