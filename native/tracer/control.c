@@ -25,7 +25,7 @@ EXPORTED int vram_tracer_stop_after(double seconds);
 EXPORTED const char *vram_tracer_error(void);
 EXPORTED const char *vram_tracer_file(void);
 EXPORTED void vram_tracer_counts(uint64_t *events, uint64_t *bytes, uint64_t *lost);
-EXPORTED int vram_tracer_exit(void);
+EXPORTED int vram_tracer_exit(uint64_t ended_ns);
 EXPORTED int vram_tracer_mark(const char *text);
 EXPORTED int vram_tracer_before(int device, uint64_t nbytes, const char *source);
 EXPORTED int vram_tracer_blob(const char *name, const void *bytes, uint64_t nbytes);
@@ -290,14 +290,14 @@ int vram_tracer_start(const char *lines) {
     return (int)result;
 }
 
-static int stop(enum end_reason reason) {
+static int stop(enum end_reason reason, uint64_t ended_ns) {
     if (!*not_forked) tracer_forked();
     pthread_mutex_lock(&lock);
     bool was = atomic_load(&recording) == RECORDING;
     if (was) {
         cupti_stop();
         atomic_store(&recording, NOT_RECORDING);
-        if (section_is_open()) record_end(reason, 0);
+        if (section_is_open()) record_end(reason, ended_ns);
         section_close();
         writers_new_generation();
     }
@@ -306,7 +306,7 @@ static int stop(enum end_reason reason) {
 }
 
 int vram_tracer_stop(void) {
-    return stop(END_DETACHED);
+    return stop(END_DETACHED, now_ns());
 }
 
 /* ---- a recording that ends by itself, whatever becomes of who began it ---- */
@@ -349,9 +349,10 @@ int vram_tracer_stop_after(double seconds) {
 }
 
 /* An interpreter that ends frees what the program held to the end, as far as objects own it: it would look
- * as if the program had. So a Python program's recording ends where its own work does. */
-int vram_tracer_exit(void) {
-    return stop(END_EXIT);
+ * as if the program had. So a Python program's recording ends where its own work does: *ended_ns* is when, for
+ * what frameworks hand over at exit takes time. */
+int vram_tracer_exit(uint64_t ended_ns) {
+    return stop(END_EXIT, ended_ns);
 }
 
 const char *vram_tracer_error(void) {
@@ -387,5 +388,5 @@ int vram_tracer_blob(const char *name, const void *bytes, uint64_t nbytes) {
 }
 
 __attribute__((destructor)) static void at_exit(void) {
-    if (*not_forked && atomic_load(&recording) == RECORDING && section_is_open()) record_end(END_EXIT, 0);
+    if (*not_forked && atomic_load(&recording) == RECORDING && section_is_open()) record_end(END_EXIT, now_ns());
 }

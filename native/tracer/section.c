@@ -273,10 +273,10 @@ int section_begin(bool starting) {
     return error;
 }
 
-static void end_of_control(const struct section *section, enum end_reason reason, int error) {
+static void end_of_control(const struct section *section, enum end_reason reason, int error, uint64_t time) {
     uint8_t *at = control.at + 1;
     *at++ = (uint8_t)reason;
-    at = put_time(&control, at, now_ns());
+    at = put_time(&control, at, time);
     at = put_number(at, (uint64_t)error);
     at = put_number(at, atomic_load(&section->begun));
     commit(&control, RECORD_END, at);
@@ -286,7 +286,7 @@ static void disk_failed(struct section *section, int error) {
     bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
     pthread_mutex_lock(&lock);
     bool first = section == atomic_load(&current) && atomic_exchange(&recording, NOT_RECORDING) == RECORDING;
-    if (first) end_of_control(section, full ? END_DISK_FULL : END_WRITE_ERROR, error);
+    if (first) end_of_control(section, full ? END_DISK_FULL : END_WRITE_ERROR, error, now_ns());
     pthread_mutex_unlock(&lock);
     if (first) message(full ? "disk-full" : "output", "%s: %s", section->path, strerror(error));
 }
@@ -335,10 +335,10 @@ static bool control_room(size_t nbytes) {
     return true;
 }
 
-void record_end(enum end_reason reason, int error) {
+void record_end(enum end_reason reason, uint64_t time) {
     pthread_mutex_lock(&lock);
     const struct section *section = atomic_load(&current);
-    if (section && control.at + 32 < control.chunk + CHUNK_NBYTES) end_of_control(section, reason, error);
+    if (section && control.at + 32 < control.chunk + CHUNK_NBYTES) end_of_control(section, reason, 0, time);
     pthread_mutex_unlock(&lock);
 }
 

@@ -32,7 +32,7 @@ extern _Atomic uint64_t section_lost;
 
 /* ---- records of the control writer, by any thread ---- */
 
-void record_end(enum end_reason reason, int error);
+void record_end(enum end_reason reason, uint64_t time);
 void record_gap(enum gap_reason reason, bool begins);
 int record_mark(const char *text);
 int record_before(int device, uint64_t nbytes, const char *source);

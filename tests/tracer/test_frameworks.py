@@ -90,6 +90,33 @@ def test_pytorch_that_is_imported_after_cuda_was_used_is_noticed(run: Run) -> No
     assert moments(blobs) == ["begin", "exit"]
 
 
+def test_what_frameworks_hand_over_at_exit_is_no_part_of_the_programs_time(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    """A long history takes seconds: a leak that went on to the end would seem to have stopped before."""
+    program = tmp_path / "program.txt"
+    text = """
+        import time
+        import driver_program as driver
+        import torch
+        from pace import Pace
+        torch.cuda.init()
+        snapshot = torch.cuda.memory._snapshot
+        torch.cuda.memory._snapshot = lambda *args, **names: (time.sleep(2.0), snapshot(*args, **names))[1]
+        pace = Pace()
+        driver.begin()
+        kept = [driver.alloc(1 << 20) for _ in pace.steps(12)]
+    """
+    program.write_text(dedent(text))
+    base = {**os.environ, **virtual_gpu.environment()}
+    base["PYTHONPATH"] = os.pathsep.join([str(STANDINS), str(programs.HERE)])
+    running = programs.start([sys.executable, str(program)], tmp_path, base)
+    running.finish()
+    with open_trace(sorted(tmp_path.glob("trace.*.part"))) as trace:
+        (row,) = programs.leaks(trace.view())
+    assert (row.verdict, row.site.count) == ("growing", 12)
+
+
 DETACHED = """
     import os, sys, threading
     import torch

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-MIN_S = 0.4
+MIN_S = 0.8
+"""What leaks up to three steps before the end leaks to the end: that long a busy machine may pause us."""
 
 
 class Pace:

@@ -57,8 +57,9 @@ class RecorderCalls:
         short_calls = ctypes.PyDLL(path, mode=loaded)
         self._blob = long_calls.vram_tracer_blob
         self._blob.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
-        self.exit = getattr(long_calls, "vram_tracer_exit", lambda: 1)
         number = ctypes.c_uint64
+        self.exit = getattr(long_calls, "vram_tracer_exit", lambda ended_ns: 1)
+        self.exit.argtypes = [number]
         self.block_alloc = short_calls.vram_tracer_block_alloc
         self.block_alloc.argtypes = [ctypes.c_int, ctypes.c_int, number, number, number]
         self.block_free = short_calls.vram_tracer_block_free
@@ -526,10 +527,11 @@ def _at_shutdown() -> None:
 
 
 def _at_exit() -> None:
+    ended_ns = time.monotonic_ns()
     finish("exit")
     # In a program that only embeds Python, work may go on when the interpreter has ended.
     if os.getpid() == PID and guarded(lambda: os.path.samefile("/proc/self/exe", sys.executable)):
-        guarded(lambda: _recorder is not None and _recorder.exit())
+        guarded(lambda: _recorder is not None and _recorder.exit(ended_ns))
 
 
 def finish(at: str = "detach") -> None:
