@@ -58,7 +58,7 @@ class RecorderCalls:
         self._blob = long_calls.vram_tracer_blob
         self._blob.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
         number = ctypes.c_uint64
-        self.exit = getattr(long_calls, "vram_tracer_exit", lambda ended_ns: 1)
+        self.exit: Any = getattr(long_calls, "vram_tracer_exit", lambda ended_ns: 1)
         self.exit.argtypes = [number]
         self.block_alloc = short_calls.vram_tracer_block_alloc
         self.block_alloc.argtypes = [ctypes.c_int, ctypes.c_int, number, number, number]
