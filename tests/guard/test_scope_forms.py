@@ -46,6 +46,7 @@ def test_a_decorated_function_may_return_what_it_made(virtual_gpu: VirtualGpu) -
     assert result(virtual_gpu, program, NUMBA) == ["made", ["generated"], 32 * MIB]
 
 
+@pytest.mark.filterwarnings("ignore:no NVIDIA driver answers here")
 def test_a_plain_decorator_keeps_the_function_as_it_is() -> None:
     @scoped
     def double(number: int) -> int:

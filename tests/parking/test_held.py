@@ -142,7 +142,7 @@ def test_both_killed_while_the_target_is_stopped_and_locked(machine: Machine) ->
     assert (machine.state(program.pid), is_stopped(program)) == (LOCKED, True)
     machine.gpu.clear_faults()
     done = machine.vram("park")
-    assert (done.stdout, "left locked" in done.stderr) == ("Nothing is parked.\n", True)
+    assert (done.stdout, "left locked" in done.stderr) == ("Nothing is parked.\n", True), done.stderr
     assert runs_on(program)
 
 

@@ -96,7 +96,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machin
     assert machine.state(worker.pid) == LOCKED
     machine.gpu.clear_faults()
     done = machine.vram("park")
-    assert (done.stdout, "left locked" in done.stderr) == ("Nothing is parked.\n", True)
+    assert (done.stdout, "left locked" in done.stderr) == ("Nothing is parked.\n", True), done.stderr
     assert runs_on(worker)
 
 
