@@ -1,4 +1,4 @@
-# `make demo` and `make test` need a Python 3.11 or newer and nothing else; `make help` lists the rest.
+# `make demo` and `make test` need a Python 3.10 or newer and nothing else; `make help` lists the rest.
 #
 #   PYTHON=python3.13   the interpreter to make the virtual environment with
 #   VENV=.venv          where it lies

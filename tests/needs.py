@@ -102,6 +102,11 @@ NEEDS = {
         "make test PYTHON=python3.12",
         is_there=lambda: sys.version_info < (3, 14),
     ),
+    "newer-python": Need(
+        "about a newer Python than this one",
+        "make test PYTHON=python3.11",
+        is_there=lambda: sys.version_info >= (3, 11),
+    ),
     "system-python": Need(
         "no Python in /usr/bin", "Debian: python3", is_there=lambda: os.path.exists("/usr/bin/python3")
     ),

@@ -13,7 +13,7 @@ from pathlib import Path
 from pythons import find
 
 ROOT = Path(__file__).resolve().parent.parent
-SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
 def main(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ import sys
 from types import ModuleType
 
 from vram.payloads.agent import start
+from vram.python_310 import add_note
 
 __all__ = ["start"]
 
@@ -43,7 +44,7 @@ class _Callable(ModuleType):
         try:
             return start()
         except OSError as error:
-            error.add_note("vram: its socket needs a folder that is yours alone: set XDG_RUNTIME_DIR to one")
+            add_note(error, "vram: its socket needs a folder that is yours alone: set XDG_RUNTIME_DIR to one")
             raise
 
 

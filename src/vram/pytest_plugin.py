@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from vram.python_310 import add_note
+
 if TYPE_CHECKING:
     from vram.guard.scope import Scope
     from vram.model.trace import Site, TraceView
@@ -93,7 +95,7 @@ def _watch(item: pytest.Item, wanted: Wanted) -> Iterator[None]:
         messages = [f"{error}\n{error.hint}"]
     except BaseException as error:
         for text in _recorded_problems(item, recording, wanted, opened):
-            error.add_note(f"vram: {text}")
+            add_note(error, f"vram: {text}")
         raise
     finally:
         if recording is not None:
@@ -112,7 +114,7 @@ def _ending(ended: BaseException | None, message: str) -> BaseException:
     """A test that failed by pytest.fail keeps that failure, with *message* as a note."""
     if not isinstance(ended, pytest.fail.Exception):
         return _failure(message)
-    ended.add_note(f"vram: {message}")
+    add_note(ended, f"vram: {message}")
     return ended
 
 
