@@ -24,7 +24,7 @@ __all__ = ["start"]
 
 def start_as_asked() -> None:
     """Start because $VRAM_AGENT says so: in every program that imports vram but vram's own command."""
-    words = [os.path.basename(word) for word in sys.orig_argv]
+    words = [os.path.basename(word) for word in getattr(sys, "orig_argv", sys.argv)]  # since Python 3.10
     if "vram" in words[:2] or words[1:3] == ["-m", "vram"]:
         # What the command starts is no program of the user's either.
         os.environ.pop("VRAM_AGENT", None)

@@ -43,6 +43,8 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
+    __str__ = int.__repr__  # as from Python 3.11 on
+
 
 class VramError(Exception):
     """Something a user can understand went wrong."""

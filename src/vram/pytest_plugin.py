@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from vram.python_310 import add_note
-
 if TYPE_CHECKING:
     from vram.guard.scope import Scope
     from vram.model.trace import Site, TraceView
@@ -94,6 +92,8 @@ def _watch(item: pytest.Item, wanted: Wanted) -> Iterator[None]:
     except LimitExceeded as error:
         messages = [f"{error}\n{error.hint}"]
     except BaseException as error:
+        from vram.python_310 import add_note
+
         for text in _recorded_problems(item, recording, wanted, opened):
             add_note(error, f"vram: {text}")
         raise
@@ -114,6 +114,8 @@ def _ending(ended: BaseException | None, message: str) -> BaseException:
     """A test that failed by pytest.fail keeps that failure, with *message* as a note."""
     if not isinstance(ended, pytest.fail.Exception):
         return _failure(message)
+    from vram.python_310 import add_note
+
     add_note(ended, f"vram: {message}")
     return ended
 

@@ -189,7 +189,8 @@ def test_json_starts_without_anything_heavy(busy: str) -> None:
     loaded = set(done.stderr.split())
     assert done.returncode == 0
     assert "vram.ledger.build" in loaded
-    assert not HEAVY & loaded
+    # Up to Python 3.10 uuid, which msgspec imports, imports subprocess.
+    assert not HEAVY & loaded - ({"subprocess"} if sys.version_info < (3, 11) else set())
 
 
 def test_help_needs_nothing_heavy() -> None:
