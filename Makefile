@@ -1,4 +1,4 @@
-# `make demo` and `make test` need a Python 3.11 or newer and nothing else; `make help` lists the rest.
+# `make demo` and `make test` need a Python 3.10 or newer and nothing else; `make help` lists the rest.
 #
 #   PYTHON=python3.13   the interpreter to make the virtual environment with
 #   VENV=.venv          where it lies
@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test newest newest-here test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -32,6 +32,7 @@ groups-run =
 groups-demo = demo
 groups-test = test clients docs services
 groups-lint = lint test
+groups-newest = test clients
 groups-docs = docs
 groups-bench = bench
 
@@ -60,8 +61,20 @@ test: $(VENV)/ready-test native ## the whole suite; no GPU needed. Installs noth
 		$(RUN)/python tools/pycuda_wheel.py --install; wait
 	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
+# What depends on the interpreter: .ci/run says why.
+OF_THE_INTERPRETER := tests/guard tests/inside tests/tracer tests/history tests/cli tests/pytest_plugin \
+	tests/reach/test_payload.py tests/reach/test_agent.py tests/reach/test_remote_exec.py \
+	tests/serve/test_http.py tests/serve/test_socket.py tests/test_python_310.py
+
+newest: ## the parts of the suite that depend on the interpreter, with PYTHON=, in an environment of their own
+	@$(MAKE) VENV=.build/newest newest-here
+
+newest-here: $(VENV)/ready-newest native
+	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(OF_THE_INTERPRETER) $(ARGS)
+
 test-tools: ## Debian's packages that some tests drive: a browser, Slurm, shells...; needs root, says what it installs
 	@tools/get-test-tools
+	@tools/get-newer-pythons 3.14 3.15
 
 repeat: $(VENV)/ready-test native ## the suite QUIET and BUSY times, and a table of what failed how often
 	@$(RUN)/python tools/pycuda_wheel.py --install
@@ -120,8 +133,8 @@ pictures: $(VENV)/ready-test native ## draw the pictures of docs/ and README.md,
 	@$(RUN)/python docs/generators/serve_pictures.py docs/pictures
 	@$(RUN)/python tools/bytes_picture.py docs/bytes.svg
 
-matrix: ## the suite on every supported Python that is found
-	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(ARGS)
+matrix: ## the suite on every supported Python that is found, and a table; PYTHONS=3.10,3.14: on those
+	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(ARGS)
 
 explore: $(VENV)/ready-test native ## the property tests, on examples that nobody has tried yet
 	@$(RUN)/python -m pytest -q -n $(WORKERS) -m hypothesis --hypothesis-profile=explore $(ARGS)

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -250,7 +250,7 @@ def record(gpu: Gpu, results: Iterable[Result]) -> str:
         "gpu": gpu.name,
         "driver": gpu.driver,
         "virtual": "VRAM_VIRTUAL_GPU" in os.environ,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
     }
     programs = ",\n".join(json.dumps(asdict(result), ensure_ascii=False) for result in results)
     return f'{json.dumps(head)[:-1]}, "programs": [\n{programs}\n]}}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -16,3 +17,8 @@ def interpreter(version: str) -> str | None:
     """A Python of *version*, such as "3.12"; None where none starts."""
     found: str | None = finder.find(version)
     return found
+
+
+def recorded_name(qualified: str) -> str:
+    """What a recorder calls a function of this Python: before 3.11 no code knows its class."""
+    return qualified if sys.version_info >= (3, 11) else qualified.rpartition(".")[2]

@@ -27,7 +27,8 @@ from tests.interpreters import interpreter
 
 ROOT = Path(__file__).parents[1]
 BUILT = ROOT / ".build"
-PYTHONS = ("2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15")
+UNPACKED = ("3.14", "3.15")  # by tools/get-newer-pythons
 _FOLDERS = (os.environ.get("PATH", ""), str(Path(sys.executable).parent), "/usr/sbin", "/sbin")
 
 
@@ -92,7 +93,9 @@ NEEDS = {
     **{
         f"python-{version}": Need(
             f"no Python {version}",
-            f"pyenv install {version}, or put python{version} on PATH",
+            f"`make test-tools` unpacks one on Debian; pyenv install {version}"
+            if version in UNPACKED
+            else f"pyenv install {version}, or put python{version} on PATH",
             is_there=partial(interpreter, version),
         )
         for version in PYTHONS
@@ -101,6 +104,11 @@ NEEDS = {
         "about an older Python than this one",
         "make test PYTHON=python3.12",
         is_there=lambda: sys.version_info < (3, 14),
+    ),
+    "newer-python": Need(
+        "about a newer Python than this one",
+        "make test PYTHON=python3.11",
+        is_there=lambda: sys.version_info >= (3, 11),
     ),
     "system-python": Need(
         "no Python in /usr/bin", "Debian: python3", is_there=lambda: os.path.exists("/usr/bin/python3")

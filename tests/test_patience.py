@@ -180,7 +180,7 @@ def long_wait(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func)
-    waits = name.endswith((".wait", ".join", ".settimeout", "select.select", "asyncio.timeout", ".wait_for"))
+    waits = name.endswith((".wait", ".join", ".settimeout", "select.select", ".wait_for"))
     return any(word.arg == "timeout" and is_long(word.value) for word in node.keywords) or (
         waits and any(map(is_long, node.args))
     )

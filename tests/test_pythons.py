@@ -84,6 +84,14 @@ def test_what_does_not_start_or_is_another_build_is_passed_over(
     assert found(tmp_path, VERSION) == [str(sound)]
 
 
+def test_a_t_means_the_build_without_the_lock(plant: Plant, tmp_path: Path) -> None:
+    plant(".pyenv/versions/9.9.3", answer="9.9 cpython t")
+    assert found(tmp_path, VERSION) == ["not found"]
+    program = tmp_path / ".pyenv/versions/9.9.3/bin/python9.9"
+    program.rename(program.with_name("python9.9t"))
+    assert found(tmp_path, f"{VERSION}t", VERSION) == [f"{program}t", "not found"]
+
+
 def test_the_home_of_the_password_database_counts_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,10 +8,10 @@ dependency groups of pyproject.toml.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         make(folder)
     say("installing vram" + "".join(f" + {group}" for group in groups))
     # One call, so that everything is resolved together.
-    install(python, ["--editable", ROOT, *compiler(), *requirements_of(groups)])
+    install(python, ["--editable", ROOT, *compiler(), *requirements_of(python, groups)])
     start_faster(folder)
     return 0
 
@@ -83,9 +83,22 @@ def compiler() -> list[str]:
     return [] if system_compiler() else [ZIGLANG]
 
 
-def requirements_of(groups: list[str]) -> list[str]:
+# Python 3.10 has no tomllib: pip brings its own.
+READ_GROUPS = """
+import json, sys
+try:
+    import tomllib
+except ImportError:
+    from pip._vendor import tomli as tomllib
+print(json.dumps(tomllib.loads(sys.stdin.read())["dependency-groups"]))
+"""
+
+
+def requirements_of(python: Path, groups: list[str]) -> list[str]:
     """Read here, since `pip install --group` needs a newer pip than a fresh environment has."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    text = (ROOT / "pyproject.toml").read_text()
+    done = subprocess.run([python, "-c", READ_GROUPS], input=text, capture_output=True, text=True, check=True)
+    table: dict[str, list[str]] = json.loads(done.stdout)
     return [requirement for group in groups for requirement in table[group]]
 
 

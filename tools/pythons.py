@@ -2,6 +2,7 @@
 
     python tools/pythons.py 3.9 3.12      a line for each version: its interpreter, or "not found"
 
+A "t" behind the version means its build without the global interpreter lock: 3.13t.
 $VRAM_PYTHON312 names the interpreter to take for 3.12. Otherwise the newest patch release wins among those
 of pyenv, uv, conda, asdf, mise, GitHub's runners and /opt; then PATH, /usr/local/bin and /usr/bin.
 HOME may be an empty folder, so the home folder of the password database counts too.
@@ -63,14 +64,14 @@ START_S = 30.0
 
 @cache
 def find(version: str) -> str | None:
-    """The interpreter of *version*, such as "3.12", that starts. None where there is none."""
+    """The interpreter of *version*, such as "3.12" or "3.13t", that starts. None where there is none."""
     return next((path for path in candidates(version) if answers(path, version)), None)
 
 
 def candidates(version: str) -> list[str]:
     """Every file that may be a Python of *version*, the preferred one first, each once."""
     program = f"python{version}"
-    named = os.environ.get(f"VRAM_PYTHON{version.replace('.', '')}")
+    named = os.environ.get(f"VRAM_PYTHON{version.replace('.', '').upper()}")
     managed = [path for pattern in places() for path in glob.glob(os.path.join(pattern, "bin", program))]
     managed.sort(key=lambda path: patch_release(path, version), reverse=True)
     folders = [*os.environ.get("PATH", "").split(os.pathsep), *ALWAYS_SEARCHED]
@@ -99,13 +100,14 @@ def homes() -> list[str]:
 
 def patch_release(path: str, version: str) -> int:
     """The 7 of .../3.12.7/bin/python3.12, -1 where the folder does not say."""
-    found = re.findall(rf"(?<![\d.]){re.escape(version)}\.(\d+)", os.path.dirname(path))
+    number = re.escape(version.rstrip("t"))
+    found = re.findall(rf"(?<![\d.]){number}\.(\d+)", os.path.dirname(path))
     return int(found[-1]) if found else -1
 
 
 @cache
 def answers(path: str, version: str) -> bool:
-    """Whether it starts and is an ordinary CPython of *version*.
+    """Whether it starts and is a CPython of *version*, and no debug build.
 
     A pyenv shim exists for versions that it then refuses to start: only running tells. Builds without the
     global interpreter lock ("t") and debug builds ("d") lay out their memory in other ways.
@@ -115,8 +117,8 @@ def answers(path: str, version: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     found, kind, *flags = done.stdout.split() or ("", "")
-    is_ordinary = (found, kind) == (version, "cpython") and not set("".join(flags)) & {"t", "d"}
-    return done.returncode == 0 and is_ordinary
+    special = "".join(sorted(set("".join(flags)) & {"t", "d"}))
+    return done.returncode == 0 and (found + special, kind) == (version, "cpython")
 
 
 def main(versions: list[str]) -> int:

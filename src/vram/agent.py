@@ -17,13 +17,14 @@ import sys
 from types import ModuleType
 
 from vram.payloads.agent import start
+from vram.python_310 import add_note
 
 __all__ = ["start"]
 
 
 def start_as_asked() -> None:
     """Start because $VRAM_AGENT says so: in every program that imports vram but vram's own command."""
-    words = [os.path.basename(word) for word in sys.orig_argv]
+    words = [os.path.basename(word) for word in getattr(sys, "orig_argv", sys.argv)]  # since Python 3.10
     if "vram" in words[:2] or words[1:3] == ["-m", "vram"]:
         # What the command starts is no program of the user's either.
         os.environ.pop("VRAM_AGENT", None)
@@ -43,7 +44,7 @@ class _Callable(ModuleType):
         try:
             return start()
         except OSError as error:
-            error.add_note("vram: its socket needs a folder that is yours alone: set XDG_RUNTIME_DIR to one")
+            add_note(error, "vram: its socket needs a folder that is yours alone: set XDG_RUNTIME_DIR to one")
             raise
 
 

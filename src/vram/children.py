@@ -318,9 +318,9 @@ def _close_all_but(pipe: int) -> None:
 def interpreter(module: str, *arguments: str) -> list[str]:
     """The command line that runs *module* of this package in a fresh interpreter."""
     package_root = os.path.dirname(os.path.dirname(__file__))
-    code = f"import sys; sys.path.append({package_root!r}); from {module} import main; main()"
-    # -P: the working directory, which may be any user's, must not supply modules.
-    return [sys.executable, "-P", "-c", code, *arguments]
+    # The working directory, which may be any user's, must not supply modules; -P says so from Python 3.11 on.
+    path = f"sys.path[:] = [*filter(None, sys.path), {package_root!r}]"
+    return [sys.executable, "-c", f"import sys; {path}; from {module} import main; main()", *arguments]
 
 
 # ---- its environment, where it wakes the driver: all GPUs, no code of others, no MPS ----

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from vram.python_310 import add_note
+
 
 class ExitCode(IntEnum):
     """What a script reads from ``$?``. One meaning per number in every command."""
@@ -41,6 +43,8 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
+    __str__ = int.__repr__  # as from Python 3.11 on
+
 
 class VramError(Exception):
     """Something a user can understand went wrong."""
@@ -56,7 +60,7 @@ class VramError(Exception):
         super().__init__(message)
         self.hint = hint
         if hint:  # a program that does not catch it shows the hint with the traceback
-            self.add_note(f"hint: {hint}")
+            add_note(self, f"hint: {hint}")
 
 
 class UsageError(VramError, exit_code=ExitCode.USAGE):

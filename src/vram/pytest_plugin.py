@@ -92,8 +92,10 @@ def _watch(item: pytest.Item, wanted: Wanted) -> Iterator[None]:
     except LimitExceeded as error:
         messages = [f"{error}\n{error.hint}"]
     except BaseException as error:
+        from vram.python_310 import add_note
+
         for text in _recorded_problems(item, recording, wanted, opened):
-            error.add_note(f"vram: {text}")
+            add_note(error, f"vram: {text}")
         raise
     finally:
         if recording is not None:
@@ -112,7 +114,9 @@ def _ending(ended: BaseException | None, message: str) -> BaseException:
     """A test that failed by pytest.fail keeps that failure, with *message* as a note."""
     if not isinstance(ended, pytest.fail.Exception):
         return _failure(message)
-    ended.add_note(f"vram: {message}")
+    from vram.python_310 import add_note
+
+    add_note(ended, f"vram: {message}")
     return ended
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import re
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 
 def write(folder: Path, gpu: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[Path, Path]:
     """Write both files, named by date, GPU and driver; return their paths."""
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     facts = {
         "date": now.isoformat(timespec="seconds"),
         "gpu": gpu["name"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import re
 import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -725,7 +727,7 @@ def test_a_gpu_that_is_not_there_is_refused_at_the_start(watch: Start, virtual_g
 @pytest.mark.parametrize("words", [[], ["--color=never"], ["--ascii"]])
 def test_on_a_terminal_lines_fit_and_have_colour(virtual_gpu: VirtualGpu, words: list[str]) -> None:
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 90))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 90, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     with DemoProgram(virtual_gpu, "forks.orphan", "4GiB") as program:
         program.kill("parent")

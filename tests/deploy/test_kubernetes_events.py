@@ -390,8 +390,7 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(
         driver.part._api.port = server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         await driver.read(ghost())
         await driver.until(lambda: driver.part._ledger.next() is not None)  # type: ignore[union-attr]
-        async with asyncio.timeout(PATIENCE_S):
-            await driver.part.close()
+        await asyncio.wait_for(driver.part.close(), PATIENCE_S)
         server.close()
 
     drive(api, tmp_path, monkeypatch, story)

@@ -43,7 +43,7 @@ class Started:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            process_group=0,  # a service has one of its own: whose child is whose can be told by it
+            preexec_fn=os.setpgrp,  # a service has one of its own: whose child is whose can be told by it
         )
         assert self.process.stdout is not None
         self.first = self.process.stdout.readline()

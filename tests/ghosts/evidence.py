@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 def write(folder: Path, answer: dict[str, Any], played: list[pytest.TestReport]) -> Path:
     """Write a page named by date, GPU and driver; *answer* is one of ``vram why --json``."""
     gpu, driver = answer["gpus"][0]["name"], answer["driver"]["driver_version"]
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     page = folder / f"{now:%Y-%m-%d}-{_slug(gpu)}-{driver}-ghosts.md"
     page.write_text("\n".join(_lines(f"{now:%Y-%m-%d %H:%M} UTC", gpu, driver, played)))
     return page

@@ -13,8 +13,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
-from datetime import UTC
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from datetime import timezone
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -145,11 +145,13 @@ class Situation:
         stream = TextIOWrapper(raw, "utf-8", write_through=True)
         environment = {name: self.environment[name] for name in ("COLUMNS", "NO_COLOR")}
         with (
-            chdir(self.folder),
+            ExitStack() as stack,
             mock.patch.dict(os.environ, environment),
             redirect_stdout(stream),
             redirect_stderr(stream),
         ):
+            stack.callback(os.chdir, os.getcwd())
+            os.chdir(self.folder)
             main(words)
         return self.normalised(f"$ vram {' '.join(words)}\n{raw.getvalue().decode()}")
 
@@ -240,7 +242,7 @@ def _history(situation: Situation) -> str:
     folder = situation.folder / "history"
     folder.mkdir(mode=0o700)
     ask = written.example(folder).ask()
-    at, page = written.START + 3600, Page(RenderOptions(width=WIDTH), UTC)
+    at, page = written.START + 3600, Page(RenderOptions(width=WIDTH), timezone.utc)
     shown: dict[str, HistoryReport] = {
         "": ask.holders_at(None, None),
         "--gpu 0 --at 15:13": ask.holders_at("0", at),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -230,6 +231,10 @@ def test_one_that_was_raised_from_it_counts() -> None:
     wrapped = RuntimeError("wrapped")
     wrapped.__cause__ = OutOfMemory("full")
     assert is_out_of_memory(wrapped)
+    if sys.version_info < (3, 11):
+        from exceptiongroup import ExceptionGroup
+    else:
+        from builtins import ExceptionGroup
     assert is_out_of_memory(ExceptionGroup("two", [ValueError(), OutOfMemory("full")]))
     assert not is_out_of_memory(ExceptionGroup("one", [ValueError()]))
 

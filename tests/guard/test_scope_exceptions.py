@@ -45,6 +45,7 @@ def test_a_leak_beside_an_exception_is_a_note_on_it(virtual_gpu: VirtualGpu) -> 
     assert "scope 'both' kept 64.0 MiB" in note
 
 
+@needs("newer-python", detail="task groups and except* came with Python 3.11")
 def test_a_leak_in_a_task_group_comes_as_a_member_of_the_group(virtual_gpu: VirtualGpu) -> None:
     program = """
         import asyncio

@@ -77,14 +77,15 @@ TASKS = """
     import asyncio
     scopes, hoard = {}, []
 
-    async def work(name, met):
+    async def work(name, arrived, other):
         async with vram.scope(name, leak="report") as scopes[name]:
-            await met.wait()
+            arrived.set()
+            await other.wait()
             raw.alloc(8 * MIB)
 
     async def both():
-        met = asyncio.Barrier(2)
-        await asyncio.gather(work("one", met), work("two", met))
+        one, two = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(work("one", one, two), work("two", two, one))
 """
 
 

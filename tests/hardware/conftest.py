@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def evidence() -> str | None:
     driver = pynvml.nvmlSystemGetDriverVersion()
     pynvml.nvmlShutdown()
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{gpu} {driver}".lower())
-    return f"{folder}/{datetime.now(UTC):%Y-%m-%d}-{slug}"
+    return f"{folder}/{datetime.now(timezone.utc):%Y-%m-%d}-{slug}"
 
 
 def _without_names(line: str) -> str:

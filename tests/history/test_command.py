@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_times_and_options_may_stand_anywhere(path: str, capfd: pytest.CaptureFi
     asked = (
         ("--at", f"{START + 60:.0f}", "--gpu", "0"),
         ("--gpu", "0", "holders", f"--at={START + 60:.0f}"),
-        ("--at", datetime.fromtimestamp(START + 60, UTC).isoformat(), "--gpu=0"),
+        ("--at", datetime.fromtimestamp(START + 60, timezone.utc).isoformat(), "--gpu=0"),
     )
     answers = [answer(capfd, *words, "--file", path) for words in asked]
     assert [each["pid"] for each in answers[0]["holders"]] == [4101]
@@ -89,7 +89,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_steers_it(tmp_path: Path
     )
     for report in reports:
         for ascii_only in (False, True):
-            text = history_text(report, Page(RenderOptions(width, ascii=ascii_only), UTC))
+            text = history_text(report, Page(RenderOptions(width, ascii=ascii_only), timezone.utc))
             assert all(line.isprintable() for line in text.splitlines()), text
             assert not ascii_only or text.isascii()
             if width >= 80:

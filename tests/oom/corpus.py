@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import re
-import tomllib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,11 @@ from typing import Any, NamedTuple
 from vram.model.oom import Case
 from vram.oom.cases import cases
 from vram.oom.reader import find_messages
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FOLDER = Path(__file__).parent / "corpus"
 _SECTION = re.compile(rb"^=== (\S+)\n(.*?)^--- message\n(.*?)(?=^=== \S+\n|\Z)", re.MULTILINE | re.DOTALL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ from vram.errors import ConfigError
 from vram.policy.config import read_policies
 from vram.policy.policy import NotifyConfig, PolicyMatch, matches_any
 from vram.units import GIB
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 GOOD = """
 [[policy]]

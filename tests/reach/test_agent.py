@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import vram
-from tests.needs import needs
+from tests.needs import needs, require_python
 from tests.patience import PATIENCE_S, must_end
 from tests.reach.conftest import CACHED, SUBJECT, World, by_name, released, target_of
 from vram.errors import NotReachable, TimedOut
@@ -55,6 +55,22 @@ def test_a_program_is_let_in_without_being_changed(world: World) -> None:
         pid = json.loads(process.stdout.readline())["ready"]
         assert pid == process.pid
         assert released(world.trim(pid)) >= CACHED
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.13t", "3.15"])
+def test_a_python_that_vram_itself_does_not_run_on_or_cannot_enter(world: World, version: str) -> None:
+    """The agent needs the standard library and vram's files, from Python 3.9 on."""
+    argv = [require_python(version), "-m", "vram.agent", str(SUBJECT), str(CACHED), "reading"]
+    process = world.popen(argv)
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["ready"] == process.pid
+        receipt = world.trim(process.pid)
+        assert receipt["answer"]["python"].startswith(version.rstrip("t"))
+        assert released(receipt) >= CACHED
     finally:
         process.kill()
         process.communicate()

@@ -35,7 +35,7 @@ from tests.reach.soak import (
     run_together,
 )
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
-from vram.reach import attachment, cpython, injection, ptrace
+from vram.reach import attachment, cpython, injection, ptrace, remote_exec
 from vram.reach.injectors import ask_trim
 from vram.reach.target_process import TargetProcess, examine
 
@@ -368,16 +368,31 @@ class TestLeftAlone:
         program.ask()
         return reason
 
-    def test_an_older_python(self) -> None:
-        process = subprocess.Popen([require_python("3.8"), "-c", "input()"], stdin=subprocess.PIPE)
+    @pytest.mark.parametrize(
+        ("version", "told", "instead"),
+        [
+            ("3.8", "its Python is 3.8, which vram does not support", "3.9 to 3.14 are supported"),
+            ("3.15", "its Python is 3.15, which vram does not support", "others can call vram.agent()"),
+            ("3.13t", "it is a free-threaded build of Python", "have it call vram.agent()"),
+        ],
+    )
+    def test_another_python(self, version: str, told: str, instead: str) -> None:
+        code = "print(1, flush=True); print(input())"
+        process = subprocess.Popen([require_python(version), "-c", code], stdin=-1, stdout=-1)
         try:
-            until(lambda: b"libm" in Path(f"/proc/{process.pid}/maps").read_bytes())
-            reason = injection.unavailable_reason(examine(target_of(process.pid)))
-            assert reason is not None
-            assert "its Python is 3.8" in reason
-            assert "3.9 to 3.14" in reason
+            assert process.stdout is not None
+            process.stdout.readline()
+            found = examine(target_of(process.pid))
+            for injector in (injection, remote_exec):
+                reason = injector.unavailable_reason(found)
+                assert reason is not None
+                if injector is injection:
+                    assert told in reason
+                    assert instead in reason
+            with pytest.raises(NotReachable, match="was not touched"):
+                run_once(found)
         finally:
-            process.communicate(b"\n")
+            assert process.communicate(b"well\n", timeout=PATIENCE_S)[0] == b"well\n"
 
     @needs("older-python", there=sys.version_info[1] in cpython.LAYOUTS, detail="3.13 publishes its layout")
     def test_a_layout_that_is_not_plausible(

@@ -46,7 +46,9 @@ NOT_IMPORTED = """
 import sys
 before = set(sys.modules)
 (note,) = eval(sys.stdin.read())["notes"]
-print(note, sorted({"typing", "collections.abc"} & (set(sys.modules) - before)))
+added = {"typing", "collections.abc"} & (set(sys.modules) - before)
+# Later releases of 3.13 only give a loaded module that name.
+print(note, sorted(name for name in added if sys.modules[name] is not sys.modules["_collections_abc"]))
 """
 
 
@@ -336,7 +338,7 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize("minor", [9, 10, 11, 12, 13, 14], ids=lambda minor: f"3.{minor}")
+@pytest.mark.parametrize("minor", [9, 10, 11, 12, 13, 14, 15], ids=lambda minor: f"3.{minor}")
 def test_a_class_without_instances_is_known_without_a_search(minor: int) -> None:
     """A graph that is being captured has such an instance: one that exists must never be overlooked."""
     python = require_python(f"3.{minor}")

@@ -21,6 +21,7 @@ from tests.reach.conftest import CACHED, World, released, target_of
 from tests.reach.soak import TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import NotReachable, TimedOut
 from vram.reach import attachment, remote_exec
+from vram.reach.attachment import open_target
 from vram.reach.injectors import ask_trim
 from vram.reach.target_process import TargetProcess, examine
 
@@ -185,7 +186,7 @@ def test_one_that_begins_another_program_meanwhile(python314: str) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
-        with remote_exec._opened(examine(target_of(process.pid))) as interface:
+        with open_target(examine(target_of(process.pid)), remote_exec.DebuggerInterface) as interface:
             process.stdin.write(b"\n")
             process.stdin.flush()
             assert process.stdout.readline() == b"2\n"

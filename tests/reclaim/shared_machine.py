@@ -32,7 +32,7 @@ class Job:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            process_group=0 if group else None,
+            preexec_fn=os.setpgrp if group else None,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -43,8 +43,7 @@ def serving(
         server = HttpServer(answer, ("gpu.example",), **options)
         await server.listen([HERE])
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await play(server, server.addresses[0].port)
+            await asyncio.wait_for(play(server, server.addresses[0].port), PATIENCE_S)
         finally:
             await server.close()
 

@@ -96,7 +96,7 @@ class Neighbour:
             stdin=-1,
             stdout=-1,
             text=True,
-            process_group=0,
+            preexec_fn=os.setpgrp,
         )
         stack.callback(self._end)
         self.workers: list[int] = json.loads(self.process.stdout.readline())["workers"]
@@ -306,7 +306,7 @@ def _left_by(gpu: VirtualGpu, stack: ExitStack, name: str, enter: tuple[str, ...
         stdin=-1,
         stdout=-1,
         text=True,
-        process_group=0,
+        preexec_fn=os.setpgrp,
     )
     (worker,) = json.loads(process.stdout.readline())["workers"]
     pidfd = os.pidfd_open(worker)

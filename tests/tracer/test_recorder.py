@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreters import recorded_name
 from tests.tracer.conftest import Traced
 from tests.tracer.records import read
 
@@ -58,7 +59,7 @@ def test_a_method_is_named_with_its_class(traced: Traced) -> None:
     )
     [record] = [record for record in traced.section().named("ALLOC") if record["kind"] == 0]
     names = ["alloc", "Model.layers.<locals>.<lambda>", "Model.layers", "Model.forward", "main.<locals>.step"]
-    assert [frame[0] for frame in record.stack] == [*names, "main", "<module>"]
+    assert [frame[0] for frame in record.stack] == [*map(recorded_name, names), "main", "<module>"]
 
 
 def test_the_header_names_the_process(traced: Traced) -> None:

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from vram.cli.terminal import say
 from vram.errors import UsageError
 from vram.model.change import Change
+from vram.python_310 import OWN_GROUP
 from vram.report.changes import environment, json_line
 from vram.units import counted
 
@@ -136,7 +137,7 @@ class Hooks:
                 stdout=_standard_error(),
                 env={**os.environ, **environment(change)},
                 # So that all it starts can be ended with it, and Ctrl-C is ours to handle.
-                process_group=0,
+                **OWN_GROUP,
             )
         except OSError as error:
             say(f"{self._name} cannot be started: {error.strerror or error}")

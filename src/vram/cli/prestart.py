@@ -115,7 +115,7 @@ def _checkpoint_worker() -> Child | None:
 
 
 def _import_msgspec() -> None:
-    """Import msgspec without typing_extensions: from Python 3.11 on typing has all that it asks for.
+    """Import msgspec without typing_extensions: typing has all that our types need.
 
     Where that package is installed, importing it takes a fifth of the time of `vram why`. Later it can
     be imported again.

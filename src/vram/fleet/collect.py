@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import NamedTuple, TypeVar, get_args
 
 from msgspec.structs import replace
@@ -174,7 +174,7 @@ def fleet_report(
     honest = without_contradictions(tuple(nodes))
     return FleetReport(
         schema=2,
-        taken_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        taken_at=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         source=source,
         took_s=round(took_s, 3),
         sums=sums(honest),

@@ -8,7 +8,7 @@ wrong with it never raises: it becomes a node in the state "rejected", without a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import islice
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from vram.ledger.processes import living_holders
 from vram.model.fleet import FleetGhost, FleetGpu, FleetNode, FleetShare, Grouping, NodeCode, NodeState
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.ledger import KINDS, Entry, GpuLedger, Holder, Ledger
+from vram.model.moment import read_rfc3339
 from vram.model.observation import Observation, Survey
 from vram.model.process import ProcessFacts
 from vram.probes import bundle
@@ -109,11 +110,11 @@ def _short(name: str) -> str:
 
 def _require_time(text: str, now: float | None) -> None:
     try:
-        taken = datetime.fromisoformat(text)
-        at = (taken if taken.tzinfo else taken.replace(tzinfo=UTC)).timestamp()
+        taken = read_rfc3339(text)
+        at = (taken if taken.tzinfo else taken.replace(tzinfo=timezone.utc)).timestamp()
     except (ValueError, OverflowError) as error:
         raise NodeFailed("impossible", "its snapshot was taken at no time that exists") from error
-    apart_s = at - (datetime.now(UTC).timestamp() if now is None else now)
+    apart_s = at - (datetime.now(timezone.utc).timestamp() if now is None else now)
     if apart_s > _MAX_APART_S or (now is not None and apart_s < -_MAX_APART_S):
         where = "in the future" if apart_s > 0 else "ago"
         raise NodeFailed("wrong-time", f"its snapshot was taken {duration(abs(apart_s))} {where}")

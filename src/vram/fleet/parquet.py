@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import timezone
 from typing import Any
 from urllib.parse import quote
 
 from vram.errors import UsageError
 from vram.files import make_folder, write_file
 from vram.model.fleet import FleetGpu, FleetNode, FleetReport
+from vram.model.moment import read_rfc3339
 
 _ROWS_TOGETHER = 1024
 _OF_NODES = ("state", "code", "message", "program", "driver_version", "took_s")
@@ -55,7 +56,7 @@ def escaped(name: str) -> str:
 
 
 def _path(report: FleetReport, folder: str) -> str:
-    moment = datetime.fromisoformat(report.taken_at)
+    moment = read_rfc3339(report.taken_at)
     day, at = moment.strftime("%Y-%m-%d"), moment.strftime("%H%M%S")
     # Random: two runs in one second, and two machines of one name, must not meet.
     name = f"fleet-{at}-{os.urandom(6).hex()}.parquet"
@@ -81,7 +82,7 @@ def _schema(pyarrow: Any) -> Any:
 
 def _rows(report: FleetReport) -> Iterator[dict[str, Any]]:
     """A row for each GPU; one without a GPU for a node that is not counted."""
-    at = datetime.fromisoformat(report.taken_at).astimezone(UTC)
+    at = read_rfc3339(report.taken_at).astimezone(timezone.utc)
     for node in sorted(report.nodes, key=lambda node: node.name):
         for gpu in node.gpus or (None,):
             row = {"taken_at": at, "source": report.source, "node": node.name, "node_host": node.host}

@@ -28,6 +28,7 @@ from vram.guard.driver import (
     driver,
     is_capturing_here,
 )
+from vram.python_310 import add_note
 from vram.units import counted, size
 
 # The pid of this process; updated in a forked child.
@@ -238,7 +239,7 @@ class Allocation(BufferMemory):
             code = cuda.in_context(self._device, lambda: self._allocate(cuda, made))
         if code:
             error = cuda.translate(code, self.call, self.nbytes)
-            error.add_note(f"{size(self.nbytes)} of {self.kind} memory was requested")
+            add_note(error, f"{size(self.nbytes)} of {self.kind} memory was requested")
             raise error
 
     # ---- defined by each kind ----

@@ -21,6 +21,7 @@ from vram.guard import borrowed, dlpack, memory_kinds
 from vram.guard.allocation import BufferMemory, current_pid
 from vram.guard.dlpack import ArrayLayout
 from vram.guard.memory_kinds import stream_of
+from vram.python_310 import add_note
 from vram.units import parse_size, size
 
 Size = int | str
@@ -279,7 +280,7 @@ class Buffer:
             if error is None:
                 raise
             # The block's own error stays the error; exported memory is freed with its last user.
-            error.add_note(f"vram: {trouble}")
+            add_note(error, f"vram: {trouble}")
 
     def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
         memory = getattr(self, "_memory", None)

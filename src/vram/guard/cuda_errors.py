@@ -14,6 +14,7 @@ from types import FrameType
 from msgspec import Struct
 
 from vram.guard.memory import driver_is_loaded
+from vram.python_310 import add_note
 
 # ---- out of memory ----
 
@@ -61,8 +62,9 @@ def error_and_causes(error: BaseException, *, contexts: bool = False) -> Iterato
         waiting.append(each.__cause__)
         if contexts:
             waiting.append(each.__context__)
-        if isinstance(each, BaseExceptionGroup):
-            waiting += each.exceptions
+        # By its name: in Python 3.10 it is of the package `exceptiongroup`, where that is installed.
+        if any(kind.__name__ == "BaseExceptionGroup" for kind in type(each).__mro__):
+            waiting += getattr(each, "exceptions", ())
 
 
 def _is_oom(error: BaseException) -> bool:
@@ -133,7 +135,7 @@ def add_broken_notes(error: BaseException, broken: Iterable[BrokenContext]) -> N
     for each in broken:
         mark = f"({each.error}, {each.code})"
         if not any(mark in str(line) for line in getattr(error, "__notes__", ())):
-            error.add_note(f"vram: {each.sentence()}")
+            add_note(error, f"vram: {each.sentence()}")
 
 
 def sticky_code(error: BaseException) -> int | None:

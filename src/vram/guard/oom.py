@@ -23,6 +23,7 @@ from vram.files import make_folder
 from vram.guard.cuda_errors import add_broken_notes, broken_contexts, is_out_of_memory, sticky_code
 from vram.guard.memory import driver_is_loaded
 from vram.guard.oom_report import BEGINNING, OomFigures, gather, requested, sentence, write
+from vram.python_310 import add_note, show_notes
 
 # ---- hooks on exception classes ----
 
@@ -171,6 +172,7 @@ class Recorder:
         self._file_note = ""
         self._last = float("-inf")
         self._busy = threading.local()
+        show_notes()
         self._hooks = (sys.excepthook, threading.excepthook)
         self._own_hooks = (self._uncaught, self._uncaught_in_thread)
         sys.excepthook, threading.excepthook = self._own_hooks
@@ -218,9 +220,9 @@ class Recorder:
                 # The cause by the last figures and by what this error requested.
                 cause = sentence(self._figures._replace(requested=requested(error)))
                 note = f"{MARK}{cause}{self._file_note}"
-            error.add_note(note)
+            add_note(error, note)
         except Exception as trouble:  # the program must get its own error, not ours
-            error.add_note(f"{MARK}this could not be recorded: {type(trouble).__name__}: {trouble}")
+            add_note(error, f"{MARK}this could not be recorded: {type(trouble).__name__}: {trouble}")
         finally:
             self._busy.now = False
 

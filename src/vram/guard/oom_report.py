@@ -152,9 +152,9 @@ SURVEY_S = 5.0
 MAX_ARRAYS = 12
 _numbers = count(1)
 
-# By path, because a new interpreter may not find vram where this program did.
+# By path, because a new interpreter may not find vram where this program did. Not from the working directory.
 _SURVEY = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from vram.cli.app import main; "
+    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; from vram.cli.app import main; "
     "sys.exit(main(['why', '--json', '--deadline', sys.argv[2]]))"
 )
 
@@ -229,7 +229,7 @@ def _ledger(notes: list[str]) -> dict[str, Any] | None:
         return None
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _SURVEY, root, f"{SURVEY_S}s"],
+            [sys.executable, "-c", _SURVEY, root, f"{SURVEY_S}s"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -259,7 +259,7 @@ def _stack() -> Iterator[str]:
     for frame, line in walk_stack(sys._getframe()):
         code = frame.f_code
         if os.path.dirname(code.co_filename) != here:
-            yield f"{code.co_filename}:{line} {code.co_qualname}"
+            yield f"{code.co_filename}:{line} {getattr(code, 'co_qualname', code.co_name)}"
 
 
 def _text_lines(report: dict[str, Any], groups: Sequence[EqualArrays]) -> Iterator[str]:

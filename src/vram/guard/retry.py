@@ -22,6 +22,7 @@ from vram.errors import UsageError
 from vram.guard.cuda_errors import add_broken_notes, broken_contexts, clear_frames, is_out_of_memory
 from vram.guard.memory import driver_is_loaded
 from vram.guard.oom import record_oom
+from vram.python_310 import add_note
 
 F = TypeVar("F", bound=Callable[..., Any])
 Smaller = Callable[[Any], Any]
@@ -113,7 +114,7 @@ def _wrap(function: Callable[..., Any], steps: Mapping[str, Smaller], tries: int
                 clear_frames(error)
                 end = _reason_to_stop(bound, steps, made, tries)
                 if end:
-                    error.add_note(f"vram: {end}")
+                    add_note(error, f"vram: {end}")
                     raise
             else:
                 if remember:

@@ -29,6 +29,7 @@ from vram.guard.memory import (
     warn_no_driver,
 )
 from vram.guard.scope_tree import Baseline, OverlapGroup, ScopeNode
+from vram.python_310 import add_note
 from vram.units import read_size, size
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ class Scope:
         if error is not None:
             # The body's own error stays the error: the leak is a note on it.
             if text is not None:
-                error.add_note(f"vram: {text}")
+                add_note(error, f"vram: {text}")
             return
         if exceeded is not None:
             raise LimitExceeded(

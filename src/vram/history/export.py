@@ -19,6 +19,7 @@ from vram.model.history import (
     UserWaste,
     WasteReport,
 )
+from vram.model.moment import read_rfc3339
 from vram.model.process import Workload
 
 
@@ -121,4 +122,4 @@ def _flat(row: Held) -> dict[str, Any]:
 
 
 def _when(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return read_rfc3339(text)

@@ -18,6 +18,7 @@ from contextlib import closing
 from vram import folders
 from vram.errors import BadInput, HistoryUnavailable, NothingFound, NotPermitted
 from vram.history import NAME, schema
+from vram.history.sqlite_codes import CONSTRAINT, CORRUPT, ERROR, FORMAT, MISMATCH, NOTADB, code_of
 
 MAX_ASIDE = 8
 PAGE_NBYTES = 1024
@@ -26,10 +27,7 @@ _BESIDE = ("-wal", "-shm", "-journal")
 _MAGIC = b"SQLite format 3\0"
 _HEADER_NBYTES, _VERSION_AT, _APPLICATION_AT = 100, 60, 68
 # Our own statements are sound: those that fail have met tables or rows that were never written so.
-_BY_DAMAGE = (
-    *(sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT),
-    *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH),
-)
+_BY_DAMAGE = (NOTADB, CORRUPT, FORMAT, ERROR, CONSTRAINT, MISMATCH)
 _BUSY_S = 0.2
 _API = "ask the service instead: curl 'http://127.0.0.1:9838/api/v1/history/holders?gpu=0'"
 
@@ -46,7 +44,7 @@ def is_damage(error: Exception) -> bool:
     """Whether *error* says that the file is damaged, or is no database."""
     if isinstance(error, (UnicodeDecodeError, DamagedRow)):
         return True
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BY_DAMAGE
+    return code_of(error) in _BY_DAMAGE
 
 
 def _text(data: bytes) -> str:

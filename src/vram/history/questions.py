@@ -19,6 +19,7 @@ from vram.errors import HistoryUnavailable, NothingFound, UsageError
 from vram.history import schema
 from vram.history.rows import identities
 from vram.history.schema import KINDS_BY_NUMBER, SAMPLED
+from vram.history.sqlite_codes import INTERRUPT, code_of
 from vram.history.things import plain
 from vram.history.timeline import Times, overlapping
 from vram.model.history import (
@@ -57,7 +58,7 @@ def within(connection: sqlite3.Connection, seconds: float) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_INTERRUPT:
+        if code_of(error) != INTERRUPT:
             raise
         hint = "ask for a shorter time, or for fewer GPUs"
         raise HistoryUnavailable(f"the answer took longer than {seconds:g} s", hint=hint) from error

@@ -19,6 +19,7 @@ from vram.history.checkpoint import Checkpointer
 from vram.history.file import DAMAGE, WritableFile, is_damage
 from vram.history.retention import DEFAULT_BUDGET_S, Retention
 from vram.history.rows import OpenHold, ProgramTable, Usage, load, others_text, who_columns
+from vram.history.sqlite_codes import FULL, code_of
 from vram.history.things import (
     UNKNOWN_SAMPLE,
     Sample,
@@ -192,7 +193,7 @@ class HistoryStore:
             except (OSError, HistoryUnavailable) as other:
                 self.notice = f"{self.path} is damaged and cannot be moved aside: {other}"
         self._drop()
-        self._was_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        self._was_full = code_of(error) == FULL
         reason = "there is no room on the disk, or within its limit" if self._was_full else str(error)
         hint = "it goes on by itself when there is room" if self._was_full else "see the service's log"
         return HistoryUnavailable(f"the history is not recorded now, {self.path}: {reason}", hint=hint)

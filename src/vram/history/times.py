@@ -7,7 +7,7 @@ one of them is taken, and what was taken is said.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
 from vram.errors import UsageError
@@ -89,7 +89,7 @@ def _with_clock(day: datetime, clock: str, text: str) -> datetime:
 
 def _zone(word: str) -> timezone:
     if word.lower() in ("z", "utc"):
-        return UTC
+        return timezone.utc
     digits = word[1:].replace(":", "")
     away = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
     return timezone(-away if word.startswith("-") else away)
@@ -102,7 +102,7 @@ def _at_local(naive: datetime, zone: tzinfo | None) -> ReadTime:
     if early == late:
         return ReadTime(early)
     if _local(early, zone) == naive and _local(late, zone) == naive:
-        other = datetime.fromtimestamp(late, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        other = datetime.fromtimestamp(late, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return ReadTime(
             early, f"{shown} came twice, for clocks were set back: this is the first; the second is {other}"
         )

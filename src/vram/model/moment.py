@@ -7,6 +7,7 @@ goes back and counts the time of a suspend; it begins anew with a boot, which ha
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -40,3 +41,8 @@ class Moment(Struct, frozen=True):
 def rfc3339(wall: float) -> str:
     """*wall* in UTC; a clock that is set beyond what a date can say is shown as the nearest one that can."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(max(0.0, wall), LATEST)))
+
+
+def read_rfc3339(text: str) -> datetime:
+    """What ``rfc3339`` wrote; Python 3.10 does not read its Z. Raises ValueError where *text* is no time."""
+    return datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)

@@ -12,9 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from .pace import Pace
+
+if TYPE_CHECKING:
+    from typing import TypeAlias  # since Python 3.10
 
 Answer: TypeAlias = "Callable[[dict[str, Any], Pace], dict[str, Any]]"
 

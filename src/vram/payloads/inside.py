@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from . import trim
 from .arrays.frameworks import secondary_holders
@@ -32,6 +32,9 @@ from .arrays.record import Struct
 from .pace import Pace, Pause
 from .trim.driver import driver
 from .trim.frameworks import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from typing import TypeAlias  # since Python 3.10
 
 # ---- the arrays of this process ----
 

@@ -15,7 +15,10 @@ import _thread
 import gc
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TypeAlias  # since Python 3.10
 
 # Called between two parts of the work; True when the time is up.
 Pause: TypeAlias = "Callable[[], bool]"

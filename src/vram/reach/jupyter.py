@@ -13,7 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 import msgspec
@@ -247,7 +247,7 @@ class KernelClient:
             "msg_type": kind,
             "session": self._session,
             "username": "vram",
-            "date": datetime.now(UTC).isoformat(),
+            "date": datetime.now(timezone.utc).isoformat(),
             "version": _PROTOCOL,
             **header,
         }

@@ -17,7 +17,7 @@ import socket
 import stat
 import time
 from contextlib import suppress
-from typing import Self
+from typing import TypeVar
 
 from vram import folders, untrusted
 from vram.errors import NotReachable, Refused, TimedOut
@@ -27,6 +27,8 @@ from vram.reach import payload
 from vram.reach.deadline import interrupted
 from vram.reach.payload import MAX_ANSWER_LENGTH, PayloadRequest
 from vram.reach.target_process import ENDING_S, TargetProcess, died, has_ended
+
+Drop = TypeVar("Drop", bound="VisitDrop")
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 LIBRARY = "visitor.so"
@@ -80,7 +82,7 @@ class VisitDrop:
     def _write_files(self) -> None:
         """Write what shall run in the process."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Drop) -> Drop:
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -17,6 +17,7 @@ from vram.model.history import (
     UserWaste,
     WasteReport,
 )
+from vram.model.moment import read_rfc3339
 from vram.report.layout import RenderOptions, padded
 from vram.report.phrases import one_line, workload
 from vram.units import GIB, duration, size
@@ -45,7 +46,7 @@ class Page(NamedTuple):
         return self._local(text).strftime("%Y-%m-%d %H:%M:%S %Z")
 
     def _local(self, text: str) -> datetime:
-        return datetime.fromisoformat(text).astimezone(self.zone)
+        return read_rfc3339(text).astimezone(self.zone)
 
 
 # ---- the pages ----

@@ -10,6 +10,7 @@ docs/guides/serve.md has every key. Whatever is wrong is one ConfigError that na
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from ipaddress import IPv6Address, ip_address
@@ -148,11 +149,14 @@ def _read(path: str) -> bytes:
 
 def parse(data: bytes, path: str) -> ServeConfig:
     """Read the text of a configuration; *path* is named where it is wrong."""
-    from tomllib import TOMLDecodeError, loads
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
 
     try:
-        tables = loads(data.decode())
-    except (TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        tables = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}", hint="text values stand in quotes") from error
     _require_known(tables, ServeConfig, path, "")
     try:

@@ -77,14 +77,18 @@ class ClusterApi:
         """Send *body*; raises ApiUnreachable where nothing was answered in time."""
         try:
             request = self._request(method, path, msgspec.json.encode(body))
-            async with asyncio.timeout(REQUEST_S):
-                return _read_answer(await self._exchange(request))
-        except TimeoutError as error:
-            raise ApiUnreachable(f"no answer within {REQUEST_S:.0f} s") from error
+            exchange = asyncio.create_task(self._exchange(request))
+            try:
+                await asyncio.wait((exchange,), timeout=REQUEST_S)
+                if exchange.done():
+                    return _read_answer(exchange.result())
+            finally:
+                exchange.cancel()
         except untrusted.Rejected as error:
             raise ApiUnreachable(f"cannot read the service account in {self._account}: {error}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise ApiUnreachable(f"{type(error).__name__}: {error}") from error
+        raise ApiUnreachable(f"no answer within {REQUEST_S:.0f} s")
 
     async def _exchange(self, request: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self._encryption())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from asyncio import timeout
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 from vram.errors import VramError
+from vram.python_310 import timeout
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

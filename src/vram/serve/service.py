@@ -217,6 +217,7 @@ class Service:
             for job in done:
                 job.result()
         finally:
+            self.stop()
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
@@ -267,12 +268,13 @@ class Service:
 
     async def _read(self) -> LiveReading:
         """One reading; a reading process that does not answer is given up."""
-        self._arrived = asyncio.get_running_loop().create_future()
+        arrived: asyncio.Future[LiveReading] = asyncio.get_running_loop().create_future()
+        self._arrived = arrived
         self.source.ask()
         try:
-            async with asyncio.timeout(self.most_reading_s):
-                return await self._arrived
-        except TimeoutError:
+            await asyncio.wait((arrived,), timeout=self.most_reading_s)
+            if arrived.done():
+                return arrived.result()
             self.source.abandon()
             message = f"no reading within {self.most_reading_s:.0f} s; the reading process is started again"
             return LiveReading(taken_at=rfc3339(time.time()), took_s=0.0, error=message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -288,7 +288,9 @@ def head(view: TraceView, options: RenderOptions) -> list[RenderableType]:
     command = options.short(command_of(first), options.width - cell_len(tail))
     lines: list[RenderableType] = [Text.assemble((command, "bold"), (tail, "dim"))]
     when = (
-        datetime.fromtimestamp(first.started_wall_ns / 1e9, UTC) if _is_date(first.started_wall_ns) else None
+        datetime.fromtimestamp(first.started_wall_ns / 1e9, timezone.utc)
+        if _is_date(first.started_wall_ns)
+        else None
     )
     parts = [
         f"pid {first.pid}" if not others else f"pids {_pids(view.processes)}",

@@ -72,7 +72,7 @@ def stand_in(address: str, program: str, *words: str) -> None:
     folder = f"{os.path.dirname(os.path.abspath(__file__))}/debugpy"
     options = ("--connect", "127.0.0.1:9", "--configure-qt", "none", "--adapter-access-token", "0" * 64)
     subprocess.Popen(
-        [sys.executable, "-X", "frozen_modules=off", folder, *options, program, *words], process_group=0
+        [sys.executable, "-X", "frozen_modules=off", folder, *options, program, *words], preexec_fn=os.setpgrp
     )
     worker.wait_for_end(worker.report_head(address))
 

@@ -53,7 +53,7 @@ def main() -> None:
     for rank in range(int(ranks)):
         argv = [sys.executable, *command]
         if family == "openmpi":
-            subprocess.Popen(argv, env={**os.environ, **openmpi(rank, int(ranks))}, process_group=0)
+            subprocess.Popen(argv, env={**os.environ, **openmpi(rank, int(ranks))}, preexec_fn=os.setpgrp)
             continue
         ours, theirs = socket.socketpair()
         kept.append(ours)

@@ -61,7 +61,7 @@ def main() -> None:
         for at in range(2):
             start(way, hold_as, (f"sglang::scheduler_TP{at}", address, f"worker{at}"))
     elif kind == "ray":
-        subprocess.Popen([sys.executable, __file__, "ray-worker", way, address], process_group=0)
+        subprocess.Popen([sys.executable, __file__, "ray-worker", way, address], preexec_fn=os.setpgrp)
     else:
         worker.set_title("ray::train")
         if way == "fork" and os.fork() == 0:

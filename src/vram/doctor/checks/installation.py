@@ -98,7 +98,7 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
     The versions of vram, of Python, and of the packages that vram imports.
 
     What it means:
-    vram needs Python 3.11 or later, msgspec, nvidia-ml-py and rich. Any nvidia-ml-py since 12.535 works,
+    vram needs Python 3.10 or later, msgspec, nvidia-ml-py and rich. Any nvidia-ml-py since 12.535 works,
     also one that is older or newer than the driver.
 
     What to do:

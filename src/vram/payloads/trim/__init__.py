@@ -152,6 +152,8 @@ def drop_exceptions() -> Iterator[str]:
     for frame in ended:
         with suppress(RuntimeError):  # it runs, as that of a notebook does
             frame.clear()
+            # Up to Python 3.12 a frame keeps a copy for readers of f_locals, as IPython 8: reading renews it.
+            frame.f_locals  # noqa: B018
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:

@@ -101,17 +101,17 @@ def may_have_instances(module: ModuleType, name: str) -> bool:
     Each instance refers to its class. Where all references to the class are accounted for by names in
     modules and by what belongs to the class itself, there is none.
     """
-    kind: Any = getattr(module, name)
+    # How many references a class without names has here tells the second one: versions of Python differ. In a
+    # list, since 3.14 counts some variables' references and others not.
+    kinds: list[Any] = [getattr(module, name), type("nameless", (), {})]
     gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)
-    if type.__subclasses__(kind) or not gil_enabled():  # without that lock, counts are not exact
+    if type.__subclasses__(kinds[0]) or not gil_enabled():  # without that lock, counts are not exact
         return True
-    # How many references a class without names has in a variable like *kind*: versions of Python differ.
-    nameless: Any = type("nameless", (), {})
-    besides = sys.getrefcount(nameless) - _references_of_its_own(nameless)
+    besides = sys.getrefcount(kinds[1]) - _references_of_its_own(kinds[1])
     modules = [each for each in list(sys.modules.values()) if type(each) is ModuleType]
     namespaces = {id(vars(each)): vars(each) for each in modules}  # some modules have several names
-    names = sum(sum(map(is_, list(each.values()), repeat(kind))) for each in namespaces.values())
-    return sys.getrefcount(kind) > besides + _references_of_its_own(kind) + names
+    names = sum(sum(map(is_, list(each.values()), repeat(kinds[0]))) for each in namespaces.values())
+    return sys.getrefcount(kinds[0]) > besides + _references_of_its_own(kinds[0]) + names
 
 
 def _references_of_its_own(kind: type) -> int:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from vram import untrusted
 from vram.errors import AuditUnavailable, ExitCode, NotPermitted, UsageError, VramError
+from vram.python_310 import timeout
 from vram.reclaim import audit
 from vram.report.escape import json_inert
 from vram.serve.socket.peers import Peer, is_privileged, peer_of, require_may_act
@@ -95,7 +96,7 @@ class Connection:
     async def request(self, limit_s: float) -> SocketRequest:
         """What it asks for. Raises Rejected where that is no request, or comes too slowly."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with timeout(limit_s):
                 line = await self._reader.readuntil(b"\n")
         except TimeoutError:
             raise untrusted.Rejected("late", f"no whole request within {limit_s:g} s") from None
@@ -113,7 +114,7 @@ class Connection:
         """Send a line. Raises OSError where the client does not take it."""
         self._writer.write(json_inert(msgspec.json.encode(answer)) + b"\n")
         try:
-            async with asyncio.timeout(SEND_S):
+            async with timeout(SEND_S):
                 await self._writer.drain()
         except TimeoutError as error:
             raise ConnectionError("the client does not read") from error
@@ -129,7 +130,7 @@ class Connection:
     async def close(self) -> None:
         self._writer.close()
         with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with timeout(1.0):
                 await self._writer.wait_closed()
 
     def abort(self) -> None:

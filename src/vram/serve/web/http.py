@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from vram.errors import CannotListen
+from vram.python_310 import timeout
 from vram.report.json import encode
 from vram.serve.config import Address
 from vram.serve.web.clients import OpenConnection, OpenConnections, Turns, client_at
@@ -194,12 +195,12 @@ class HttpServer:
     async def _exchange(self, reader: asyncio.StreamReader, connection: OpenConnection) -> bool:
         """Take one request and answer it; False where nothing may follow."""
         connection.is_waiting = True
-        async with asyncio.timeout(self._idle_s):
+        async with timeout(self._idle_s):
             first = await reader.read(1)
         connection.moved()
         if not first:
             return False
-        async with asyncio.timeout(self._request_s):
+        async with timeout(self._request_s):
             try:
                 request = parse_head(first + await _head(reader), self.hosts, self.open_paths)
             except BadRequest as error:
@@ -233,7 +234,7 @@ class HttpServer:
         await self._taken(connection)
 
     async def _taken(self, connection: OpenConnection) -> None:
-        async with asyncio.timeout(self._stall_s):
+        async with timeout(self._stall_s):
             await connection.writer.drain()
         connection.moved()
 
@@ -249,7 +250,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 async def _drop(reader: asyncio.StreamReader) -> None:
     """Read on for a moment: to close with words unread resets the connection, and the answer is lost."""
     with suppress(TimeoutError, OSError):
-        async with asyncio.timeout(0.5):
+        async with timeout(0.5):
             for _ in range(64):
                 if not await reader.read(_PORTION):
                     return

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ...pace import Pause
 from ...tracked_objects import tracked_objects, types_owned_elsewhere
 from ..record import Struct
-from .introspection import inert, members, type_name
+from .introspection import attributes, inert, members, type_name
 from .references import PathText, Role, append_link, children, is_plain
 from .referents import first_parents, first_parents_of, is_hidden_from_collector, survivors, unlisted_in
 from .roots import Roots
@@ -306,7 +306,10 @@ class _Climb:
             path.append(parent)
             at = id(parent)
             if at in seen:
-                return _cycle(parent, is_held=is_held)
+                owner = self._parent_of.get(at)
+                # Up to Python 3.10 the attributes of every object are a dict of their own.
+                is_attributes = type(parent) is dict and attributes(owner) is parent
+                return _cycle(owner if is_attributes else parent, is_held=is_held)
             seen.add(at)
         return self._path_from_top(path, key) if path else NATIVE
 
