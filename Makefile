@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test newest newest-here test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test newest newest-here test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix arm explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -135,6 +135,10 @@ pictures: $(VENV)/ready-test native ## draw the pictures of docs/ and README.md,
 
 matrix: ## the suite on every supported Python that is found, and a table; PYTHONS=3.10,3.14: on those
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(ARGS)
+
+# About 250 MB of Debian's packages the first time. ARGS="tests/reach -k native": those alone.
+arm: $(VENV)/ready-run ## the tests that depend on the processor, on aarch64 in an emulator
+	@$(RUN)/python tools/arm.py $(ARGS)
 
 explore: $(VENV)/ready-test native ## the property tests, on examples that nobody has tried yet
 	@$(RUN)/python -m pytest -q -n $(WORKERS) -m hypothesis --hypothesis-profile=explore $(ARGS)

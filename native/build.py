@@ -15,9 +15,11 @@ The libraries go into the package folder, beside the Python that loads them:
 
 Before that it brings tracer/python_layouts.h up to date with src/vram/cpython_layouts.py.
 
-The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
-built again only when its sources, the command line or this file changed. Standard library
-only: this file runs before anything is installed.
+The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. For another machine,
+``--target aarch64-linux-gnu --into FOLDER``: its gcc (Debian: gcc-aarch64-linux-gnu), else ziglang, which can
+also be told the oldest C library that shall do: ``--target aarch64-linux-gnu.2.28``. A library is built again
+only when its sources, the command line or this file changed. Standard library only: this file runs before
+anything is installed.
 """
 
 from __future__ import annotations
@@ -119,24 +121,35 @@ def system_compiler() -> list[str] | None:
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
-def compiler() -> list[str]:
-    if found := system_compiler():
+def compiler(target: str | None = None) -> list[str]:
+    """For this machine, or for *target*: a machine as gcc calls it, maybe with a version of glibc."""
+    crossing = f"{target}-gcc"
+    if target is None and (found := system_compiler()):
         return found
+    if target and shutil.which(crossing):
+        return [crossing]
     if find_spec("ziglang"):
         # zig tunes for the building machine's CPU unless told otherwise; a wheel travels.
-        return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
+        towards = ["-target", target] if target else []
+        return [sys.executable, "-m", "ziglang", "cc", *towards, "-mcpu=baseline"]
+    system = (
+        f"{crossing} (Debian: apt install gcc-{target})"
+        if target
+        else "gcc or clang (Debian: apt install gcc)"
+    )
     raise BuildError(
-        "there is no C compiler: install gcc or clang (Debian: apt install gcc), "
-        "or, without root, the one on PyPI: pip install ziglang"
+        f"there is no C compiler: install {system}, or, without root, the one on PyPI: pip install ziglang"
     )
 
 
-def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -> Path | None:
+def build(
+    library: Library, package: Path = PACKAGE, more: Sequence[str] = (), target: str | None = None
+) -> Path | None:
     """Bring one library up to date; None where it has no sources of its own."""
     if not any((NATIVE / library.folders[-1]).glob("*.c")):
         return None
     output = package / library.path
-    command = [*compiler(), *FLAGS, *library.flags, *more]
+    command = [*compiler(target), *FLAGS, *library.flags, *more]
     digest = _digest(library, command)
     stamp = output.with_name(f".{output.name}.sha256")
     if not (output.exists() and stamp.exists() and stamp.read_text() == digest):
@@ -146,12 +159,12 @@ def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -
     return output
 
 
-def build_all(package: Path = PACKAGE, more: Sequence[str] = ()) -> list[Path]:
+def build_all(package: Path = PACKAGE, more: Sequence[str] = (), target: str | None = None) -> list[Path]:
     """Bring every library up to date, compiled with *more* flags."""
     if PYTHON_LAYOUTS.exists() and PYTHON_LAYOUTS.read_text() != (layouts := format_python_layouts()):
         PYTHON_LAYOUTS.write_text(layouts)
     with ThreadPoolExecutor() as pool:
-        built = pool.map(lambda library: build(library, package, more), LIBRARIES)
+        built = pool.map(lambda library: build(library, package, more, target), LIBRARIES)
         return [output for output in built if output]
 
 
@@ -224,9 +237,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compile vram's native libraries.")
     parser.add_argument("--into", type=Path, default=PACKAGE, help="package folder (default: src/vram)")
     parser.add_argument("--strict", action="store_true", help="treat compiler warnings as errors")
+    parser.add_argument("--target", help="another machine: aarch64-linux-gnu, aarch64-linux-gnu.2.28")
     args = parser.parse_args()
+    if args.target and args.into == PACKAGE:
+        parser.error("--target needs --into: src/vram has the libraries of this machine")
     try:
-        built = build_all(args.into, STRICT if args.strict else ())
+        built = build_all(args.into, STRICT if args.strict else (), args.target)
     except BuildError as error:
         print(f"native/build.py: {error}", file=sys.stderr)
         return 1

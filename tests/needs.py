@@ -89,6 +89,11 @@ NEEDS = {
     "mig": Need("no GPU is divided by MIG", "divide one: nvidia-smi mig"),
     "small-host": Need("this host has memory for a whole H200", "run on a host with less than 150 GiB"),
     "x86-64": Need("not an x86-64 machine", "run on one", is_there=lambda: platform.machine() == "x86_64"),
+    "known-processor": Need(
+        "vram neither attaches to programs nor reads call frames on this processor",
+        "run on x86-64 or aarch64",
+        is_there=lambda: platform.machine() in ("x86_64", "aarch64"),
+    ),
     # Pythons, and how this one was started.
     **{
         f"python-{version}": Need(

@@ -1,4 +1,4 @@
-// Unwinds by DWARF's call frame instructions (.eh_frame), in the forms that compilers write for x86-64.
+// Unwinds by DWARF's call frame instructions (.eh_frame), in the forms that compilers write for x86-64 and aarch64.
 //
 // libgcc's unwinder interprets the tables anew for each frame of each walk, which takes 150 to 300 ns a frame. What a
 // table says of a return address does not change while its library is loaded: here it is read once and remembered.
@@ -12,9 +12,15 @@
 #include <stddef.h>
 #include <string.h>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
 
-enum { RBP = 6, RSP = 7, RETURN_ADDRESS = 16 }; // DWARF's numbers of registers, System V ABI for x86-64
+// DWARF's numbers of registers. On x86-64 a call has put the return address right below the end of the frame; on
+// aarch64 it is in a register, and lies wherever the function has saved that.
+#if defined(__x86_64__)
+enum { BASE_POINTER = 6, STACK_POINTER = 7, RETURN_ADDRESS = 16 };
+#else
+enum { BASE_POINTER = 29, STACK_POINTER = 31, RETURN_ADDRESS = 30 };
+#endif
 enum { PC_RELATIVE_SIGNED_4 = 0x1b, DATA_RELATIVE_SIGNED_4 = 0x3b, UNSIGNED_4 = 0x03, OMITTED = 0xff };
 enum { MAX_REMEMBERED_STATES = 8, MAX_AUGMENTATION = 8 };
 
@@ -131,29 +137,32 @@ struct state {
     int64_t frame_offset;
     enum { SAME, SAVED, UNKNOWN } base_pointer;
     int64_t base_pointer_at;
-    enum { BELOW_FRAME, UNDEFINED, ELSEWHERE } return_address;
+    enum { IN_FRAME, UNDEFINED, ELSEWHERE } return_address;
+    int64_t return_address_at;
 };
 
 static void set_saved(struct state *state, uint64_t number, int64_t offset) {
-    if (number == RBP) {
+    if (number == BASE_POINTER) {
         state->base_pointer = SAVED;
         state->base_pointer_at = offset;
     } else if (number == RETURN_ADDRESS) {
-        state->return_address = offset == -8 ? BELOW_FRAME : ELSEWHERE;
+        state->return_address = IN_FRAME;
+        state->return_address_at = offset;
     }
 }
 
 static void set_unknown(struct state *state, uint64_t number) {
-    if (number == RBP) state->base_pointer = UNKNOWN;
+    if (number == BASE_POINTER) state->base_pointer = UNKNOWN;
     if (number == RETURN_ADDRESS) state->return_address = ELSEWHERE;
 }
 
 static void set_restored(struct state *state, const struct state *initial, uint64_t number) {
-    if (number == RBP) {
+    if (number == BASE_POINTER) {
         state->base_pointer = initial->base_pointer;
         state->base_pointer_at = initial->base_pointer_at;
     } else if (number == RETURN_ADDRESS) {
         state->return_address = initial->return_address;
+        state->return_address_at = initial->return_address_at;
     }
 }
 
@@ -204,7 +213,7 @@ static bool run(struct cursor code, const struct common *common, const struct st
             break;
         case 0x08: // same_value
             number = take_unsigned(&code);
-            if (number == RBP) state->base_pointer = SAME;
+            if (number == BASE_POINTER) state->base_pointer = SAME;
             if (number == RETURN_ADDRESS) state->return_address = ELSEWHERE;
             break;
         case 0x09: // register
@@ -248,6 +257,9 @@ static bool run(struct cursor code, const struct common *common, const struct st
             set_unknown(state, take_unsigned(&code));
             take_unsigned(&code);
             break;
+#if defined(__aarch64__)
+        case 0x2d: break; // negate_ra_state: what is saved is signed, or no longer; see without_signature()
+#endif
         case 0x2e: take_unsigned(&code); break; // GNU_args_size
         default: return false;
         }
@@ -255,20 +267,27 @@ static bool run(struct cursor code, const struct common *common, const struct st
     return !code.failed;
 }
 
+// Whether what lies at this distance from the end of a frame lies in it, and the distance fits into what is remembered.
+static bool is_in_frame(int64_t at) {
+    return at >= -(1 << 17) && at <= -8 && !(at & 7);
+}
+
 static struct frame_rule make_rule(const struct state *state) {
     struct frame_rule rule = {.kind = FRAME_UNKNOWN};
     if (state->return_address == UNDEFINED) rule.kind = FRAME_OUTERMOST;
-    if (state->return_address != BELOW_FRAME || !state->frame_known || state->base_pointer == UNKNOWN) return rule;
+    if (state->return_address != IN_FRAME || !state->frame_known || state->base_pointer == UNKNOWN) return rule;
     const int64_t largest = 1 << 26; // fits into what is remembered
     if (state->frame_offset < 8 - largest || state->frame_offset >= largest) return rule;
+    if (!is_in_frame(state->return_address_at)) return rule;
     rule.size = (int32_t)state->frame_offset;
+    rule.return_address = (int32_t)state->return_address_at;
     if (state->base_pointer == SAVED) {
-        if (state->base_pointer_at < -largest || state->base_pointer_at > -8) return rule;
+        if (!is_in_frame(state->base_pointer_at)) return rule;
         rule.saves_base_pointer = true;
         rule.base_pointer = (int32_t)state->base_pointer_at;
     }
-    if (state->frame_register == RSP) rule.kind = FRAME_BY_STACK_POINTER;
-    if (state->frame_register == RBP) rule.kind = FRAME_BY_BASE_POINTER;
+    if (state->frame_register == STACK_POINTER) rule.kind = FRAME_BY_STACK_POINTER;
+    if (state->frame_register == BASE_POINTER) rule.kind = FRAME_BY_BASE_POINTER;
     return rule;
 }
 
@@ -351,16 +370,18 @@ static atomic_uint displaced;
 
 static inline uint64_t pack(struct frame_rule rule) {
     return (uint64_t)rule.kind | (uint64_t)rule.saves_base_pointer << 2 |
-           (uint64_t)((uint32_t)rule.size & 0xfffffff) << 4 |
-           (uint64_t)((uint32_t)rule.base_pointer & 0xfffffff) << 32 | (uint64_t)1 << 63;
+           (uint64_t)((uint32_t)rule.size & 0xfffffff) << 3 |
+           (uint64_t)((uint32_t)(rule.base_pointer / 8) & 0xffff) << 31 |
+           (uint64_t)((uint32_t)(rule.return_address / 8) & 0xffff) << 47 | (uint64_t)1 << 63;
 }
 
 static inline struct frame_rule unpack(uint64_t packed) {
     return (struct frame_rule){
         .kind = packed & 3,
         .saves_base_pointer = packed >> 2 & 1,
-        .size = (int32_t)((uint32_t)(packed >> 4) << 4) >> 4,
-        .base_pointer = (int32_t)((uint32_t)(packed >> 32) << 4) >> 4,
+        .size = (int32_t)((uint32_t)(packed >> 3) << 4) >> 4,
+        .base_pointer = (int16_t)(packed >> 31) * 8,
+        .return_address = (int16_t)(packed >> 47) * 8,
     };
 }
 
@@ -411,10 +432,25 @@ static uintptr_t stack_end(uintptr_t inside) {
     return inside >= low && inside < high ? high : 0; // coroutines have stacks of their own
 }
 
+// Where code is protected by signatures (pointer authentication), the upper bits of a saved return address are one.
+static inline uintptr_t without_signature(uintptr_t address) {
+#if defined(__aarch64__)
+    register uintptr_t x30 __asm__("x30") = address;
+    __asm__("hint #7" : "+r"(x30)); // xpaclri; does nothing on processors that have no such thing
+    return x30;
+#else
+    return address;
+#endif
+}
+
 __attribute__((noinline)) int call_frames_walk(uintptr_t *addresses, int most, bool (*is_left_out)(uintptr_t),
                                                unsigned long long unloads) {
     uintptr_t address, stack_pointer, base_pointer;
+#if defined(__x86_64__)
     __asm__ volatile("lea 0(%%rip), %0\n\tmov %%rsp, %1\n\tmov %%rbp, %2"
+#else
+    __asm__ volatile("adr %0, .\n\tmov %1, sp\n\tmov %2, x29"
+#endif
                      : "=r"(address), "=r"(stack_pointer), "=r"(base_pointer));
     uintptr_t limit = stack_end(stack_pointer);
     address++; // not a return address: the byte before it must be this function's
@@ -428,7 +464,9 @@ __attribute__((noinline)) int call_frames_walk(uintptr_t *addresses, int most, b
         uintptr_t saved = end + (intptr_t)rule.base_pointer;
         if (rule.saves_base_pointer && (saved < stack_pointer || saved > limit - 8 || saved & 7)) return -1;
         if (rule.saves_base_pointer) base_pointer = load_stack(saved);
-        address = load_stack(end - 8);
+        uintptr_t returns = end + (intptr_t)rule.return_address;
+        if (returns < stack_pointer) return -1;
+        address = without_signature(load_stack(returns));
         stack_pointer = end;
         if (!address || count == most) return count;
         if (count || !is_left_out(address)) addresses[count++] = address;

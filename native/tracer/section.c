@@ -88,12 +88,24 @@ static int reserve(int file, off_t offset, off_t nbytes) {
     return 0;
 }
 
+/* How far *offset*, in a file or in memory, is from the beginning of its page. Chunks begin at multiples of 4 KiB, and
+ * pages of aarch64 may have 16 or 64. */
+static size_t into_page(uint64_t offset) {
+    return offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1);
+}
+
 static uint8_t *map(int file, off_t offset, size_t nbytes) {
-    void *place = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+    size_t before = into_page((uint64_t)offset);
+    uint8_t *place = mmap(NULL, before + nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset - (off_t)before);
     if (place == MAP_FAILED) return NULL;
     /* A forked child must not write into this process's records. */
-    madvise(place, nbytes, MADV_DONTFORK);
-    return place;
+    madvise(place, before + nbytes, MADV_DONTFORK);
+    return place + before;
+}
+
+void section_unmap_chunk(uint8_t *chunk) {
+    size_t before = into_page((uintptr_t)chunk);
+    munmap(chunk - before, before + CHUNK_NBYTES);
 }
 
 /* The next chunk of the file, reserved and mapped, with its header; NULL and *error*. */
@@ -301,7 +313,7 @@ uint8_t *section_chunk(struct section *section, uint32_t writer, uint32_t sequen
 void section_close(void) {
     pthread_mutex_lock(&lock);
     struct section *section = atomic_exchange(&current, NULL);
-    if (section) munmap(control.chunk, CHUNK_NBYTES);
+    if (section) section_unmap_chunk(control.chunk);
     pthread_mutex_unlock(&lock);
     section_drop(section);
 }
@@ -328,7 +340,7 @@ static bool control_room(size_t nbytes) {
     control.sequence++;
     control.time = time;
     control.address = 0;
-    munmap(control.chunk, CHUNK_NBYTES);
+    section_unmap_chunk(control.chunk);
     control.chunk = chunk;
     control.at = chunk + CHUNK_HEADER_NBYTES;
     control.end = chunk + CHUNK_NBYTES - END_RESERVE;

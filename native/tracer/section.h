@@ -24,6 +24,7 @@ struct section *section_hold(void);
 void section_drop(struct section *section);
 /* Reserves and maps the next chunk, its header filled in. NULL: recording has ended, and the file says why. */
 uint8_t *section_chunk(struct section *section, uint32_t writer, uint32_t sequence, uint32_t thread, uint64_t time);
+void section_unmap_chunk(uint8_t *chunk);
 
 const char *section_path(void);
 bool section_is_open(void);

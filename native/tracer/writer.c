@@ -91,7 +91,7 @@ static bool next_chunk(struct writer *writer) {
     uint64_t time = now_ns();
     uint8_t *chunk = section_chunk(writer->section, writer->number, writer->sequence, writer->thread, time);
     if (!chunk) return false;
-    if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
+    if (writer->chunk) section_unmap_chunk(writer->chunk);
     writer->chunk = chunk;
     writer->at = chunk + CHUNK_HEADER_NBYTES;
     writer->end = chunk + CHUNK_NBYTES;
@@ -196,7 +196,7 @@ void writer_done(struct writer *writer) {
 }
 
 static void release(struct writer *writer) {
-    if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
+    if (writer->chunk) section_unmap_chunk(writer->chunk);
     section_drop(writer->section);
     table_release(&writer->where_numbers);
     table_release(&writer->place_numbers);

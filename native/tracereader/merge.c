@@ -5,6 +5,7 @@
  */
 #include "internal.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* ---- the heap ---- */
@@ -127,6 +128,8 @@ static void read_chunk(struct vramreader *reader, struct writer *writer) {
         }
         if (!(writer->earlier = take_buffer(reader))) return;
         read_bytes(reader, file, chunk->offset + from, writer->earlier + from, nbytes);
+        /* aarch64 may otherwise read the rest of a record before the type that says that it is whole. */
+        atomic_thread_fence(memory_order_acquire);
     }
     uint64_t got = read_bytes(reader, file, chunk->offset + from, writer->buffer + from, nbytes);
     if (got < nbytes && !reader->error)

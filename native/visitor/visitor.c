@@ -175,6 +175,7 @@ __attribute__((used)) static void *visitor_work(void) {
 /* The thread unloads the code that it runs. So its last instruction here is a jump, not a call: dlclose returns
  * straight into the C library, which started the thread, and nothing of this library is executed again. dlclose
  * itself waits until the dlopen that brought us here is over, because both take the loader's lock. */
+#if defined(__x86_64__)
 __asm__(".text\n"
         ".type visitor_thread, @function\n"
         "visitor_thread:\n"
@@ -188,6 +189,31 @@ __asm__(".text\n"
         "  jmp *dlclose@GOTPCREL(%rip)\n"
         "  .cfi_endproc\n"
         ".size visitor_thread, . - visitor_thread\n");
+#elif defined(__aarch64__)
+/* hint #34 is bti c; x16 is where a jump to a function may come from. The result in x0 is the argument. */
+__asm__(".text\n"
+        ".type visitor_thread, %function\n"
+        "visitor_thread:\n"
+        "  .cfi_startproc\n"
+        "  hint #34\n"
+        "  stp x29, x30, [sp, #-16]!\n"
+        "  .cfi_def_cfa_offset 16\n"
+        "  .cfi_offset x29, -16\n"
+        "  .cfi_offset x30, -8\n"
+        "  mov x29, sp\n"
+        "  bl visitor_work\n"
+        "  ldp x29, x30, [sp], #16\n"
+        "  .cfi_restore x29\n"
+        "  .cfi_restore x30\n"
+        "  .cfi_def_cfa_offset 0\n"
+        "  adrp x16, :got:dlclose\n"
+        "  ldr x16, [x16, :got_lo12:dlclose]\n"
+        "  br x16\n"
+        "  .cfi_endproc\n"
+        ".size visitor_thread, . - visitor_thread\n");
+#else
+#error "no way to leave on this machine: write visitor_thread for it"
+#endif
 void *visitor_thread(void *unused);
 
 /* The visited thread has all signals blocked meanwhile (reach/native.py), and its child inherits that: no handler

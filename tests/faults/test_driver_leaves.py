@@ -18,6 +18,7 @@ from tests.guard.owner import told
 from tests.parking.conftest import RUNNING, Machine, runs_on
 from tests.patience import PATIENCE_S, until
 from tests.reclaim.conftest import Bench
+from tests.virtualgpu.checkpoints import PAUSE
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS, DemoProgram
@@ -213,7 +214,7 @@ def wait_for_reader_in_a_hang(pid: int) -> None:
 
     def hangs(child: str) -> bool:
         try:
-            return Path(f"/proc/{child}/syscall").read_text().startswith("34 ")
+            return Path(f"/proc/{child}/syscall").read_text().startswith(f"{PAUSE} ")
         except OSError:
             return False
 

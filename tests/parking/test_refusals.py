@@ -13,6 +13,7 @@ import pytest
 from tests.needs import require, skip_without
 from tests.parking.conftest import CHECKPOINTED, FAILED, RUNNING, SOMEBODY_ELSES, Machine, runs_on
 from tests.patience import PATIENCE_S, until
+from tests.virtualgpu.checkpoints import PAUSE
 from tests.virtualgpu.programs import Program
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -202,7 +203,7 @@ def test_a_lock_that_times_out_leaves_the_process_running(machine: Machine) -> N
 
 def wait_until_inside(program: Program) -> None:
     """Come back when the program sleeps in pause(2), where a hanging call stays."""
-    until(lambda: Path(f"/proc/{program.pid}/syscall").read_text().startswith("34 "))
+    until(lambda: Path(f"/proc/{program.pid}/syscall").read_text().startswith(f"{PAUSE} "))
 
 
 @pytest.mark.fault(19)

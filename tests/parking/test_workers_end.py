@@ -24,6 +24,7 @@ from tests.parking.conftest import (
     runs_on,
 )
 from tests.patience import PATIENCE_S, until, until_ended
+from tests.virtualgpu.checkpoints import PAUSE
 
 TRIES = 8
 
@@ -55,7 +56,7 @@ def until_it_hangs(pidfd: int) -> None:
 def hangs(pid: int) -> bool:
     with suppress(OSError):  # it, or a thread of it, has ended
         threads = Path(f"/proc/{pid}/task").iterdir()
-        return any((thread / "syscall").read_text().startswith("34 ") for thread in threads)
+        return any((thread / "syscall").read_text().startswith(f"{PAUSE} ") for thread in threads)
     return False
 
 

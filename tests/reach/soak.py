@@ -29,6 +29,7 @@ from vram.errors import Refused
 from vram.host.local import LocalHost
 from vram.reach import injection, remote_exec
 from vram.reach.injectors import Injector
+from vram.reach.machines import this_machine
 from vram.reach.payload import PayloadRequest, RawAnswer, require_done
 from vram.reach.target_process import TargetProcess, examine
 from vram.reclaim.identity import identify
@@ -72,7 +73,8 @@ class TargetProgram:
 
     def _is_reading(self) -> bool:
         """Whether the main thread is in read(0, …)."""
-        return Path(f"/proc/{self.pid}/syscall").read_text().startswith("0 0x0 ")
+        number = this_machine().syscalls["read"]
+        return Path(f"/proc/{self.pid}/syscall").read_text().startswith(f"{number} 0x0 ")
 
     def python(self) -> TargetProcess:
         return examine(identify(LocalHost(), self.pid))

@@ -66,7 +66,7 @@ while line := sys.stdin.readline():
 pytestmark = [
     needs("root", detail="only root attaches to others"),
     needs("system-python"),
-    needs("x86-64", detail="memory is read on x86-64 only"),
+    needs("known-processor"),
 ]
 
 

@@ -183,7 +183,9 @@ def test_call_frame_tables(python: TargetProcess, copied: Copied) -> None:
     sound = elf.Unwinder(copied, [libc])
     assert sound.caller(registers) is not None
     entries = sound._tables[header][1]
-    near = [header + each[1] for each in entries if abs(header + each[0] - registers["rip"]) < 4096]
+    near = [
+        header + each[1] for each in entries if abs(header + each[0] - registers[sound._frames.pc]) < 4096
+    ]
     places = [header, header + 4, header + 8, *(at + step for at in near for step in range(0, 40, 4))]
     chance = random.Random(4)
     for _ in range(200):

@@ -73,7 +73,7 @@ def hostile(stalled: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.fault(20)
-@needs("x86-64", detail="memory is read on x86-64 only")
+@needs("known-processor")
 class TestStalledMemory:
     def test_a_run_is_given_up_in_time(
         self, hostile: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch

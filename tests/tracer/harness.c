@@ -151,13 +151,14 @@ EXPORTED int harness_native_count(int most) {
     return native_walk(addresses, most, &unloads);
 }
 
-// Packs what call_frames.h reads of an address: kind, whether rbp is saved, size and place.
+// Packs what call_frames.h reads of an address: kind, whether the base pointer is saved, size and places.
 EXPORTED void harness_rule(uintptr_t address, int *numbers) {
     struct frame_rule rule = frame_rule_read(address);
     numbers[0] = rule.kind;
     numbers[1] = rule.saves_base_pointer;
     numbers[2] = rule.size;
     numbers[3] = rule.base_pointer;
+    numbers[4] = rule.return_address;
 }
 
 EXPORTED int harness_native_describe(uintptr_t address, struct native_place *place) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import select
 import signal
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY = 401, 600, 801, 304, 2
 DRIVER_THREAD, EVENT_THREAD = "cuda00001400006", "cuda-EvtHandlr"
 
-# System calls by their number on x86-64.
-POLL, PAUSE, FUTEX, NANOSLEEP = 7, 34, 202, 230
+# System calls by their number. On aarch64 the C library makes the first two by ppoll.
+POLL, PAUSE, FUTEX, NANOSLEEP = (73, 73, 98, 115) if platform.machine() == "aarch64" else (7, 34, 202, 230)
+NO_LIMIT = 0 if platform.machine() == "aarch64" else 0xFFFFFFFF
+"""The third argument of POLL where it waits for ever."""
 
 _ASK = """
     cuda.call("cuInit", 0)

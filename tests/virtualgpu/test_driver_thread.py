@@ -15,6 +15,7 @@ from tests.virtualgpu.checkpoints import (
     EVENT_THREAD,
     LOCKED,
     NANOSLEEP,
+    NO_LIMIT,
     OPERATING_SYSTEM,
     POLL,
     RUNNING,
@@ -281,4 +282,4 @@ def test_an_idle_process_is_left_asleep(virtual_gpu: VirtualGpu) -> None:
         driver = threads(worker.pid)[DRIVER_THREAD]
         until(lambda: is_in(POLL, worker.pid, driver))
         words = Path(f"/proc/{worker.pid}/task/{driver}/syscall").read_text().split()
-        assert int(words[3], 16) == 0xFFFFFFFF, "the third argument is the time limit"
+        assert int(words[3], 16) == NO_LIMIT, "the third argument is the time limit"

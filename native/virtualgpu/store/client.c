@@ -29,7 +29,6 @@ static bool is_mps_client(void) {
 }
 
 static void fill_header(struct store_client *header, uint32_t gpu, uint32_t serial, const struct store_mig *mig) {
-    memcpy(header->magic, CLIENT_MAGIC, sizeof header->magic);
     header->gpu = gpu;
     header->serial = serial;
     header->gpu_instance = mig ? mig->gpu_instance : STORE_NO_INSTANCE;
@@ -39,6 +38,8 @@ static void fill_header(struct store_client *header, uint32_t gpu, uint32_t seri
     header->uid = (uint32_t)geteuid();
     header->started_at = process_started_at();
     header->pid_namespace = process_pid_namespace();
+    atomic_thread_fence(memory_order_release); /* last: until then nobody counts it */
+    memcpy(header->magic, CLIENT_MAGIC, sizeof header->magic);
 }
 
 /* By a description of its own, since mapping the locked one would keep the lock. */

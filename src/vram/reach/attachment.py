@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable
 from vram.host.local.seccomp import ThreadLimits
+from vram.reach.machines import KNOWN
 from vram.reach.ptrace import (
     Identity,
     TargetEnded,
@@ -95,8 +96,9 @@ def attach(
 def open_target(process: TargetProcess, kind: Kind[Attachment]) -> Iterator[Attachment]:
     """An Injection, or another *kind* of request, to *process*, not yet made. Raises UnsafeToAttach."""
     machine = os.uname().machine
-    if machine != "x86_64":
-        raise UnsafeToAttach(f"this machine is {machine}", f"only x86-64 is supported{or_agent(process)}")
+    if machine not in KNOWN:
+        supported = " and ".join(each.name for each in KNOWN.values())
+        raise UnsafeToAttach(f"this machine is {machine}", f"{supported} are supported{or_agent(process)}")
     memory = TargetMemory(process.pid)
     try:
         yield kind(process, memory)

@@ -15,10 +15,11 @@ from operator import itemgetter
 from msgspec import Struct
 
 from vram.payloads.procfs import MapLine, map_lines
+from vram.reach.machines import this_machine
+from vram.reach.machines.machine import Frames
 from vram.reach.ptrace import TargetEnded, TargetMemory, TraceDenied, UnsafeToAttach
 
 PAGE_NBYTES = 4096
-_MACHINE_X86_64 = 62
 _LOAD, _DYNAMIC, _EH_FRAME = 1, 2, 0x6474E550
 _STRTAB, _SYMTAB, _GNU_HASH = 5, 6, 0x6FFFFEF5
 _LIBPYTHON = "/libpython3"
@@ -62,12 +63,18 @@ class ElfImage:
         self._memory = memory
         base = parts[0].start
         header = memory.read(base, 64)
-        if header[:4] != b"\x7fELF" or header[4] != 2 or header[18:20] != struct.pack("<H", _MACHINE_X86_64):
-            raise UnsafeToAttach(f"{os.path.basename(self.path)} is not an x86-64 program")
+        machine = this_machine()
+        foreign = UnsafeToAttach(f"{os.path.basename(self.path)} is not a program for {machine.name}")
+        if (
+            header[:4] != b"\x7fELF"
+            or header[4] != 2
+            or header[18:20] != struct.pack("<H", machine.elf_machine)
+        ):
+            raise foreign
         (offset,) = struct.unpack_from("<Q", header, 32)
         size, count = struct.unpack_from("<HH", header, 54)
         if size != _HEADER_NBYTES or count > _MAX_HEADERS:
-            raise UnsafeToAttach(f"{os.path.basename(self.path)} is not an x86-64 program")
+            raise foreign
         table = memory.read(base + offset, size * count)
         self._headers = [struct.unpack_from("<IIQQQQQQ", table, size * each) for each in range(count)]
         lowest = min((each[3] for each in self._headers if each[0] == _LOAD), default=0)
@@ -198,7 +205,6 @@ def _hash(name: str) -> int:
 # A stack also holds old return addresses; only the library's own table (.eh_frame, DWARF's call frame
 # instructions) says which one counts. What it does not say in its common forms is unknown.
 
-_RBP, _RSP = 6, 7
 _DATA_RELATIVE_SIGNED_4 = 0x3B
 _PC_RELATIVE_SIGNED_4 = 0x1B
 _MAX_FRAMES = 6
@@ -207,11 +213,16 @@ _MAX_ENTRY_LENGTH = 1 << 16
 
 
 class FrameRule(Struct, frozen=True):
-    """Unwinds the function at *begins*: its frame ends at *register* + *offset*, rbp lies at *rbp_at*."""
+    """Unwinds the function at *begins*: its frame ends at *register* + *offset*.
+
+    The caller's frame pointer and the return address lie at *saved_at* and *returns_at* from that end; None:
+    the registers have them still.
+    """
 
     register: int
     offset: int
-    rbp_at: int | None
+    saved_at: int | None
+    returns_at: int | None
     begins: int
 
 
@@ -220,6 +231,7 @@ class Unwinder:
 
     def __init__(self, memory: TargetMemory, libraries: list[ElfImage]) -> None:
         self._memory, self._libraries = memory, libraries
+        self._frames = this_machine().frames
         self._rules: dict[int, FrameRule | None] = {}
         self._tables: dict[int, list[tuple[int, int]]] = {}
 
@@ -232,34 +244,41 @@ class Unwinder:
         return self._unwind(registers)[1]
 
     def _unwind(self, registers: dict[str, int]) -> tuple[int | None, int | None]:
-        rip, rsp, rbp = (registers[name] for name in ("rip", "rsp", "rbp"))
-        if self._library(rip) is None:
+        frames = self._frames
+        pc, sp, fp = (registers[name] for name in (frames.pc, frames.sp, frames.fp))
+        returns = registers[frames.return_register] if frames.return_register else None
+        if self._library(pc) is None:
             return None, None
         for _ in range(_MAX_FRAMES):
-            rule = self._rule(rip)
+            rule = self._rule(pc)
             if rule is None:
                 return None, None
-            frame_end = (rsp if rule.register == _RSP else rbp) + rule.offset
-            if rule.rbp_at is not None:
-                rbp = self._memory.uint64(frame_end + rule.rbp_at)
-            rip, rsp = self._memory.uint64(frame_end - 8), frame_end
-            if self._library(rip) is None:
-                return rip, rule.begins
+            frame_end = (sp if rule.register == frames.sp_number else fp) + rule.offset
+            if rule.saved_at is not None:
+                fp = self._memory.uint64(frame_end + rule.saved_at)
+            if rule.returns_at is not None:
+                returns = self._memory.uint64(frame_end + rule.returns_at)
+            if returns is None:
+                return None, None
+            # Only the innermost function can have it in the register still.
+            pc, sp, returns = returns & frames.significant, frame_end, None
+            if self._library(pc) is None:
+                return pc, rule.begins
         return None, None
 
     def _library(self, address: int) -> ElfImage | None:
         return next((each for each in self._libraries if address in each), None)
 
-    def _rule(self, rip: int) -> FrameRule | None:
-        if rip not in self._rules:
+    def _rule(self, pc: int) -> FrameRule | None:
+        if pc not in self._rules:
             try:
-                self._rules[rip] = self._read_rule(rip)
+                self._rules[pc] = self._read_rule(pc)
             except (UnsafeToAttach, IndexError, struct.error):
-                self._rules[rip] = None
-        return self._rules[rip]
+                self._rules[pc] = None
+        return self._rules[pc]
 
-    def _read_rule(self, rip: int) -> FrameRule | None:
-        library = self._library(rip)
+    def _read_rule(self, pc: int) -> FrameRule | None:
+        library = self._library(pc)
         header = library.unwind_header() if library else None
         if header is None:
             return None
@@ -269,8 +288,8 @@ class Unwinder:
         if not entries:
             return None
         # A return address may lie after the last instruction of its function: the call itself counts.
-        at = bisect_right(entries, rip - 1 - header, key=itemgetter(0))
-        return self._read_entry(header + entries[max(0, at - 1)][1], rip - 1)
+        at = bisect_right(entries, pc - 1 - header, key=itemgetter(0))
+        return self._read_entry(header + entries[max(0, at - 1)][1], pc - 1)
 
     def _read_table(self, header: int) -> list[tuple[int, int]]:
         version, _, count_kind, table_kind = self._memory.read(header, 4)
@@ -295,9 +314,9 @@ class Unwinder:
         if not begins <= place < begins + length:
             return None
         skipped, position = _read_unsigned(body, 8)
-        frame = _Frame(code_unit, data_unit)
+        frame = _Frame(self._frames, code_unit, data_unit)
         frame.run(first, begins, 1 << 63)
-        frame.initial_rbp = frame.rbp_at
+        frame.initial = dict(frame.saved)
         frame.run(body[position + skipped :], begins, place)
         return frame.rule(begins)
 
@@ -319,19 +338,22 @@ class Unwinder:
 
 
 class _Frame:
-    """The state of DWARF's call frame machine, for the stack pointer and rbp only."""
+    """The state of DWARF's call frame machine, as far as it is needed here."""
 
-    def __init__(self, code_unit: int, data_unit: int) -> None:
-        self._code_unit, self._data_unit = code_unit, data_unit
-        self.register, self.offset = _RSP, 8
-        self.rbp_at: int | None = None
-        self.initial_rbp: int | None = None
+    def __init__(self, frames: Frames, code_unit: int, data_unit: int) -> None:
+        self._frames, self._code_unit, self._data_unit = frames, code_unit, data_unit
+        self.register, self.offset = frames.sp_number, 0
+        self.saved: dict[int, int] = {}
+        """Where registers lie, from the end of the frame."""
+        self.initial: dict[int, int] = {}
         self.known = True
-        self._kept: list[tuple[int, int, int | None]] = []
+        self._kept: list[tuple[int, int, dict[int, int]]] = []
 
     def rule(self, begins: int) -> FrameRule | None:
-        usable = self.known and self.register in (_RSP, _RBP)
-        return FrameRule(self.register, self.offset, self.rbp_at, begins) if usable else None
+        frames = self._frames
+        usable = self.known and self.register in (frames.sp_number, frames.fp_number)
+        saved, returns = self.saved.get(frames.fp_number), self.saved.get(frames.return_number)
+        return FrameRule(self.register, self.offset, saved, returns, begins) if usable else None
 
     def run(self, code: bytes, place: int, until: int) -> None:
         at = 0
@@ -346,20 +368,19 @@ class _Frame:
                     return
             elif kind == 2:  # a register was saved
                 offset, at = _read_unsigned(code, at)
-                if low == _RBP:
-                    self.rbp_at = offset * self._data_unit
+                self.saved[low] = offset * self._data_unit
             elif kind == 3:  # it is as it was at the beginning
                 self._restore(low)
             else:
                 at = self._other(first, code, at)
 
     def _other(self, first: int, code: bytes, at: int) -> int:
-        if first == 0:
+        if first in (0, 0x2D):  # nothing; on aarch64: what is saved is signed from here on, or no longer
             return at
         if first == 0x0A:
-            self._kept.append((self.register, self.offset, self.rbp_at))
+            self._kept.append((self.register, self.offset, dict(self.saved)))
         elif first == 0x0B:
-            self.register, self.offset, self.rbp_at = self._kept.pop()
+            self.register, self.offset, self.saved = self._kept.pop()
         elif first == 0x0C:
             self.register, at = _read_unsigned(code, at)
             self.offset, at = _read_unsigned(code, at)
@@ -377,8 +398,10 @@ class _Frame:
         return at
 
     def _restore(self, register: int) -> None:
-        if register == _RBP:
-            self.rbp_at = self.initial_rbp
+        if register in self.initial:
+            self.saved[register] = self.initial[register]
+        else:
+            self.saved.pop(register, None)
 
 
 def _read_unsigned(data: bytes, at: int) -> tuple[int, int]:

@@ -4,10 +4,11 @@
 main thread makes at its next safe point. No register is written.
 
 ``signal-frame``, for a thread at rest: it waits in a plain system call that Python itself made, without the
-GIL. On its stack is built what the kernel would build for a signal, and above it a chain of return
-addresses: PyGILState_Ensure, PyRun_SimpleString, PyGILState_Release, and the return from the signal. From
-there on the thread does everything by itself. Its system call returns EINTR, and Python makes it again
-(PEP 475).
+GIL. On its stack is built what the kernel would build for a signal: all its registers, its signal mask and
+its floating-point state; and what leads it through PyGILState_Ensure, PyRun_SimpleString and
+PyGILState_Release to the return from the signal (:mod:`vram.reach.machines`). Setting the thread's registers
+is the one step that decides. From there on it does everything by itself. Its system call returns EINTR, and
+Python makes it again (PEP 475).
 
 ``interrupted-wait``, for a thread that waits for a lock of Python's own: a pending call, and the wait is
 interrupted in the same way; Python makes its pending calls before it waits again.
@@ -21,20 +22,12 @@ import re
 from typing import Literal
 
 from vram.payloads.procfs import MapLine
-from vram.reach import signal_frame
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage
+from vram.reach.machines import Call, Interrupted, this_machine
+from vram.reach.machines.machine import INTERRUPTED, Registers
 from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach
-from vram.reach.signal_frame import EINTR, has_pending_signal, has_shadow_stack
-from vram.reach.waits import (
-    FUTEX,
-    INTERRUPTED,
-    SAFE_SYSCALLS,
-    Restarts,
-    find_libc,
-    signed,
-    uses_musl,
-)
+from vram.reach.waits import Restarts, find_chain_code, find_libc, has_pending_signal, uses_musl
 
 Route = Literal["pending-call", "signal-frame", "interrupted-wait"]
 
@@ -67,48 +60,53 @@ class ExecutionRoutes:
         self._callers = [
             each for each in found if each in (program, python.image) or _EXTENSION.search(each.path)
         ]
-        self._code = signal_frame.find_chain_code(libc)
+        self._machine = this_machine()
+        self._code = find_chain_code(libc, memory, maps)
 
     def prepare(self, pid: int) -> None:
         """Read beforehand what would lengthen the stop; what fails here is read during the stop."""
-        self._has_shadow_stack = has_shadow_stack(pid)
         self._stack = _stack(pid, self._maps)
+        frames = self._machine.frames
         try:
             with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
                 words = file.read().split()
-            rsp, rip = (int(word, 16) for word in words[-2:])
-            self._unwinder.caller({"rip": rip, "rsp": rsp, "rbp": 0})
+            sp, pc = (int(word, 16) for word in words[-2:])
+            known = {frames.pc: pc, frames.sp: sp, frames.fp: 0}
+            self._unwinder.caller(
+                {**known, **({frames.return_register: 0} if frames.return_register else {})}
+            )
         except (OSError, ValueError, UnsafeToAttach):
             pass
 
-    def choose(self, threads: StoppedThreads, tid: int, registers: dict[str, int]) -> Route:
-        result = signed(registers["rax"])
-        if signed(registers["orig_rax"]) < 0 or result not in INTERRUPTED or threads.signal(tid):
+    def choose(self, threads: StoppedThreads, tid: int, registers: Registers) -> Route:
+        call = self._restarts.find(registers)
+        if call is None or call.result not in INTERRUPTED or threads.signal(tid):
             return "pending-call"
-        number = self._restarts.number(registers)
-        if number not in SAFE_SYSCALLS.values() and number != FUTEX:
+        is_futex = call.number == self._machine.futex
+        if call.number not in self._machine.syscalls.values() and not is_futex:
             return "pending-call"
-        if not self._called_by_python(registers):
+        if not self._called_by_python(self._machine.after_eintr(registers, call)):
             return "pending-call"
-        if number == FUTEX:
-            return "interrupted-wait"
+        if is_futex:
+            return "interrupted-wait" if self._machine.waits_for_futex(call) else "pending-call"
         return (
             "signal-frame"
-            if self._may_build_signal_frame(registers) and not has_pending_signal(tid)
+            if self._may_build_signal_frame(registers)
+            and not has_pending_signal(tid)
+            and not self._machine.has_shadow_stack(tid)
             else "pending-call"
         )
 
-    def _may_build_signal_frame(self, registers: dict[str, int]) -> bool:
+    def _may_build_signal_frame(self, registers: Registers) -> bool:
         return (
-            not self._has_shadow_stack
-            and self._code is not None
+            self._code is not None
             and self._stack is not None
-            and self._stack[0] + _STACK_NEEDED < registers["rsp"] < self._stack[1]
+            and self._stack[0] + _STACK_NEEDED < registers[self._machine.frames.sp] < self._stack[1]
             and not self._python.main_thread_holds_gil()
             and not self._python.has_signals()
         )
 
-    def _called_by_python(self, registers: dict[str, int]) -> bool:
+    def _called_by_python(self, registers: Registers) -> bool:
         """Whether the interpreter or one of its extensions called the C library directly."""
         try:
             caller = self._unwinder.caller(registers)
@@ -116,25 +114,29 @@ class ExecutionRoutes:
             return False
         return caller is not None and any(caller in each for each in self._callers)
 
-    def interrupt_wait(self, threads: StoppedThreads, tid: int, registers: dict[str, int]) -> None:
-        """Let the wait return as after a signal."""
-        threads.set_registers(tid, {**registers, "rax": EINTR, "orig_rax": -1})
+    def _after_eintr(self, registers: Registers) -> Registers:
+        call: Interrupted | None = self._restarts.find(registers)
+        assert call is not None  # or no route that interrupts it would have been chosen
+        return self._machine.after_eintr(registers, call)
 
-    def run_by_signal_frame(
-        self, threads: StoppedThreads, tid: int, registers: dict[str, int], text: int
-    ) -> None:
+    def interrupt_wait(self, threads: StoppedThreads, tid: int, registers: Registers) -> None:
+        """Let the wait return as after a signal."""
+        threads.set_registers(tid, self._after_eintr(registers))
+
+    def run_by_signal_frame(self, threads: StoppedThreads, tid: int, registers: Registers, text: int) -> None:
         """The main thread runs the text at *text* once it is resumed. Setting registers is the last step."""
         assert self._code is not None
-        code, python = self._code, self._python
-        # Functions are entered with the stack eight off a multiple of sixteen: bare returns pad the chain.
-        chain = [code.pop_rdi, text, code.ret, python.run_string, code.pop_rdi, _LOCK_WAS_NOT_HELD, code.ret]
-        chain += [python.gil_release, code.signal_return]
-        restored = {**registers, "rax": EINTR}
+        python = self._python
+        calls = (
+            Call(python.gil_ensure),
+            Call(python.run_string, (text,)),
+            Call(python.gil_release, (_LOCK_WAS_NOT_HELD,)),
+        )
         floating, mask = threads.floating_point(tid), threads.signal_mask(tid)
-        frame = signal_frame.build(registers, restored, floating, mask, lambda _: chain)
-        self._memory.write(frame.begins, frame.data)
-        changed = {"rip": python.gil_ensure, "rsp": frame.begins, "orig_rax": -1}
-        threads.set_registers(tid, {**registers, **changed})
+        restored = self._after_eintr(registers)
+        detour = self._machine.detour(registers, restored, calls, self._code, floating, mask)
+        self._memory.write(detour.begins, detour.data)
+        threads.set_registers(tid, detour.registers)
 
 
 def _stack(pid: int, maps: tuple[MapLine, ...]) -> tuple[int, int] | None:

@@ -27,10 +27,12 @@ from vram.reach.attachment import (
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage
 from vram.reach.execution import ExecutionRoutes, Route
+from vram.reach.machines import this_machine
 from vram.reach.payload import PayloadRequest, RawAnswer
 from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach, while_stopped
 from vram.reach.script_drop import ScriptDrop
 from vram.reach.target_process import TargetProcess
+from vram.reach.waits import thread_record_nbytes
 
 # Runs last in the thread that the lines start: it clears them, so that the next run finds the place free.
 _AFTERWARDS = """\
@@ -79,11 +81,12 @@ class Injection:
         program = next((each for each in found if each.path == self._about[1]), None)
         if program is None:
             raise UnsafeToAttach(
-                "it is not an x86-64 program",
-                "only x86-64 is supported; have it call vram.agent()",
+                f"it is not a program for {this_machine().name}",
+                "run one that is, or have it call vram.agent()",
             )
         self.python = RemotePython(memory, elf.python_image(program, found), process.minor, maps)
         self._routes = ExecutionRoutes(memory, self.python, program, found, maps)
+        self._record_nbytes = thread_record_nbytes(memory, found)
         self._tails = list(_tails(program, found, maps))
         self._texts: dict[int, bytes] = {}
         self._place: int | None = None
@@ -190,7 +193,7 @@ class Injection:
         self.python.find_main_thread()
         for tid in sorted(threads.ids(), key=lambda each: each != self._pid):
             registers = threads.registers(tid)
-            if registers["fs_base"] == self.python.main_thread:
+            if this_machine().belongs_to(registers, self.python.main_thread, self._record_nbytes):
                 return tid, registers
         raise UnsafeToAttach("its main thread has exited, or its memory layout is unexpected")
 

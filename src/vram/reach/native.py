@@ -2,7 +2,7 @@
 
 Every program that uses CUDA has such a thread: the driver's own, which waits in poll without a deadline. It
 alone is stopped, for less than a millisecond, and made to call dlopen as if a signal had come
-(:mod:`vram.reach.signal_frame`); then it makes its system call once more, and nobody sees EINTR. The others
+(:mod:`vram.reach.machines`); then it makes its system call once more, and nobody sees EINTR. The others
 run on. The library (:mod:`vram.reach.visitor_library`) works in a thread of its own and unloads itself.
 
 A thread in such a wait holds no lock of malloc or of the loader. Where another thread is loading a library
@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.errors import NotReachable
 from vram.model.inside import Via
 from vram.payloads.procfs import MapLine, ProcessFolder, is_driver_thread
-from vram.reach import elf, signal_frame, visitor_library
+from vram.reach import elf, visitor_library
 from vram.reach.attachment import (
     FIRST_PAUSE_S,
     attach,
@@ -32,6 +33,8 @@ from vram.reach.attachment import (
     why_unavailable,
 )
 from vram.reach.elf import ElfImage
+from vram.reach.machines import Call, Detour, Interrupted, this_machine
+from vram.reach.machines.machine import EINTR, TEXT, Registers
 from vram.reach.payload import PayloadRequest, RawAnswer
 from vram.reach.ptrace import (
     StoppedThreads,
@@ -41,22 +44,20 @@ from vram.reach.ptrace import (
     UnsafeToAttach,
     while_stopped,
 )
-from vram.reach.signal_frame import has_pending_signal, has_shadow_stack
 from vram.reach.target_process import TargetProcess, may_open_our_files
 from vram.reach.visitor_library import LibraryDrop
 from vram.reach.waits import (
-    RESTART,
-    SYSCALL,
     Restarts,
-    arguments_of,
+    find_chain_code,
     find_libc,
+    has_pending_signal,
     is_pipe_or_terminal,
+    keeps_first_argument,
     lasts,
     may_repeat,
+    name_of,
     preference,
     read_syscall,
-    repeated,
-    signed,
     uses_musl,
 )
 
@@ -65,7 +66,6 @@ NAME: Via = "native"
 _STACK_NEEDED = 192 << 10
 _MAX_THREADS = 4096
 _RTLD_NOW = 2
-_POLL, _READ = 7, 0
 # All signals but those that the C library sends to its own threads: who waits for the answer to these has a
 # lock that starting a thread needs (pthread_cancel, setuid in a program with threads).
 _OF_LIBC = 1 << 31 | 1 << 32
@@ -82,6 +82,7 @@ class RestingThread(Struct, frozen=True):
 
     tid: int
     number: int
+    arguments: tuple[int, ...]
     is_drivers: bool
     stack_pointer: int
     place: int
@@ -106,12 +107,14 @@ class NativeVisit:
             )
         if not libc:
             raise UnsafeToAttach(
-                "it is not an x86-64 program that uses glibc: linked statically, or of another kind"
+                f"it is not a program for {this_machine().name} that uses glibc: linked statically,"
+                " or of another kind"
             )
         self._libc, self._restarts = libc, Restarts(memory, libc)
         self._dlopen = _function("dlopen", [*libc, *(each for each in found if _LOADER in each.path)])
         _function("pthread_create", libc)
-        code = signal_frame.find_chain_code(libc)
+        self._machine = this_machine()
+        code = find_chain_code(libc, memory, self._maps)
         if code is None:
             raise UnsafeToAttach("its C library is not as expected")
         self._code = code
@@ -153,16 +156,18 @@ class NativeVisit:
         if call is None:
             return None
         number, arguments, stack_pointer, place = call
-        if number == RESTART:  # of all calls that last, only poll is restarted in this way
-            number = _POLL
+        if number == self._machine.restart:  # of all calls that last, only poll is restarted in this way
+            number = self._machine.syscalls.get("poll", number)
         if not self._is_in_libc(place) or not lasts(number, arguments, self._memory):
             return None
-        if number == _READ and not is_pipe_or_terminal(self._pid, arguments[0]):
+        if name_of(number) == "read" and not is_pipe_or_terminal(self._pid, arguments[0]):
+            return None
+        if self._machine.loses_first_argument and not keeps_first_argument(self._pid, number, arguments[0]):
             return None
         # The driver's thread does not care for signals. Another may rely on being woken by one.
         if not is_drivers and _handles_signals(tid):
             return None
-        return RestingThread(tid, number, is_drivers, stack_pointer, place)
+        return RestingThread(tid, number, arguments, is_drivers, stack_pointer, place)
 
     def _is_in_libc(self, place: int) -> bool:
         return any(place in part for each in self._libc for part in each.parts if b"x" in part.permissions)
@@ -198,58 +203,64 @@ class NativeVisit:
         require_same_process(self._pid, self._about)
         self._memory.require_same_program()
         registers = threads.registers(tid)
-        number, result = self._restarts.number(registers), signed(registers["rax"])
+        call = self._call(thread, registers)
         try:
-            self._require_repeatable(threads, tid, registers, number, result)
-            frame = self._frame(threads, tid, registers, number, library)
+            self._require_repeatable(threads, tid, registers, call)
+            detour = self._detour(threads, tid, registers, call, library)
         except UnsafeToAttach:
             # epoll_wait, and a socket that has a deadline, would return EINTR because we were here.
-            if result == signal_frame.EINTR and number == thread.number and not threads.signal(tid):
-                threads.set_registers(tid, repeated(registers, number))
+            if call.result == EINTR and call.number == thread.number and not threads.signal(tid):
+                threads.set_registers(tid, self._machine.repeating(registers, call))
             raise
-        self._memory.write_to_program(frame.begins, frame.data)
-        changed = {"rip": self._code.pop_rdi, "rsp": frame.begins, "orig_rax": -1}
-        threads.set_registers(tid, {**registers, **changed})
+        self._memory.write_to_program(detour.begins, detour.data)
+        threads.set_registers(tid, detour.registers)
         # After the step that decides: killed before it, its mask would stay like this.
         threads.set_signal_mask(tid, _ALL_SIGNALS)
 
+    def _call(self, thread: RestingThread, registers: Registers) -> Interrupted:
+        """The call that the stopped thread is in. Raises where it is not the one that was chosen."""
+        call = self._restarts.find(registers)
+        if call is None:
+            raise _moved()
+        if call.first_known:
+            return call
+        if (call.number, call.arguments[1:]) != (thread.number, thread.arguments[1:]):
+            raise _moved()
+        # It would not have returned EINTR for any other descriptor: see keeps_first_argument().
+        return replace(call, arguments=thread.arguments, first_known=True)
+
     def _require_repeatable(
-        self, threads: StoppedThreads, tid: int, registers: dict[str, int], number: int, result: int
+        self, threads: StoppedThreads, tid: int, registers: Registers, call: Interrupted
     ) -> None:
-        moved = UnsafeToAttach("the thread that was chosen went on", passing=True)
-        if signed(registers["orig_rax"]) < 0 or not self._is_in_libc(registers["rip"]):
-            raise moved
-        if not lasts(number, arguments_of(registers), self._memory):
-            raise moved
+        if not self._is_in_libc(registers[self._machine.frames.pc]):
+            raise _moved()
+        if not lasts(call.number, call.arguments, self._memory):
+            raise _moved()
         if threads.signal(tid) or has_pending_signal(tid):
             raise UnsafeToAttach("it is about to handle a signal", passing=True)
-        if self._memory.read(registers["rip"] - len(SYSCALL), len(SYSCALL)) != SYSCALL:
+        if not self._machine.made_as_usual(registers, self._memory.read):
             raise UnsafeToAttach("its thread waits in an unexpected way")
-        if not may_repeat(number, result):
+        if not may_repeat(call.number, call.result):
             raise UnsafeToAttach("its wait has a deadline that cannot be read")
-        if has_shadow_stack(tid):
+        if self._machine.has_shadow_stack(tid):
             raise UnsafeToAttach("its return addresses are protected by a shadow stack")
 
-    def _frame(
-        self, threads: StoppedThreads, tid: int, registers: dict[str, int], number: int, library: str
-    ) -> signal_frame.SignalFrame:
+    def _detour(
+        self, threads: StoppedThreads, tid: int, registers: Registers, call: Interrupted, library: str
+    ) -> Detour:
         floor = self._stack_floor(tid, registers)
-        code = self._code
-
-        def chain(text: int) -> list[int]:
-            return [text, code.pop_rsi, _RTLD_NOW, self._dlopen, code.signal_return]
-
-        frame = signal_frame.build(
+        detour = self._machine.detour(
             registers,
-            repeated(registers, number),
+            self._machine.repeating(registers, call),
+            (Call(self._dlopen, (TEXT, _RTLD_NOW)),),
+            self._code,
             threads.floating_point(tid),
             threads.signal_mask(tid),
-            chain,
             os.fsencode(library) + b"\0",
         )
-        if frame.begins - _STACK_NEEDED < floor:
+        if detour.begins - _STACK_NEEDED < floor:
             raise UnsafeToAttach("its thread has too little stack left")
-        return frame
+        return detour
 
     def _stack_floor(self, tid: int, registers: dict[str, int]) -> int:
         """The lowest address of the thread's stack. Raises where it is on another one, as coroutines are.
@@ -257,15 +268,15 @@ class NativeVisit:
         The C library puts a thread's own record at the upper end of its stack, and a page below that nobody
         may touch. Programs may bring stacks of their own, which end where nobody can tell.
         """
-        rsp, record = registers["rsp"], registers["fs_base"]
-        at, stack = next(((at, line) for at, line in enumerate(self._maps) if rsp in line), (0, None))
+        sp, record = registers[self._machine.frames.sp], self._machine.thread_pointer(registers)
+        at, stack = next(((at, line) for at, line in enumerate(self._maps) if sp in line), (0, None))
         if stack is None or not stack.permissions.startswith(b"rw") or stack.path.startswith(b"/"):
             raise UnsafeToAttach("its thread's stack was not found")
         if stack.path == b"[stack]" and tid == self._pid:
             return stack.start - _growth(self._pid, stack)
         below = self._maps[at - 1] if at else None
         guarded = below is not None and below.end == stack.start and below.permissions.startswith(b"---")
-        if record not in stack or record < rsp or not guarded:
+        if record not in stack or record < sp or not guarded:
             raise UnsafeToAttach("its thread has a stack of its own making")
         return stack.start
 
@@ -279,6 +290,10 @@ class NativeVisit:
             return False
         names = (os.fsencode(library), visitor_library.MEMORY_FILE)
         return not any(name in line.path for line in elf.mappings(self._pid) for name in names)
+
+
+def _moved() -> UnsafeToAttach:
+    return UnsafeToAttach("the thread that was chosen went on", passing=True)
 
 
 def _function(name: str, libraries: list[ElfImage]) -> int:

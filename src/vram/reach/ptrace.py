@@ -19,8 +19,10 @@ from typing import Any, TypeVar
 from vram.host.local.seccomp import ThreadLimits, main_thread_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import read_stat, started_at
+from vram.reach.machines import this_machine
+from vram.reach.machines.machine import Registers
 
-_GETREGS, _SETREGS, _GETFPREGS, _GETSIGMASK, _SETSIGMASK = 12, 13, 14, 0x420A, 0x420B
+_GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
 _WAIT_FLAGS = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | ptrace.WALL
 _EVENT_STOP = 128 << 8
 _SIGTRAP = 5
@@ -34,15 +36,6 @@ _MAX_STOPPING_S = 1.0
 # More than anything that is read at once: a larger size comes from forged data.
 MAX_NBYTES = 16 << 20
 _HIGHEST_PRIORITY = -20  # for this one thread, where we may: root does
-
-# In the order of struct user_regs_struct.
-# fmt: off
-_REGISTERS = [
-    "r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi",
-    "orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs",
-]
-# fmt: on
-_FORMAT = struct.Struct(f"<{len(_REGISTERS)}Q")
 
 Result = TypeVar("Result")
 
@@ -158,7 +151,7 @@ class StoppedThreads:
 
     def __init__(self, pid: int, only: int | None = None) -> None:
         self._pid, self._only = pid, only
-        self._buffer = ctypes.create_string_buffer(512)
+        self._buffer = ctypes.create_string_buffer(8)
         # Of each thread: the signal that was being delivered to it, which it gets when it resumes, or 0.
         self._signals: dict[int, int] = {}
         self._stopped: set[int] = set()
@@ -180,21 +173,18 @@ class StoppedThreads:
                 break
         raise UnsafeToAttach("it starts threads faster than they can be stopped", passing=True)
 
-    def registers(self, tid: int) -> dict[str, int]:
-        ptrace.request(_GETREGS, tid, 0, self._buffer)
-        return dict(zip(_REGISTERS, _FORMAT.unpack_from(self._buffer), strict=True))
+    def registers(self, tid: int) -> Registers:
+        return this_machine().registers(tid)
 
-    def set_registers(self, tid: int, values: dict[str, int]) -> None:
-        _FORMAT.pack_into(self._buffer, 0, *(values[name] & (1 << 64) - 1 for name in _REGISTERS))
-        ptrace.request(_SETREGS, tid, 0, self._buffer)
+    def set_registers(self, tid: int, values: Registers) -> None:
+        this_machine().set_registers(tid, values)
 
     def floating_point(self, tid: int) -> bytes:
-        ptrace.request(_GETFPREGS, tid, 0, self._buffer)
-        return self._buffer.raw
+        return this_machine().floating_point(tid)
 
     def signal_mask(self, tid: int) -> int:
         ptrace.request(_GETSIGMASK, tid, 8, self._buffer)
-        return int.from_bytes(self._buffer.raw[:8], "little")
+        return int.from_bytes(self._buffer.raw, "little")
 
     def set_signal_mask(self, tid: int, mask: int) -> None:
         struct.pack_into("<Q", self._buffer, 0, mask)

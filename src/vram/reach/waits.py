@@ -6,32 +6,29 @@ instruction that made it: the program cannot tell.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
+from msgspec.structs import replace
+
+from vram.payloads.procfs import MapLine, ProcessFolder, read_status
 from vram.reach.elf import ElfImage, Unwinder
+from vram.reach.machines import ChainCode, Interrupted, this_machine
+from vram.reach.machines.machine import Registers
 from vram.reach.ptrace import TargetMemory, UnsafeToAttach
 
-# Numbers on x86-64. During these calls a thread holds nothing but what the call itself waits for.
-# fmt: off
-SAFE_SYSCALLS = {
-    "read": 0, "poll": 7, "select": 23, "nanosleep": 35, "accept": 43, "recvfrom": 45, "recvmsg": 47,
-    "wait4": 61, "clock_nanosleep": 230, "epoll_wait": 232, "waitid": 247, "pselect6": 270, "ppoll": 271,
-    "epoll_pwait": 281, "accept4": 288, "epoll_pwait2": 441,
-}
-# fmt: on
-FUTEX, RESTART = 202, 219
 _RESTARTABLE = ("poll", "nanosleep", "clock_nanosleep")
-_MOVE_NUMBER, SYSCALL = b"\xb8", b"\x0f\x05"
-_EINTR, _RESTART_SYS, _RESTART_NO_HANDLER, _RESTART_BLOCK = -4, -512, -514, -516
-# What the kernel has in the register for the result while a system call is interrupted.
-INTERRUPTED = (_EINTR, _RESTART_SYS, -513, _RESTART_NO_HANDLER, _RESTART_BLOCK)
+_EPOLL = ("epoll_wait", "epoll_pwait", "epoll_pwait2")
+_SOCKETS = ("accept", "accept4", "recvfrom", "recvmsg")
 
 LIBC = re.compile(r"/(libc|libpthread)[.-][^/]*so[^/]*$")
 _MUSL = re.compile(r"/ld-musl-|/libc\.musl-")
 _MAX_LIBRARIES = 4  # that may be the C library; more of them are forged
-_ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
+_PIDFD_GETFD = 438  # on every machine
 
 
 def find_libc(found: Sequence[ElfImage]) -> list[ElfImage]:
@@ -47,74 +44,147 @@ def signed(value: int, bits: int = 64) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
+def find_chain_code(
+    libc: Sequence[ElfImage], memory: TargetMemory, lines: tuple[MapLine, ...]
+) -> ChainCode | None:
+    """What a detour needs, in the C library or else in the kernel's own page, the vDSO."""
+
+    def find(code: bytes) -> int | None:
+        in_libc = (each.find_code(code) for each in libc)
+        return next((at for at in in_libc if at is not None), None) or in_vdso(code)
+
+    def in_vdso(code: bytes) -> int | None:
+        for line in lines:
+            if line.path == b"[vdso]":
+                at = memory.read(line.start, line.nbytes).find(code)
+                return line.start + at if at >= 0 else None
+        return None
+
+    return this_machine().find_chain_code(find)
+
+
+def thread_record_nbytes(memory: TargetMemory, found: Sequence[ElfImage]) -> int | None:
+    """The size of struct pthread, which glibc publishes for debuggers; None where it does not."""
+    at = next(filter(None, (each.symbol("_thread_db_sizeof_pthread") for each in find_libc(found))), None)
+    return None if at is None else memory.int32(at)
+
+
+def has_pending_signal(tid: int) -> bool:
+    """Whether a signal is about to be delivered. Its handler may raise, and must not do so in our lines.
+
+    Assumed to be so where that cannot be read.
+    """
+    lines = read_status(tid)
+    try:
+        own, shared, blocked = (int(lines[name], 16) for name in (b"SigPnd", b"ShdPnd", b"SigBlk"))
+    except (KeyError, ValueError):
+        return True
+    return bool((own | shared) & ~blocked)
+
+
 class Restarts:
     """Finds which system call the kernel restarts: after an interruption it has another number."""
 
     def __init__(self, memory: TargetMemory, libc: Sequence[ElfImage]) -> None:
-        self._memory = memory
+        self._memory, self._machine = memory, this_machine()
         self.unwinder = Unwinder(memory, list(libc))
-        self._by_function = {each.symbol(name): SAFE_SYSCALLS[name] for name in _RESTARTABLE for each in libc}
+        numbers = {
+            name: self._machine.syscalls[name] for name in _RESTARTABLE if name in self._machine.syscalls
+        }
+        self._by_function = {each.symbol(name): numbers[name] for name in numbers for each in libc}
 
-    def number(self, registers: dict[str, int]) -> int:
-        """The number of the call that *registers* are in, -1 where that is unknown.
+    def find(self, registers: Registers) -> Interrupted | None:
+        """The call that *registers* are in; its number is -1 where that is unknown. None: in none."""
+        call = self._machine.interrupted(registers, self._memory.read)
+        if call is None or call.number != self._machine.restart:
+            return call
+        return replace(call, number=self._restarted(registers, call))
 
-        Before glibc 2.41 the number is in the instruction before the call. Since then one function makes all
-        cancellable calls, and its caller decides: the kernel restarts only these and a futex in this way.
+    def _restarted(self, registers: Registers, call: Interrupted) -> int:
+        """Before glibc 2.41 the number is in the instruction before the call. Since then one function makes
+        all cancellable calls, and its caller decides: the kernel restarts only these and a futex in this way.
         """
-        number = signed(registers["orig_rax"])
-        if number != RESTART:
+        number = self._machine.restarted_number(registers, self._memory.read)
+        if number is not None:
             return number
-        code = self._memory.read(registers["rip"] - 7, 7)
-        if code[5:] != SYSCALL:
-            return -1
-        if code[:1] == _MOVE_NUMBER:
-            return int.from_bytes(code[1:5], "little")
         try:
-            function = self.unwinder.function(registers)
+            function = self.unwinder.function(self._machine.after_eintr(registers, call))
         except UnsafeToAttach:
             return -1
-        return -1 if function is None else self._by_function.get(function, FUTEX)
+        return -1 if function is None else self._by_function.get(function, self._machine.futex)
 
 
 # ---- waits without a deadline ----
 
 
+def name_of(number: int) -> str:
+    """Of a call that a thread may wait in; "" for others."""
+    return next((name for name, each in this_machine().syscalls.items() if each == number), "")
+
+
 def lasts(number: int, arguments: Sequence[int], memory: TargetMemory) -> bool:
     """Whether that call waits until its event comes, with the thread's own signal mask."""
-    rdx, r10, r8, r9 = arguments[2:6]
-    match number:
-        case 0 | 43 | 45 | 47 | 288:  # read, accept, recvfrom, recvmsg, accept4
+    third, fourth, fifth, sixth = arguments[2:6]
+    match name_of(number):
+        case "read" | "accept" | "recvfrom" | "recvmsg" | "accept4":
             return True
-        case 7:  # poll
-            return signed(rdx, 32) < 0
-        case 271:  # ppoll: timeout, mask
-            return rdx == 0 and r10 == 0
-        case 23:  # select
-            return r8 == 0
-        case 270:  # pselect6: timeout, and the address of the mask's address
-            return r8 == 0 and (r9 == 0 or memory.uint64(r9) == 0)
-        case 232:  # epoll_wait
-            return signed(r10, 32) < 0
-        case 281:  # epoll_pwait
-            return signed(r10, 32) < 0 and r8 == 0
-        case 441:  # epoll_pwait2
-            return r10 == 0 and r8 == 0
+        case "poll":
+            return signed(third, 32) < 0
+        case "ppoll":  # timeout, mask
+            return third == 0 and fourth == 0
+        case "select":
+            return fifth == 0
+        case "pselect6":  # timeout, and the address of the mask's address
+            return fifth == 0 and (sixth == 0 or memory.uint64(sixth) == 0)
+        case "epoll_wait":
+            return signed(fourth, 32) < 0
+        case "epoll_pwait":
+            return signed(fourth, 32) < 0 and fifth == 0
+        case "epoll_pwait2":
+            return fourth == 0 and fifth == 0
     return False
 
 
 def may_repeat(number: int, result: int) -> bool:
-    """Whether a wait that was interrupted with *result* has no deadline that its arguments do not show.
+    """Whether a wait that was interrupted with *result* has no deadline that its arguments do not show."""
+    return this_machine().may_repeat(name_of(number), result)
 
-    Sockets with SO_RCVTIMEO and a few devices answer EINTR instead of being restarted.
+
+def keeps_first_argument(pid: int, number: int, descriptor: int) -> bool:
+    """Whether a call's first argument can be told once it was interrupted, on a machine that may lose it.
+
+    That of an epoll wait can, where the process has only one epoll. Others are lost only with a deadline.
     """
-    if number in (232, 281, 441):
-        return result == _EINTR
-    return result in {
-        7: (_RESTART_BLOCK,),
-        23: (_RESTART_NO_HANDLER,),
-        270: (_RESTART_NO_HANDLER,),
-        271: (_RESTART_NO_HANDLER,),
-    }.get(number, (_RESTART_SYS,))
+    name = name_of(number)
+    if name in _EPOLL:
+        return _epolls(pid) == [descriptor]
+    return name not in (*_SOCKETS, "read") or not _has_deadline(pid, descriptor)
+
+
+def _epolls(pid: int) -> list[int]:
+    with suppress(OSError), ProcessFolder("/proc", pid) as folder:
+        names = folder.names("fd")
+        return [int(name) for name in names if folder.link(f"fd/{name}") == b"anon_inode:[eventpoll]"]
+    return []
+
+
+def _has_deadline(pid: int, descriptor: int) -> bool:
+    """Whether it is a socket with SO_RCVTIMEO; assumed where that cannot be found out."""
+    try:
+        if not os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:"):
+            return False
+        call = ctypes.CDLL(None, use_errno=True).syscall
+        process = os.pidfd_open(pid)
+        try:
+            copied = call(_PIDFD_GETFD, process, descriptor, 0)
+        finally:
+            os.close(process)
+        if copied < 0:
+            return True
+        with socket.socket(fileno=copied) as theirs:
+            return any(theirs.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+    except OSError:
+        return True
 
 
 def preference(number: int) -> int:
@@ -123,7 +193,8 @@ def preference(number: int) -> int:
     The kernel itself repeats the first ones. epoll_wait would return EINTR, and so would a socket that has a
     deadline.
     """
-    return {7: 0, 271: 0, 23: 1, 270: 1, 0: 2, 43: 3, 288: 3, 45: 3, 47: 3}.get(number, 4)
+    order = {"poll": 0, "ppoll": 0, "select": 1, "pselect6": 1, "read": 2, **dict.fromkeys(_SOCKETS, 3)}
+    return order.get(name_of(number), 4)
 
 
 def read_syscall(pid: int, tid: int) -> tuple[int, tuple[int, ...], int, int] | None:
@@ -137,15 +208,6 @@ def read_syscall(pid: int, tid: int) -> tuple[int, tuple[int, ...], int, int] | 
         return None
     number, *values = (int(word, 0) for word in words)
     return number, tuple(values[:6]), values[6], values[7]
-
-
-def arguments_of(registers: dict[str, int]) -> tuple[int, ...]:
-    return tuple(registers[name] for name in _ARGUMENTS)
-
-
-def repeated(registers: dict[str, int], number: int) -> dict[str, int]:
-    """*registers* so that the thread makes the call once more: right before the instruction that made it."""
-    return {**registers, "rax": number, "rip": registers["rip"] - len(SYSCALL), "orig_rax": -1}
 
 
 def is_pipe_or_terminal(pid: int, descriptor: int) -> bool:
