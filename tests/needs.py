@@ -120,6 +120,11 @@ NEEDS = {
         "Debian: util-linux, login",
         programs=("unshare", "setpriv", "nsenter", "login"),
     ),
+    "containers": Need(
+        "no bwrap, runc, newuidmap or musl",
+        "`make test-tools` installs them",
+        programs=("bwrap", "runc", "newuidmap"),
+    ),
     "compiler": Need(
         "no C or C++ compiler, make or binutils",
         "Debian: build-essential",
