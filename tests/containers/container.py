@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,8 +82,8 @@ exec "$@"
 class Container:
     """One running program in a container, which answers lines with lines as subject.py does."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[bytes], program: str) -> None:
+        self.process, self._program = process, program
         self.pid = 0
 
     def start(self) -> Container:
@@ -91,7 +92,7 @@ class Container:
         return self
 
     def _find(self, inside: int | None) -> bool:
-        """Its pid here: of a descendant of what we started that calls itself *inside*, or of the last one."""
+        """Its pid here: of a descendant that calls itself *inside*, or runs the program."""
         waiting, seen = [self.process.pid], []
         while waiting:
             pid = waiting.pop()
@@ -103,7 +104,8 @@ class Container:
             with suppress(OSError):
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                 numbers = next(line for line in lines if line.startswith("NSpid")).split()[1:]
-                if inside is None or int(numbers[-1]) == inside:
+                runs = os.readlink(f"/proc/{pid}/exe") == self._program
+                if runs if inside is None else int(numbers[-1]) == inside:
                     self.pid = pid
         return bool(self.pid)
 
@@ -153,28 +155,108 @@ def container(
     namespaces: Sequence[str] = NAMESPACES,
     before: Sequence[str] = (),
     files: Mapping[str, Path] = {},
-    python: str = sys.base_prefix,
-    stderr: Any = None,
+    runtime: str = "unshare",
 ) -> Iterator[Container]:
-    """Run *argv* in a container of these namespaces.
+    """Run *argv* in a container of these namespaces, or one that *runtime* makes: bwrap or runc.
 
     *options*: read-only, no-tmp, no-shm, noexec-tmp, no-proc, chroot. *before*: words of a program that
     starts the container's, such as setpriv. *files* are added, by their paths.
     """
     require_namespaces()
     where = gpu["VRAM_VIRTUAL_GPU"]
-    root = folder / "root"
-    root.mkdir(exist_ok=True)
-    shown = [f"{DRIVER}=/driver", *(f"{path}=/app/{name}" for name, path in APP.items())]
-    shown += [f"{path}={name}" for name, path in files.items()]
+    shown = {"/opt/python": sys.base_prefix, where: where, "/driver": str(DRIVER)}
+    shown |= {f"/app/{name}": str(path) for name, path in APP.items()}
+    shown |= {name: str(path) for name, path in files.items()}
     environment = {**ENVIRONMENT, "VRAM_VIRTUAL_GPU": where}
-    words = [f"{name}={value}" for name, value in environment.items()]
-    setup = [str(root), python, where, options or "-", *shown, "--"]
-    command = ["unshare", *namespaces, "sh", "-c", _ENTER, "sh", *setup]
-    command += ["env", "-i", *words, *before, *argv]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    made = Container(subprocess.Popen(command, stderr=stderr, **pipes))
+    words = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *before, *argv]
+    if runtime == "unshare":
+        root = folder / "root"
+        root.mkdir()
+        # The first two have a place of their own in the script.
+        files_shown = [f"{path}={name}" for name, path in list(shown.items())[2:]]
+        setup = [str(root), sys.base_prefix, where, options or "-", *files_shown, "--"]
+        command = ["unshare", *namespaces, "sh", "-c", _ENTER, "sh", *setup, *words]
+    elif runtime == "bwrap":
+        command = [*_bubblewrap(shown), *words]
+    else:
+        command = _bundle(folder, shown, words)
+    made = Container(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE), argv[0])
     try:
         yield made.start()
     finally:
         made.close()
+        if runtime == "runc":
+            subprocess.run(["runc", "delete", "--force", name_of(folder)], capture_output=True)
+
+
+def _bubblewrap(shown: Mapping[str, str]) -> list[str]:
+    """Its own /dev, /proc and /tmp, and every namespace."""
+    require("bwrap")
+    words = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "lib", "lib64", "sbin"):
+        words += ["--symlink", f"usr/{name}", f"/{name}"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--tmpfs", "/tmp"]
+    for name, path in shown.items():
+        words += ["--bind", path, name]
+    return words
+
+
+# What Docker, Podman and containerd set unless told otherwise; Debian has it with Podman's packages.
+SECCOMP = Path("/usr/share/containers/seccomp.json")
+_CAPABILITIES = ("CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_NET_BIND_SERVICE", "CAP_CHOWN", "CAP_FOWNER")
+
+
+def _bundle(folder: Path, shown: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """The words that run a bundle, a read-only root with a tmpfs at /tmp, under the usual filters."""
+    require("runc")
+    made = subprocess.run(["runc", "spec"], cwd=folder, capture_output=True)
+    assert not made.returncode, made.stderr
+    root = folder / "rootfs"
+    for name in ("usr", *(each.lstrip("/") for each in shown)):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (root / name).symlink_to(f"usr/{name}")
+    config = json.loads((folder / "config.json").read_text())
+    config["process"] |= {"terminal": False, "args": list(words), "env": ["PATH=/usr/bin"]}
+    config["process"]["noNewPrivileges"] = False
+    for kind in config["process"]["capabilities"]:
+        config["process"]["capabilities"][kind] = list(_CAPABILITIES)
+    binds = {"/usr": "/usr", **shown}
+    config["mounts"] += [
+        {"destination": name, "source": path, "type": "bind", "options": ["rbind", "rw"]}
+        for name, path in binds.items()
+        if not name.startswith("/app/")
+    ]
+    config["mounts"].append({"destination": "/tmp", "source": "tmpfs", "type": "tmpfs"})
+    for name in (each for each in shown if each.startswith("/app/")):
+        (root / name.lstrip("/")).rmdir()
+        shutil.copy(shown[name], root / name.lstrip("/"))
+    if SECCOMP.exists():
+        config["linux"]["seccomp"] = _usual_filters()
+    config["linux"].pop("resources", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    return ["runc", "run", "--bundle", str(folder), name_of(folder)]
+
+
+def name_of(folder: Path) -> str:
+    return f"vram-{os.getpid()}-{folder.name}"
+
+
+def _usual_filters() -> dict[str, Any]:
+    """Podman's file as the runtimes' specification has it, for a container with our few capabilities."""
+    found = json.loads(SECCOMP.read_text())
+    rules = []
+    for each in found["syscalls"]:
+        only, never = each.get("includes", {}), each.get("excludes", {})
+        wanted = set(only.get("caps", ())) <= set(_CAPABILITIES)
+        if not wanted or set(never.get("caps", ())) & set(_CAPABILITIES):
+            continue
+        if "amd64" not in only.get("arches", ["amd64"]):
+            continue
+        words = ("names", "action", "args", "errnoRet")
+        rules.append({key: each[key] for key in words if each.get(key) is not None})
+    return {
+        "defaultAction": found["defaultAction"],
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "syscalls": rules,
+    }

@@ -45,6 +45,8 @@ PLACES: dict[str, dict[str, Any]] = {
     "a user namespace": {"before": OF_OTHERS},
     "a user in a user namespace": {"before": (*OF_OTHERS, *AS_1234)},
     "filters of the runtime": {"before": (PYTHON, "/app/sandbox.py", "root:container")},
+    "bubblewrap": {"runtime": "bwrap"},
+    "runc": {"runtime": "runc"},
     "filters, no new privileges": {"before": (PYTHON, "/app/sandbox.py", "container")},
 }
 

@@ -163,10 +163,11 @@ def test_a_socket_that_was_closed_and_whose_port_another_has(listening: Callable
 
 @needs("root", detail="only root may make a network namespace")
 def test_a_server_in_another_network(servers: ServerWorld) -> None:
-    """There the same address is another server's than here: who holds the memory is asked, and nobody else."""
+    """There the same address is another server's than here: who holds the memory is asked, nobody else."""
     up = (
         "import fcntl, os, socket, struct, sys\n"
-        "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14s', b'lo', 1, b''))\n"  # up, as in a container
+        # As a container has it.
+        "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14s', b'lo', 1, b''))\n"
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     argv = ["unshare", "--net", sys.executable, "-c", up, str(PROGRAM), "vllm", "address=0.0.0.0"]

@@ -130,8 +130,10 @@ def _brought_here(receipt: AttachReceipt, output: str | None) -> str:
 
 def _say_begun(receipt: AttachReceipt, name: str) -> None:
     answer, pid = receipt.answer, receipt.target.process.pid
-    where = " in its container" if receipt.apart else ""
-    say(f"recording pid {pid} into {shown_path(answer.file or name)}{where}")
+    if receipt.apart:
+        say(f"recording pid {pid} into {answer.file} in its container")
+    else:
+        say(f"recording pid {pid} into {shown_path(answer.file or name)}")
     say(f"it was {interruption(receipt.stopped_s, receipt.waited_s)}")
     for line in answer.held:
         where = f" on its GPU {line.device}" if line.device >= 0 else ""
@@ -152,7 +154,7 @@ def _wait(host: LocalHost, receipt: AttachReceipt, name: str, for_s: float) -> i
         try:
             _say_begun(receipt, name)
             if not wait_for_end(host, receipt, for_s):
-                say(f"pid {pid} is still being recorded, into {shown_path(receipt.answer.file)}")
+                say(f"pid {pid} is still being recorded, into {receipt.answer.file if elsewhere else name}")
                 return ExitCode.PARTIAL
         except KeyboardInterrupt:
             with suppress(CannotRecord):  # its timer came first
