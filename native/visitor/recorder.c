@@ -23,6 +23,7 @@ static struct {
     int (*stop)(void);
     int (*stop_after)(double);
     int (*before)(int, uint64_t, const char *);
+    int (*blob)(const char *, const void *, uint64_t);
     const char *(*error)(void);
     const char *(*file)(void);
     void (*counts)(uint64_t *, uint64_t *, uint64_t *);
@@ -36,6 +37,7 @@ static bool open_recorder(const char *path, int mode) {
     FIND(stop);
     FIND(stop_after); /* since the recorder that came with this visitor */
     FIND(before);
+    FIND(blob);
     FIND(error);
     FIND(file);
     FIND(counts);
@@ -186,6 +188,8 @@ void recorder_start(void) {
         answer_raw(",\"code\":%d", code);
         say_text("error", recorder.error());
     } else {
+        const char *elsewhere = request_value("elsewhere");
+        if (elsewhere && recorder.blob) recorder.blob("elsewhere", elsewhere, strlen(elsewhere));
         const char *seconds = request_value("for_s");
         if (seconds && recorder.stop_after) recorder.stop_after(atof(seconds));
         record_held();

@@ -64,8 +64,8 @@ ln -s usr/bin bin; ln -s usr/lib lib; ln -s usr/lib64 lib64; ln -s usr/sbin sbin
 mount --rbind /usr usr; mount --rbind $python opt/python; mount --rbind $gpu .$gpu
 chmod 1777 tmp
 while [ "$1" != -- ]; do case $1 in
-    *=/app/*) : >.${1#*=}; mount --rbind ${1%%=*} .${1#*=};;
-    *) mount --rbind ${1%%=*} .${1#*=};;
+    *=/driver) mount --rbind ${1%%=*} .${1#*=};;
+    *) mkdir -p "$(dirname .${1#*=})"; : >.${1#*=}; mount --rbind ${1%%=*} .${1#*=};;
 esac; shift; done; shift
 mount -t proc proc proc
 case $options in *no-tmp*) rmdir tmp;; esac

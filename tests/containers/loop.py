@@ -25,6 +25,6 @@ print(json.dumps({"ready": os.getpid()}), flush=True)
 pause = threading.Event()
 while True:
     driver.free(driver.alloc(4 << 20))
-    if len(kept) < 500:
+    if len(kept) < 20000:
         kept.append(leak())
     pause.wait(0.005)

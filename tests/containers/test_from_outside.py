@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -66,16 +66,18 @@ def start(world: World, tmp_path: Path, programs: dict[str, Path]) -> Iterator[S
     subprocess.run(["chmod", "-R", "a+rwX", world.environment["VRAM_VIRTUAL_GPU"]], check=True)
     with ExitStack() as stack:
 
-        def begin(*words: str, argv: Sequence[str] = (), **options: Any) -> Container:
+        def begin(
+            *words: str, argv: Sequence[str] = (), files: Mapping[str, Path] = {}, **options: Any
+        ) -> Container:
             folder = tmp_path / f"container-{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
-            files = {"/app/native": programs["c"]}
+            shown = {"/app/native": programs["c"], **files}
             command = argv or (
                 ["/app/native", str(POOL_NBYTES)]
                 if words == ("native",)
                 else [PYTHON, "/app/train.py", str(CACHED), *words]
             )
-            return stack.enter_context(container(world.environment, folder, command, files=files, **options))
+            return stack.enter_context(container(world.environment, folder, command, files=shown, **options))
 
         yield begin
 
@@ -115,8 +117,9 @@ def test_inside_and_why_ask_it(world: World, start: Start, state: str) -> None:
     assert "alive" in program.ask()
 
 
-def test_it_is_parked_and_unparked(world: World, start: Start) -> None:
-    program = start("reading")
+@pytest.mark.parametrize("place", ["a container", "runc", "filters, no new privileges"])
+def test_it_is_parked_and_unparked(world: World, start: Start, place: str) -> None:
+    program = start("reading", **PLACES[place])
     for word in ("park", "unpark"):
         done = world.vram(word, program.pid)
         assert done.returncode == ExitCode.OK, done.stderr

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from vram.host.local.seccomp import main_thread_limits, read_limits
+from vram.host.local.seccomp import given_up, is_beside_us, main_thread_limits, read_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import ProcessFolder, read_status, started_at
 from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach, while_stopped
@@ -43,8 +43,8 @@ _ARCHITECTURE = 0xC000003E
 _THREAD_FLAGS = 0x3D0F00  # of clone, as the C library starts threads
 _RESTART = 219
 _NEEDED: Mapping[int, Mapping[int, int]] = {
-    **{number: {} for number in (0, 1, 3, 7, 9, 10, 11, 13, 14, 15, 28, 39, 42, 44, 45, 60, 186, 202, 257)},
-    **{number: {} for number in (_RESTART, 273, 319)},
+    **{number: {} for number in (0, 1, 3, 7, 9, 10, 11, 13, 14, 15, 16, 28, 39, 42, 44, 45, 60)},
+    **{number: {} for number in (186, 202, _RESTART, 257, 273, 319)},
     41: {0: 1},
     56: {0: _THREAD_FLAGS},
 }
@@ -55,10 +55,13 @@ _known: dict[tuple[int, int | None, object], bool] = {}
 
 
 def let_visits_pass(pid: int) -> bool:
-    """Whether all filters of all threads of *pid* let a visit pass, and none kills for any call.
+    """Whether *pid* is in another container, and all filters there let a visit pass, and none kills at all.
 
     False where they cannot be read: that takes CAP_SYS_ADMIN, on x86-64. A thread is stopped for a moment.
+    What a program of our own container gave up by itself is its own affair.
     """
+    if given_up(pid) != "filters" or is_beside_us(pid):
+        return False
     key = (pid, started_at(pid), main_thread_limits(pid))
     if key not in _known:
         _known[key] = _may_read() and _judge(pid)

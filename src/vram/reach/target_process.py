@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from msgspec import Struct
 
 from vram.errors import CallsGivenUp, NoSuchProcess, NotPermitted, NotReachable, TargetDied
-from vram.host.local.seccomp import ThreadLimits, given_up, is_beside_us, main_thread_limits
+from vram.host.local.seccomp import ThreadLimits, given_up, main_thread_limits
 from vram.model.plan import Target
 from vram.model.process import GivenUp
 from vram.payloads.procfs import read_status, started_at, text
@@ -158,10 +158,7 @@ def _checked_calls(pid: int) -> ThreadLimits | None:
     """The limits of its main thread; raises where one of its threads may be killed for a system call."""
     limits = main_thread_limits(pid)
     kind = given_up(pid)
-    # Those of another container can be read by root, in a stop. A program's own are left alone.
-    if kind == "filters" and not is_beside_us(pid) and container_filters.let_visits_pass(pid):
-        return limits
-    if kind is not None:
+    if kind is not None and not container_filters.let_visits_pass(pid):
         raise CallsGivenUp(
             f"pid {pid} {_GIVEN_UP[kind]}, and may be killed for one that vram makes in it",
             hint="in its own code, vram.flush() releases caches and vram.scope() measures",

@@ -104,7 +104,11 @@ def lines(request: PayloadRequest) -> str:
     """*request* as lines of key=value, which need no parser in somebody else's program."""
     fields: dict[str, Any] = dict(request.fields)
     settings = dict(fields.pop("settings", {}))
-    plain = {key: fields[key] for key in ("verb", "library", "for_s", "file") if fields.get(key) is not None}
+    plain = {
+        key: fields[key]
+        for key in ("verb", "library", "for_s", "file", "elsewhere")
+        if fields.get(key) is not None
+    }
     if settings:
         plain["output"] = settings["output"]
         first, rest = fields.get("cupti_first", ()), fields.get("cupti", ())

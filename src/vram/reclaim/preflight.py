@@ -20,6 +20,7 @@ from vram.model.observation import Observation
 from vram.model.parking import GpuShare, ProcessLimits
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts
+from vram.reach.container_filters import let_visits_pass
 from vram.reclaim import identity
 from vram.units import GIB, MIB, size
 
@@ -290,7 +291,7 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) 
 
 def _calls_allowed(pid: int, limits: ProcessLimits) -> None:
     """Parking stops the process, and the driver works in it: either may need a call that kills it."""
-    if limits.given_up is not None:
+    if limits.given_up is not None and not let_visits_pass(pid):
         raise CannotPark(
             f"pid {pid} has given up system calls (seccomp), and may be killed when it is parked",
             hint="ask its owner to save the work and end it",

@@ -37,6 +37,7 @@ from vram.reclaim import audit
 from vram.reclaim.device_state import read_ledger
 from vram.reclaim.identity import identify, open_verified
 from vram.trace import cupti
+from vram.trace.elsewhere import describe
 from vram.trace.launch import FRAMEWORK_PAYLOAD, LIBRARY, Framework, Stacks, require_library
 
 PAYLOAD = "tracer.control"
@@ -134,6 +135,7 @@ def attach(
         # Its own files: a name that nobody can have prepared, where it may write.
         fields["settings"]["output"] = f"vram-trace-{run}.vram"
         fields["folders"] = FOLDERS_APART
+        fields["elsewhere"] = describe(pid)
         fields |= {"newest_cuda": cupti.newest_cuda(host.system.host_files().driver.module_version)}
     else:
         fields |= _cupti_fields(host, target)

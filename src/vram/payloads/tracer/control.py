@@ -99,6 +99,9 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     if code:
         outcome = "already recording" if code == _ALREADY else "failed"
         return {"outcome": outcome, "code": code, "error": recorder.error(), "file": recorder.file}
+    if request.get("elsewhere"):
+        data = request["elsewhere"].encode()
+        recorder.library.vram_tracer_blob(b"elsewhere", data, c_uint64(len(data)))
     if request.get("for_s"):
         stop_later(recorder, float(request["for_s"]))
     frameworks = ask_frameworks(recorder, request)
