@@ -17,14 +17,13 @@ from vram.errors import CannotPark, DeviceError, DriverMissing, NoSuchProcess, N
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation
-from vram.model.parking import GpuShare, ProcessLimits
+from vram.model.parking import CHECKPOINT_SINCE, ON_ARM_SINCE, GpuShare, ProcessLimits, reserve
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts
 from vram.reach.container_filters import let_visits_pass
 from vram.reclaim import identity
-from vram.units import GIB, MIB, size
+from vram.units import size
 
-CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
 _FILES_S = 5.0
 _CANNOT_RUN = {
     "T": "is stopped",
@@ -193,11 +192,6 @@ def require_parkable(
         options,
         managed_bytes=next((each.managed_bytes for each in holdings if each.process.pid == pid), None),
     )
-
-
-def reserve(memory_total: int | None) -> int:
-    """Host memory that parking leaves free: a machine that swaps is useless to all its users."""
-    return min(8 * GIB, max(512 * MIB, (memory_total or 0) // 20))
 
 
 def parkable_shares(
