@@ -133,6 +133,11 @@ NEEDS = {
         "Debian: util-linux, login",
         programs=("unshare", "setpriv", "nsenter", "login"),
     ),
+    "containers": Need(
+        "no bubblewrap or runc",
+        "`make test-tools` installs them",
+        programs=("bwrap", "runc"),
+    ),
     "compiler": Need(
         "no C or C++ compiler, make or binutils",
         "Debian: build-essential",

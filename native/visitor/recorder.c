@@ -23,6 +23,7 @@ static struct {
     int (*stop)(void);
     int (*stop_after)(double);
     int (*before)(int, uint64_t, const char *);
+    int (*blob)(const char *, const void *, uint64_t);
     const char *(*error)(void);
     const char *(*file)(void);
     void (*counts)(uint64_t *, uint64_t *, uint64_t *);
@@ -36,6 +37,7 @@ static bool open_recorder(const char *path, int mode) {
     FIND(stop);
     FIND(stop_after); /* since the recorder that came with this visitor */
     FIND(before);
+    FIND(blob);
     FIND(error);
     FIND(file);
     FIND(counts);
@@ -59,7 +61,12 @@ static bool find_recorder(void) {
     FILE *maps = fopen("/proc/self/maps", "re");
     while (maps && !found && fgets(line, sizeof line, maps)) {
         char *path = strchr(line, '/');
-        if (!path || !strstr(path, "/libvramtracer.so")) continue;
+        if (!path) continue;
+        if (strstr(path, "/memfd:libvramtracer.so")) { /* it came from another file system: by its own name */
+            found = open_recorder("libvramtracer.so", RTLD_NOLOAD);
+            continue;
+        }
+        if (!strstr(path, "/libvramtracer.so")) continue;
         path[strcspn(path, "\n")] = 0;
         char *deleted = strstr(path, " (deleted)");
         if (deleted) *deleted = 0;
@@ -110,12 +117,29 @@ static const char *why_unwritable(const char *output) {
     return NULL;
 }
 
+/* Where the trace goes: the output, or a file of that name in the first of the folders that will do. Returns why it
+ * cannot be written; NULL where it can. */
+static const char *choose_output(char *path, size_t size) {
+    const char *folder = NULL, *reason = NULL;
+    for (int i = 0; !i || (folder = request_nth("folder", i)); i++) {
+        char name[VALUE_NBYTES], above[VALUE_NBYTES] = "";
+        if (!i && (folder = request_nth("folder", 0))) snprintf(above, sizeof above, "%s/", folder);
+        if (i) snprintf(above, sizeof above, "%s/", folder);
+        const char *output = request_value("output");
+        snprintf(name, sizeof name, "%s", output ? output : "");
+        if (snprintf(path, size, "%s%s", above, name) >= (int)size) return "its name is too long";
+        reason = why_unwritable(path);
+        if (!reason || !above[0]) break;
+    }
+    return reason;
+}
+
 /* What the driver charged the program with before: lines of "UUID NBYTES SOURCE". */
 static void record_held(void) {
     bool first = true;
     answer_raw(",\"held\":[");
     for (int i = 0; i < MAX_HELD; i++) {
-        char line[FOLDER_NBYTES], uuid[64];
+        char line[VALUE_NBYTES], uuid[64];
         unsigned long long nbytes;
         int source = 0;
         const char *value = request_nth("held", i);
@@ -133,7 +157,7 @@ static void record_held(void) {
 }
 
 void recorder_start(void) {
-    char value[FOLDER_NBYTES];
+    static char value[PATH_MAX], text[REQUEST_NBYTES + PATH_MAX + 16];
     bool loaded = find_recorder();
     if (loaded && recorder.file()[0]) {
         say("already recording");
@@ -142,29 +166,30 @@ void recorder_start(void) {
         close_recorder();
         return;
     }
-    const char *output = request_value("output");
-    snprintf(value, sizeof value, "%s", output ? output : "");
-    const char *reason = why_unwritable(value);
+    const char *reason = choose_output(value, sizeof value);
     if (reason) {
         say("output");
         say_text("error", reason);
         close_recorder();
         return;
     }
-    const char *library = request_value("library");
+    const char *library = recorder_library();
     if (!loaded && !(library && open_recorder(library, 0))) {
         const char *error = dlerror();
         say("no recorder");
         say_text("error", error ? error : "it lacks what vram calls");
         return;
     }
-    int code = recorder.start(request_settings());
+    snprintf(text, sizeof text, "%soutput=%s\n", request_settings(), value); /* the last one counts */
+    int code = recorder.start(text);
     say(code == 0 ? "recording" : code == ALREADY_RECORDING ? "already recording" : "failed");
     say_text("file", recorder.file());
     if (code) {
         answer_raw(",\"code\":%d", code);
         say_text("error", recorder.error());
     } else {
+        const char *elsewhere = request_value("elsewhere");
+        if (elsewhere && recorder.blob) recorder.blob("elsewhere", elsewhere, strlen(elsewhere));
         const char *seconds = request_value("for_s");
         if (seconds && recorder.stop_after) recorder.stop_after(atof(seconds));
         record_held();

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "visitor.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -9,8 +10,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -41,7 +45,7 @@ static const char *find_line(const char *key, int number, size_t *length) {
 }
 
 const char *request_nth(const char *key, int number) {
-    static char value[FOLDER_NBYTES];
+    static char value[VALUE_NBYTES];
     size_t length;
     const char *found = find_line(key, number, &length);
     if (!found || length >= sizeof value) return NULL;
@@ -62,9 +66,11 @@ const char *request_settings(void) {
 static bool copy_request(void) {
     ours.until_ns = visit.until_ns;
     ours.pid = visit.pid;
-    for (size_t i = 0; i < sizeof ours.folder; i++) ours.folder[i] = visit.folder[i];
+    ours.carried = visit.carried;
+    for (size_t i = 0; i < sizeof ours.secret; i++) ours.secret[i] = visit.secret[i];
+    for (size_t i = 0; i < sizeof ours.address; i++) ours.address[i] = visit.address[i];
     for (size_t i = 0; i < sizeof ours.request; i++) ours.request[i] = visit.request[i];
-    return ours.pid > 0 && !ours.folder[sizeof ours.folder - 1] && !ours.request[sizeof ours.request - 1];
+    return ours.pid > 0 && !ours.address[sizeof ours.address - 1] && !ours.request[sizeof ours.request - 1];
 }
 
 /* ---- the connection ---- */
@@ -89,31 +95,102 @@ static bool wait_for(int connection, short events) {
     }
 }
 
-/* Addresses of sockets end at 108 bytes; folders of users may be deeper. */
-static int connect_to_vram(void) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int folder = open(ours.folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) return -1;
-    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/answers", folder);
+static int connect_to(const struct sockaddr_un *address, size_t nbytes) {
     /* Not blocking: where vram is stopped, its queue may be full. */
     int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (connection >= 0 && connect(connection, (struct sockaddr *)&address, sizeof address) != 0) {
+    if (connection >= 0 && connect(connection, (const struct sockaddr *)address, (socklen_t)nbytes) != 0) {
         close(connection);
         connection = -1;
     }
+    return connection;
+}
+
+/* Addresses of sockets end at 108 bytes; folders of users may be deeper. */
+static int connect_to_vram(void) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (ours.address[0] == '@') {
+        size_t length = strlen(ours.address);
+        if (length > sizeof address.sun_path) return -1;
+        memcpy(address.sun_path + 1, ours.address + 1, length - 1);
+        return connect_to(&address, offsetof(struct sockaddr_un, sun_path) + length);
+    }
+    int folder = open(ours.address, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) return -1;
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/answers", folder);
+    int connection = connect_to(&address, sizeof address);
     close(folder);
     return connection;
 }
 
-static bool may_go(int connection) {
-    char heard[sizeof GO - 1];
-    for (size_t have = 0; have < sizeof heard;) {
+static bool receive(int connection, char *heard, size_t nbytes) {
+    for (size_t have = 0; have < nbytes;) {
         if (!wait_for(connection, POLLIN)) return false;
-        ssize_t more = recv(connection, heard + have, sizeof heard - have, 0);
+        ssize_t more = recv(connection, heard + have, nbytes - have, 0);
         if (more == 0 || (more < 0 && errno != EINTR && errno != EAGAIN)) return false;
         if (more > 0) have += (size_t)more;
     }
-    return !memcmp(heard, GO, sizeof heard) && left_ms() > 0;
+    return true;
+}
+
+/* Anybody may listen under an abstract name when vram does not any more: nothing is done without the secret. */
+static bool is_vram(int connection) {
+    char heard[SECRET_NBYTES];
+    if (!ours.secret[0]) return ours.address[0] != '@';
+    return receive(connection, heard, sizeof heard) && !memcmp(heard, ours.secret, sizeof heard);
+}
+
+static bool may_go(int connection) {
+    char heard[sizeof GO - 1];
+    return receive(connection, heard, sizeof heard) && !memcmp(heard, GO, sizeof heard) && left_ms() > 0;
+}
+
+/* ---- files in memory: what travels where none of vram's files can be seen ---- */
+
+static int carried_library = -1;
+
+static bool receive_library(int connection) {
+    static char part[1 << 16];
+    if (!ours.carried) return true;
+    carried_library = memfd_create("libvramtracer.so", MFD_CLOEXEC);
+    if (carried_library < 0) return false;
+    for (size_t left = ours.carried; left;) {
+        size_t nbytes = left < sizeof part ? left : sizeof part;
+        if (!receive(connection, part, nbytes)) return false;
+        for (size_t done = 0; done < nbytes;) {
+            ssize_t more = write(carried_library, part + done, nbytes - done);
+            if (more < 0 && errno != EINTR) return false;
+            if (more > 0) done += (size_t)more;
+        }
+        left -= nbytes;
+    }
+    return true;
+}
+
+const char *recorder_library(void) {
+    static char path[64];
+    if (carried_library < 0) return request_value("library");
+    /* No program spells it so: the loader takes a library whose path it knows for that one. */
+    snprintf(path, sizeof path, "/proc/self/fd/./%d", carried_library);
+    return path;
+}
+
+/* The file that this library came in, and those that visits left which were broken off: by their deadlines. */
+static void close_memory_files(void) {
+    static const char prefix[] = "/memfd:vram-visitor-";
+    struct timespec now;
+    DIR *folder = opendir("/proc/self/fd");
+    if (!folder) return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    unsigned long long now_ns = (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec;
+    for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
+        char name[96];
+        ssize_t length = readlinkat(dirfd(folder), entry->d_name, name, sizeof name - 1);
+        if (length < (ssize_t)sizeof prefix || memcmp(name, prefix, sizeof prefix - 1) != 0) continue;
+        name[length] = 0;
+        unsigned long long until_ns = strtoull(name + sizeof prefix - 1, NULL, 16);
+        if (until_ns == ours.until_ns || until_ns < now_ns) close(atoi(entry->d_name));
+    }
+    closedir(folder);
 }
 
 /* vram may die while it is sent: MSG_NOSIGNAL, or the program would die of SIGPIPE. */
@@ -147,16 +224,19 @@ static void do_work(void) {
 }
 
 static void visit_once(void) {
-    if (!copy_request() || getpid() != ours.pid || !left_ms()) return; /* a forked child, or too late */
+    if (!copy_request() || getpid() != ours.pid) return; /* a forked child */
+    if (ours.address[0] == '@') close_memory_files();
+    if (!left_ms()) return; /* too late */
     int connection = connect_to_vram();
     if (connection < 0) return; /* called off, or vram has died */
-    if (may_go(connection)) {
+    if (is_vram(connection) && receive_library(connection) && may_go(connection)) {
         size_t nbytes;
         answer_begin();
         do_work();
         const char *text = answer_end(&nbytes);
         if (text) send_all(connection, text, nbytes);
     }
+    if (carried_library >= 0) close(carried_library);
     close(connection);
 }
 

@@ -13,15 +13,16 @@
 
 /* ---- the request: reach/visitor_library.py writes it into a copy of this file ---- */
 
-enum { MARK_NBYTES = 32, FOLDER_NBYTES = 4096, REQUEST_NBYTES = 28608 };
+enum { MARK_NBYTES = 32, SECRET_NBYTES = 32, ADDRESS_NBYTES = 4056, VALUE_NBYTES = 4096, REQUEST_NBYTES = 28608 };
 
 struct visit {
     char mark[MARK_NBYTES];
     uint64_t until_ns; /* of CLOCK_MONOTONIC: later than that nothing is begun */
     int32_t pid;       /* the process that was meant, as it knows itself */
-    uint32_t unused;
-    char folder[FOLDER_NBYTES];   /* has the socket "answers" */
-    char request[REQUEST_NBYTES]; /* lines of key=value; after "settings:" the rest is for the recorder */
+    uint32_t carried;  /* so many bytes of the recorder's library come through the socket, after the secret */
+    char secret[SECRET_NBYTES + 8]; /* only vram and this program know it; empty with a folder */
+    char address[ADDRESS_NBYTES];   /* a folder with the socket "answers", or after "@" an abstract name */
+    char request[REQUEST_NBYTES];   /* lines of key=value; after "settings:" the rest is for the recorder */
 };
 
 extern const volatile struct visit visit;
@@ -30,6 +31,8 @@ extern const volatile struct visit visit;
 const char *request_value(const char *key);
 /* The n-th value of *key*, from 0. */
 const char *request_nth(const char *key, int number);
+/* Where the recorder's library is, as a path: a file of vram's, or one in memory with what came. */
+const char *recorder_library(void);
 /* Everything after the line "settings:". */
 const char *request_settings(void);
 

@@ -11,7 +11,7 @@ from tests.needs import skip_without
 from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, runs_on
 from tests.virtualgpu.programs import Program
 from vram.host.local.process_limits import LocalProcessLimits
-from vram.reclaim.preflight import reserve
+from vram.model.parking import reserve
 from vram.units import GIB
 
 STEP = """

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.gpu import GpuFacts, MemoryFacts
-from vram.model.parking import GpuShare, ProcessLimits
+from vram.model.parking import GpuShare, ProcessLimits, reserve
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.reclaim.borrow import ParkCandidate, enough
-from vram.reclaim.preflight import DriverReport, ListedProcess, ParkOptions, parkable_shares, reserve
+from vram.reclaim.preflight import DriverReport, ListedProcess, ParkOptions, parkable_shares
 from vram.units import GIB, MIB
 
 PID = 4711

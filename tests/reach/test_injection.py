@@ -552,22 +552,6 @@ class TestLeftAlone:
             process.kill()
             process.wait()
 
-    @needs("root", detail="only root makes another mount namespace here")
-    def test_one_that_sees_other_files(self, start: Callable[..., TargetProgram]) -> None:
-        require("unshare")
-        process = subprocess.Popen(
-            ["unshare", "--mount", sys.executable, "-c", "print(1, flush=True); input()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                skip_without("namespaces", "no namespace can be made here")
-            assert "sees other files" in (injection.unavailable_reason(examine(target_of(process.pid))) or "")
-        finally:
-            process.communicate(b"\n")
-
 
 @needs("root", detail="only root runs others")
 def test_root_attaches_to_another_users(tmp_path: Path) -> None:

@@ -163,8 +163,14 @@ def test_a_socket_that_was_closed_and_whose_port_another_has(listening: Callable
 
 @needs("root", detail="only root may make a network namespace")
 def test_a_server_in_another_network(servers: ServerWorld) -> None:
-    """There the same address is another server's here."""
-    argv = ["unshare", "--net", sys.executable, str(PROGRAM), "vllm", "address=0.0.0.0"]
+    """There the same address is another server's than here: who holds the memory is asked, nobody else."""
+    up = (
+        "import fcntl, os, socket, struct, sys\n"
+        # As a container has it.
+        "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14s', b'lo', 1, b''))\n"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    argv = ["unshare", "--net", sys.executable, "-c", up, str(PROGRAM), "vllm", "address=0.0.0.0"]
     process = servers.world.popen(argv)
     try:
         assert process.stdout is not None
@@ -175,8 +181,8 @@ def test_a_server_in_another_network(servers: ServerWorld) -> None:
         port = json.loads(line)["port"]
         with socket.create_server(("127.0.0.1", port)) as ours:
             ours.setblocking(False)
-            code, said = servers.refusal(process.pid)
-            assert (code, "another network namespace" in said) == (14, True), said
+            done = servers.world.vram("release", process.pid, "--yes", "--json")
+            assert done.returncode == 0, done.stderr
             with pytest.raises(BlockingIOError):
                 ours.accept()
     finally:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from vram.model.plan import Target
 from vram.model.process import GivenUp
+from vram.units import GIB, MIB
 
 PARKED_SCHEMA = 1
 RECORDER = "libvramtracer.so"
@@ -17,6 +18,14 @@ CheckpointState = Literal["running", "locked", "parked", "failed"]
 """What the driver reports of a process. "failed" is permanent: its next CUDA call fails."""
 
 Purpose = Literal["park", "borrow"]
+
+CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
+"""The first major versions of the driver that park processes."""
+
+
+def reserve(memory_total: int | None) -> int:
+    """Host memory that parking leaves free: a machine that swaps is useless to all its users."""
+    return min(8 * GIB, max(512 * MIB, (memory_total or 0) // 20))
 
 
 class GpuShare(Struct, frozen=True):

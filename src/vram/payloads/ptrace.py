@@ -33,11 +33,15 @@ class Seen(NamedTuple):
     """Whether it stopped because it has started a thread."""
 
 
-def request(number: int, tid: int, address: int = 0, data: object = 0) -> None:
-    """Raises ProcessLookupError where that thread has ended or is not stopped, PermissionError, OSError."""
+def request(number: int, tid: int, address: int = 0, data: object = 0) -> int:
+    """The kernel's answer, mostly 0.
+
+    Raises ProcessLookupError where that thread has ended or is not stopped, PermissionError, OSError.
+    """
     pointer = data if isinstance(data, int) else ctypes.addressof(data)  # type: ignore[arg-type]
-    if _ptrace(number, tid, address, pointer) >= 0:
-        return
+    answer: int = _ptrace(number, tid, address, pointer)
+    if answer >= 0:
+        return answer
     code = ctypes.get_errno()
     if code == errno.ESRCH:
         raise ProcessLookupError(code, "no such thread")

@@ -22,6 +22,7 @@ from vram.reach.ptrace import (
 from vram.reach.script_drop import VisitDrop
 from vram.reach.target_process import (
     TargetProcess,
+    has_proc,
     lasting_tracer,
     namespace_mismatch,
     pidfd_of,
@@ -41,7 +42,7 @@ def why_unavailable(
     kind: Kind[Attachment],
     check: Callable[[Attachment], object],
     *,
-    same_files: bool = True,
+    same_files: bool = False,
 ) -> str | None:
     """Why *process* cannot be written to, *check* being the injector's own; None where it can.
 
@@ -99,6 +100,8 @@ def open_target(process: TargetProcess, kind: Kind[Attachment]) -> Iterator[Atta
     if machine not in KNOWN:
         supported = " and ".join(each.name for each in KNOWN.values())
         raise UnsafeToAttach(f"this machine is {machine}", f"{supported} are supported{or_agent(process)}")
+    if not has_proc(process.pid, process.pid_inside):
+        raise UnsafeToAttach("where it lives there is no /proc, which vram's code needs")
     memory = TargetMemory(process.pid)
     try:
         yield kind(process, memory)

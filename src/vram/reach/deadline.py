@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from vram import errors, untrusted
 from vram.children import Child, fork, may_fork
 from vram.errors import NotReachable, TimedOut, VramError
+from vram.reach.target_root import sees_our_files
 
 # A run that reaches its own deadline still has to withdraw what it left in the process.
 _WITHDRAW_S = 3.0
@@ -39,7 +40,8 @@ def run_with_deadline(seconds: float, pid: int, uid: int, action: Callable[[], R
 
     Raises TimedOut where it hangs beyond *seconds*. What it returns must be plain data.
     """
-    if uid != os.geteuid() and may_fork():
+    # A container's root is another user, too, whatever its number.
+    if (uid != os.geteuid() or not sees_our_files(pid)) and may_fork():
         return _in_a_process(seconds, pid, action)
     return _in_a_thread(seconds, pid, action)
 

@@ -123,20 +123,27 @@ def _wrong_kind(process: TargetProcess, via: str | None) -> NotReachable:
 
 
 def ask(
-    target: Target, payload: str, fields: dict[str, Any], deadline_s: float, *, via: str | None = None
+    target: Target,
+    payload: str,
+    fields: dict[str, Any],
+    deadline_s: float,
+    *,
+    via: str | None = None,
+    files: tuple[str, ...] = (),
 ) -> PayloadAnswer:
     """Have *payload* answer inside *target*; raises a Refused where that cannot be, target unharmed.
 
     Raises TargetDied where it ended meanwhile.
 
-    *payload* is a module of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data.
+    *payload* is a module of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data, and
+    *files* those of them that are paths of vram's own files.
     """
 
     def choose_and_run() -> PayloadAnswer:
         process, name = _choose(target, via, payload)
         with pidfd_of(process) as pidfd:
             try:
-                raw = BY_NAME[name].run(process, PayloadRequest(payload, fields), deadline_s)
+                raw = BY_NAME[name].run(process, PayloadRequest(payload, fields, files), deadline_s)
             except (NotReachable, TimedOut) as error:
                 # These hear of its end only as of a connection that is closed, or silent.
                 if name in (agent.NAME, jupyter.NAME) and has_ended(pidfd, ENDING_S):

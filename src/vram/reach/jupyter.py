@@ -23,6 +23,7 @@ from vram import untrusted
 from vram.errors import NotReachable, TimedOut
 from vram.model.inside import Via
 from vram.reach.payload import MAX_ANSWER_LENGTH, MAX_ITEMS, PayloadRequest, RawAnswer, expression
+from vram.reach.sockets import same_network
 from vram.reach.target_process import TargetProcess, namespace_mismatch
 
 NAME: Via = "jupyter"
@@ -52,6 +53,11 @@ def unavailable_reason(process: TargetProcess) -> str | None:
         return "it is not a Jupyter kernel"
     if not process.is_ours:
         return "its connection file belongs to another user"
+    if not same_network(process.pid):
+        return "it is in another network namespace than vram (a container)"
+    mismatch = namespace_mismatch(process.pid, same_files=True)
+    if mismatch is not None:
+        return mismatch
     try:
         read_connection(path, process.pid)
     except UntrustedConnectionFile as error:
@@ -60,7 +66,7 @@ def unavailable_reason(process: TargetProcess) -> str | None:
 
     if find_spec("zmq") is None:
         return "pyzmq is not installed here: pip install 'vram[jupyter]'"
-    return namespace_mismatch(process.pid)
+    return None
 
 
 def connection_file(argv: Sequence[str]) -> str | None:

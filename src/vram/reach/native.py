@@ -11,6 +11,8 @@ just then, the resting one waits for it, as every dlopen does.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -44,7 +46,7 @@ from vram.reach.ptrace import (
     UnsafeToAttach,
     while_stopped,
 )
-from vram.reach.target_process import TargetProcess, may_open_our_files
+from vram.reach.target_process import TargetProcess
 from vram.reach.visitor_library import LibraryDrop
 from vram.reach.waits import (
     Restarts,
@@ -66,6 +68,8 @@ NAME: Via = "native"
 _STACK_NEEDED = 192 << 10
 _MAX_THREADS = 4096
 _RTLD_NOW = 2
+_CLOSE_ON_EXEC = 1  # of memfd_create
+_PIDFD_GETFD = 438  # on every machine
 # All signals but those that the C library sends to its own threads: who waits for the answer to these has a
 # lock that starting a thread needs (pthread_cancel, setuid in a program with threads).
 _OF_LIBC = 1 << 31 | 1 << 32
@@ -74,6 +78,7 @@ _LOADER = "libdl.so"
 # So often a thread was back in its wait, and nothing was loaded.
 _NOT_LOADED = 2
 _LOOKING_S = 0.2
+_FIRST_LOOK_S = 0.0005
 _MAX_PAUSE_S = 0.1
 
 
@@ -176,6 +181,61 @@ class NativeVisit:
 
     def load(self, library: str, until: float) -> RestingThread:
         """Have one thread load *library* soon. Raises UnsafeToAttach, and then nothing was done."""
+        return self._have_call(Call(self._dlopen, (TEXT, _RTLD_NOW)), library, until)
+
+    def carry(self, content: bytes, pidfd: int, until: float) -> str:
+        """Have the program make a file in memory, and fill it: the path that leads it there.
+
+        It belongs to the program, so no user's right, file system or namespace matters. The library closes
+        it when it is loaded; were vram to be killed before that, the next one does. Raises UnsafeToAttach.
+        """
+        # The library knows by its deadline which one is its own, and which were left.
+        name = f"{visitor_library.MEMORY_FILE}-{int(until * 1e9):x}-{os.urandom(4).hex()}"
+        make = Call(_function("memfd_create", self._libc), (TEXT, _CLOSE_ON_EXEC))
+        thread = self._have_call(make, name, until)
+        number, file = self._find_memory_file(name, thread, pidfd, until)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        except OSError as error:
+            raise UnsafeToAttach(f"its file cannot be filled: {error.strerror}") from error
+        finally:
+            os.close(file)
+        # No program spells it so: the loader takes a library whose path it knows for that one.
+        return f"/proc/self/fd/.//{number}"
+
+    def _find_memory_file(
+        self, name: str, thread: RestingThread, pidfd: int, until: float
+    ) -> tuple[int, int]:
+        """The number of the file *name* in the program, and a descriptor of ours for it."""
+        pause_s = _FIRST_LOOK_S
+        was_back = False
+        while True:
+            with suppress(OSError), ProcessFolder("/proc", self._pid) as folder:
+                for each in folder.names("fd"):
+                    if folder.link(f"fd/{each}") == f"/memfd:{name} (deleted)".encode():
+                        return int(each), _copied(pidfd, int(each), name)
+            self._memory.require_same_program()
+            if was_back:
+                raise UnsafeToAttach("it may make no file in memory: a security module may forbid it")
+            was_back = self._is_back(thread)
+            if time.monotonic() + pause_s > until:
+                raise UnsafeToAttach("it made no file in memory in time", "wait longer with --deadline")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, FIRST_PAUSE_S)
+
+    def remove(self, library: str, until: float) -> None:
+        """Have the program close what :meth:`carry` made, where that was not loaded."""
+        number = int(library.rpartition("/")[2])
+        name = os.fsencode(f"/memfd:{visitor_library.MEMORY_FILE}-{int(until * 1e9):x}-")
+        with suppress(OSError, UnsafeToAttach), ProcessFolder("/proc", self._pid) as folder:
+            if (folder.link(f"fd/{number}") or b"").startswith(name):
+                close = Call(_function("close", self._libc), (number,))
+                self._have_call(close, "", time.monotonic() + _LOOKING_S)
+
+    def _have_call(self, call: Call, text: str, until: float) -> RestingThread:
+        """Have one thread make *call*, in which TEXT is the address of *text*."""
         used: list[RestingThread] = []
 
         def attempt() -> None:
@@ -183,7 +243,9 @@ class NativeVisit:
             self._maps = elf.mappings(self._pid)
             try:
                 _, stopped_s = while_stopped(
-                    self._pid, lambda threads: self._load_while_stopped(threads, thread, library), thread.tid
+                    self._pid,
+                    lambda threads: self._call_while_stopped(threads, thread, call, text),
+                    thread.tid,
                 )
             except (TargetEnded, TraceDenied):
                 raise
@@ -198,26 +260,29 @@ class NativeVisit:
         once_it_is_safe(attempt, until, _MAX_PAUSE_S)
         return used[0]
 
-    def _load_while_stopped(self, threads: StoppedThreads, thread: RestingThread, library: str) -> None:
+    def _call_while_stopped(
+        self, threads: StoppedThreads, thread: RestingThread, call: Call, text: str
+    ) -> None:
         tid = thread.tid
         require_same_process(self._pid, self._about)
         self._memory.require_same_program()
         registers = threads.registers(tid)
-        call = self._call(thread, registers)
+        interrupted = self._interrupted(thread, registers)
         try:
-            self._require_repeatable(threads, tid, registers, call)
-            detour = self._detour(threads, tid, registers, call, library)
+            self._require_repeatable(threads, tid, registers, interrupted)
+            detour = self._detour(threads, tid, registers, interrupted, call, text)
         except UnsafeToAttach:
             # epoll_wait, and a socket that has a deadline, would return EINTR because we were here.
-            if call.result == EINTR and call.number == thread.number and not threads.signal(tid):
-                threads.set_registers(tid, self._machine.repeating(registers, call))
+            same = interrupted.result == EINTR and interrupted.number == thread.number
+            if same and not threads.signal(tid):
+                threads.set_registers(tid, self._machine.repeating(registers, interrupted))
             raise
         self._memory.write_to_program(detour.begins, detour.data)
         threads.set_registers(tid, detour.registers)
         # After the step that decides: killed before it, its mask would stay like this.
         threads.set_signal_mask(tid, _ALL_SIGNALS)
 
-    def _call(self, thread: RestingThread, registers: Registers) -> Interrupted:
+    def _interrupted(self, thread: RestingThread, registers: Registers) -> Interrupted:
         """The call that the stopped thread is in. Raises where it is not the one that was chosen."""
         call = self._restarts.find(registers)
         if call is None:
@@ -246,17 +311,23 @@ class NativeVisit:
             raise UnsafeToAttach("its return addresses are protected by a shadow stack")
 
     def _detour(
-        self, threads: StoppedThreads, tid: int, registers: Registers, call: Interrupted, library: str
+        self,
+        threads: StoppedThreads,
+        tid: int,
+        registers: Registers,
+        interrupted: Interrupted,
+        call: Call,
+        text: str,
     ) -> Detour:
         floor = self._stack_floor(tid, registers)
         detour = self._machine.detour(
             registers,
-            self._machine.repeating(registers, call),
-            (Call(self._dlopen, (TEXT, _RTLD_NOW)),),
+            self._machine.repeating(registers, interrupted),
+            (call,),
             self._code,
             threads.floating_point(tid),
             threads.signal_mask(tid),
-            os.fsencode(library) + b"\0",
+            os.fsencode(text) + b"\0",
         )
         if detour.begins - _STACK_NEEDED < floor:
             raise UnsafeToAttach("its thread has too little stack left")
@@ -285,11 +356,36 @@ class NativeVisit:
     def has_not_loaded(self, thread: RestingThread, library: str) -> bool:
         """Whether that thread is back in its wait, and the library is not there. Raises after an exec."""
         self._memory.require_same_program()
-        now = read_syscall(self._pid, thread.tid)
-        if now is None or now[2:] != (thread.stack_pointer, thread.place):
+        if not self._is_back(thread):
             return False
-        names = (os.fsencode(library), visitor_library.MEMORY_FILE)
+        names = (os.fsencode(library), visitor_library.MEMORY_FILE.encode())
         return not any(name in line.path for line in elf.mappings(self._pid) for name in names)
+
+    def _is_back(self, thread: RestingThread) -> bool:
+        now = read_syscall(self._pid, thread.tid)
+        return now is not None and now[2:] == (thread.stack_pointer, thread.place)
+
+
+def _copied(pidfd: int, number: int, name: str) -> int:
+    """A descriptor of ours for the file that the program has just made in memory, and for no other.
+
+    Not opened by its path: by now there may be a pipe or a device under that number.
+    """
+    file = _pidfd_getfd(pidfd, number)
+    with suppress(OSError):
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # only of files in memory: none of those keeps a writer waiting
+        if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{name} (deleted)":
+            return file
+    os.close(file)
+    raise UnsafeToAttach("it closes files that vram makes in it")
+
+
+def _pidfd_getfd(pidfd: int, number: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    file: int = libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if file < 0:
+        raise UnsafeToAttach(f"its file cannot be filled: {os.strerror(ctypes.get_errno())}")
+    return file
 
 
 def _moved() -> UnsafeToAttach:
@@ -322,24 +418,27 @@ def _growth(pid: int, stack: MapLine) -> int:
 
 def unavailable_reason(process: TargetProcess) -> str | None:
     missing = visitor_library.why_missing()
-    return missing or why_unavailable(
-        process,
-        NativeVisit,
-        NativeVisit.require_resting_thread,
-        same_files=not may_open_our_files(process),
-    )
+    return missing or why_unavailable(process, NativeVisit, NativeVisit.require_resting_thread)
 
 
 def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     with attach(process, NativeVisit, lambda: LibraryDrop(request, process, until)) as (visit, drop, pidfd):
-        thread = visit.load(drop.library, until)
+        library = drop.library or visit.carry(drop.content, pidfd, until)
+        try:
+            thread = visit.load(library, until)
+        except UnsafeToAttach:
+            if drop.library is None:
+                visit.remove(library, until)
+            raise
         missing = 0
         while not drop.wait(pidfd, min(until, time.monotonic() + FIRST_PAUSE_S)):
             if time.monotonic() >= until:
                 raise drop.timed_out()
-            missing = missing + 1 if visit.has_not_loaded(thread, drop.library) else 0
+            missing = missing + 1 if visit.has_not_loaded(thread, library) else 0
             if missing > _NOT_LOADED:
+                if drop.library is None:
+                    visit.remove(library, until)
                 raise NotReachable(
                     f"pid {process.pid} was asked to load vram's library, and did not; nothing was done",
                     hint="a security module may forbid it",

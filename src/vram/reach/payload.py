@@ -27,10 +27,24 @@ Shape = TypeVar("Shape")
 
 
 class PayloadRequest(Struct, frozen=True):
-    """Which payload answers (a module of ``vram/payloads``), and what it is asked: plain JSON data."""
+    """Which payload answers (a module of ``vram/payloads``), and what it is asked: plain JSON data.
+
+    ``files`` are those of the fields that are paths of files of ours. Their contents travel with the request
+    to a process that sees other files.
+    """
 
     payload: str
     fields: dict[str, Any]
+    files: tuple[str, ...] = ()
+
+    def read_files(self) -> tuple[tuple[str, bytes], ...]:
+        """What they contain, by the name of the field."""
+        found = []
+        for name in self.files:
+            if self.fields.get(name):
+                with open(self.fields[name], "rb") as file:
+                    found.append((name, file.read()))
+        return tuple(found)
 
     def with_limits(self, pid: int, until: float, **more: Any) -> dict[str, Any]:
         """The fields with what the payload checks before it does anything."""
@@ -131,10 +145,16 @@ def carry(package, sources, entry, call, request):
 """
 
 
-def expression(payload: str, call: Literal["answered", "deliver"], request: dict[str, Any]) -> str:
-    """A Python expression that unpacks *payload* and has :mod:`vram.payloads.delivery` call it."""
+def expression(
+    payload: str, call: Literal["answered", "deliver"], request: dict[str, Any], extra: str | None = None
+) -> str:
+    """A Python expression that unpacks *payload* and has :mod:`vram.payloads.delivery` call it.
+
+    *extra* is a variable where it is evaluated, which is added to the request under its name.
+    """
     package = f"_vram_{payload.replace('.', '_')}_{os.urandom(8).hex()}"
-    arguments = f"{package!r}, {list(sources(payload))!r}, {'.' + payload!r}, {call!r}, {request!r}"
+    asked = f"{{**{request!r}, {extra!r}: {extra}}}" if extra else repr(request)
+    arguments = f"{package!r}, {list(sources(payload))!r}, {'.' + payload!r}, {call!r}, {asked}"
     names = {"__name__": package}
     return f"(lambda n: (exec({_CARRIER!r}, n), n['carry']({arguments}), n.clear())[1])({names!r})"
 

@@ -53,7 +53,8 @@ def unavailable_reason(process: TargetProcess) -> str | None:
     """Why it cannot be used; nothing is stopped or changed to find out."""
     if process.minor is not None and process.minor < FIRST_REMOTE_EXEC_MINOR:
         return f"its Python 3.{process.minor} has no sys.remote_exec (new in 3.{FIRST_REMOTE_EXEC_MINOR})"
-    return why_unavailable(process, DebuggerInterface, DebuggerInterface.find_main_thread)
+    # The main thread opens a script, and only where it sees the files that we see can we make one for it.
+    return why_unavailable(process, DebuggerInterface, DebuggerInterface.find_main_thread, same_files=True)
 
 
 def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:

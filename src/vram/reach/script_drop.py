@@ -1,12 +1,15 @@
-"""A private folder for one run: the code, and the socket on which it asks for permission to start.
+"""Where the code of one run meets vram: it asks for permission to start, and answers there.
 
 Injectors that only make a process run some code cannot know what becomes of it. So the code connects
 first, and does nothing before it has received "go". Whether that was sent is decided once, by us: a cancelled
-run never starts, nor does one whose vram has died. The kernel says which process is at the other end; nothing
-in the folder belongs to the target.
+run never starts, nor does one whose vram has died. The kernel says which process is at the other end. What it
+sends back is not trusted, and limited in size.
 
-The target runs what it finds under the folder's name. So no other user may be able to rename anything on the
-path to it. What it sends back is not trusted, and limited in size.
+A process that sees our files finds the code and the socket in a private folder, in which nothing belongs to
+it. It runs what it finds under the folder's name. So no other user may be able to rename anything on the path
+to it. To another, such as one in a container, no file is given: the socket has an abstract name in its
+network namespace, and the code comes through it. Everybody there may listen under that name once we do not.
+So the code begins with a secret that only we and the process know; nothing that comes without it is run.
 """
 
 from __future__ import annotations
@@ -15,18 +18,20 @@ import os
 import select
 import socket
 import stat
+import struct
 import time
 from contextlib import suppress
 from typing import TypeVar
 
 from vram import folders, untrusted
-from vram.errors import NotReachable, Refused, TimedOut
+from vram.errors import NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.payloads import agent, delivery
 from vram.payloads.procfs import started_at
-from vram.reach import payload
+from vram.reach import payload, sockets
 from vram.reach.deadline import interrupted
 from vram.reach.payload import MAX_ANSWER_LENGTH, PayloadRequest
 from vram.reach.target_process import ENDING_S, TargetProcess, died, has_ended
+from vram.reach.target_root import sees_our_files
 
 Drop = TypeVar("Drop", bound="VisitDrop")
 
@@ -55,32 +60,102 @@ except BaseException:pass
 """
 
 
+# Reads the payload from the socket, whole: the socket's own timeouts, so that no function is needed for that.
+_CODE_OF_SOCKET = """\
+try:
+ import _socket
+ s=_socket.socket(1,524289)
+ s.setsockopt(1,20,{timeout});s.setsockopt(1,21,{timeout})
+ s.connect({name})
+ if s.recv(32,256)=={secret}:exec(s.recv(int(s.recv(8,256)),256),{{"__name__":"vram_visit","connection":s}})
+ s.close()
+except BaseException:pass
+"""
+
+
+class PrivateFolder:
+    """A folder for one run, with a socket in it; files are added by name."""
+
+    def __init__(self, process: TargetProcess) -> None:
+        self._is_ours = process.is_ours
+        self.path = make_folder(process)
+        self.descriptor = _open_folder(self.path)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        # A user who knows the name can enter root's folder; the kernel says who connects.
+        os.fchmod(self.descriptor, 0o700 if self._is_ours else 0o711)
+
+    def write(self, name: str, content: bytes, mode: int) -> int:
+        """A descriptor of a new file. Where the process is our own user's, only that user may use it."""
+        mode = mode & 0o700 if self._is_ours else mode
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.descriptor)
+        os.fchmod(file, mode)
+        with os.fdopen(os.dup(file), "wb") as stream:
+            stream.write(content)
+        return file
+
+    def listen(self) -> None:
+        self.listener.bind(agent.address(self.descriptor, _SOCKET))
+        os.chmod(_SOCKET, 0o600 if self._is_ours else 0o666, dir_fd=self.descriptor)
+        self.listener.listen(8)
+
+    def close(self, left: str | None = None) -> None:
+        """Remove it; the file *left*, and with it the folder, stays."""
+        self.listener.close()
+        _remove(self.path, self.descriptor, left)
+        os.close(self.descriptor)
+
+
+class NamedSocket:
+    """A socket with an abstract name in the network of the process, and a secret that proves who we are."""
+
+    def __init__(self, process: TargetProcess, until: float) -> None:
+        try:
+            self.listener, self.name = sockets.listen_beside(process.pid, until)
+        except sockets.NotConnected as error:
+            raise NotReachable(str(error)) from error
+        self.secret = os.urandom(16).hex().encode()
+        # The child that made it went by the number: it was still this process's.
+        if started_at(process.pid) != process.target.process.started_at:
+            self.close()
+            raise NoSuchProcess(f"process {process.pid} has exited")
+
+    def close(self) -> None:
+        self.listener.close()
+
+
 class VisitDrop:
     """Made for one process and one run; after close(), nothing of it is left and nothing of it can run."""
 
     def __init__(self, process: TargetProcess, until: float) -> None:
         self._process, self._pid, self._until = process, process.pid, until
         self._connection: socket.socket | None = None
-        self.path = self._make_folder()
-        self._folder = _open_folder(self.path)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.place = self._make_place()
         try:
-            # A user who knows the name can enter root's folder; the kernel says who connects.
-            os.fchmod(self._folder, 0o700 if process.is_ours else 0o711)
-            self._write_files()
-            self._listener.bind(agent.address(self._folder, _SOCKET))
-            os.chmod(_SOCKET, 0o600 if process.is_ours else 0o666, dir_fd=self._folder)
-            self._listener.listen(8)
-            self._listener.setblocking(False)
+            self._prepare()
+            if isinstance(self.place, PrivateFolder):
+                self.place.listen()
+            self.place.listener.setblocking(False)
         except BaseException:
             self.close()
             raise
 
-    def _make_folder(self) -> str:
-        return make_folder(self._process)
+    @property
+    def path(self) -> str:
+        """The private folder."""
+        assert isinstance(self.place, PrivateFolder)
+        return self.place.path
 
-    def _write_files(self) -> None:
-        """Write what shall run in the process."""
+    def _make_place(self) -> PrivateFolder | NamedSocket:
+        if sees_our_files(self._pid):
+            return PrivateFolder(self._process)
+        return NamedSocket(self._process, self._until)
+
+    def _prepare(self) -> None:
+        """Make what shall run in the process."""
+
+    def _greeting(self) -> bytes:
+        """What it is sent when it connects; "go" comes last."""
+        return delivery.GO
 
     def __enter__(self: Drop) -> Drop:
         return self
@@ -89,15 +164,9 @@ class VisitDrop:
         self.close()
 
     def close(self) -> None:
-        self._close_keeping(None)
-
-    def _close_keeping(self, left: str | None) -> None:
-        """Close it; the file *left*, and with it the folder, stays."""
-        self._listener.close()
         if self._connection is not None:
             self._connection.close()
-        _remove(self.path, self._folder, left)
-        os.close(self._folder)
+        self.place.close()
 
     def answer(self, pidfd: int) -> bytes:
         """Wait for the answer; raises why there is none, and then none will ever come."""
@@ -126,29 +195,30 @@ class VisitDrop:
             if not self._has_caller(pidfd, until):
                 return False
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = self.place.listener.accept()
             except OSError:  # it disconnected at the same moment
                 continue
             # Until the process ends, no other process gets its pid.
             if agent.peer(connection)[0] == self._pid and not has_ended(pidfd):
                 with suppress(OSError):
+                    connection.settimeout(max(0.001, self._until - time.monotonic()))
+                    connection.sendall(self._greeting())
                     connection.setblocking(False)
-                    connection.sendall(delivery.GO)
                     self._connection = connection
-                    self._listener.close()  # a second connection gets no answer
+                    self.place.listener.close()  # a second connection gets no answer
             if self._connection is None:
                 connection.close()
         return True
 
     def cancel(self) -> None:
         """From now on "go" is not sent."""
-        self._listener.close()
+        self.place.listener.close()
 
     def _has_caller(self, pidfd: int, until: float) -> bool:
         """Whether a connection comes before the deadline. Raises where the process ended."""
         left_s = until - time.monotonic()
         poll = select.poll()
-        poll.register(self._listener.fileno(), select.POLLIN)
+        poll.register(self.place.listener.fileno(), select.POLLIN)
         poll.register(pidfd, select.POLLIN)
         if (stop := interrupted.get()) is not None:
             poll.register(stop, select.POLLIN)
@@ -165,13 +235,6 @@ class VisitDrop:
             hint="its main thread is blocked or busy outside Python; wait longer with --deadline",
         )
 
-    def _write(self, name: str, content: bytes, mode: int) -> int:
-        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder)
-        os.fchmod(file, mode)
-        with os.fdopen(os.dup(file), "wb") as stream:
-            stream.write(content)
-        return file
-
 
 class ScriptDrop(VisitDrop):
     """A payload for a Python, as a text."""
@@ -179,30 +242,64 @@ class ScriptDrop(VisitDrop):
     def __init__(self, request: PayloadRequest, process: TargetProcess, until: float) -> None:
         self._request = request
         self._script: int | None = None
+        self._text = b""
         super().__init__(process, until)
 
-    def _write_files(self) -> None:
-        fields = self._request.with_limits(self._process.pid_inside, self._until, folder=self.path)
-        text = payload.expression(self._request.payload, "deliver", fields).encode()
-        os.close(self._write(_PAYLOAD, text, 0o600 if self._process.is_ours else 0o644))
+    def _prepare(self) -> None:
+        pid = self._process.pid_inside
+        if isinstance(self.place, PrivateFolder):
+            fields = self._request.with_limits(pid, self._until, folder=self.place.path)
+            text = payload.expression(self._request.payload, "deliver", fields)
+            os.close(self.place.write(_PAYLOAD, text.encode(), 0o644))
+            return
+        carried = self._request.read_files()
+        sizes = [(name, len(content)) for name, content in carried]
+        fields = self._request.with_limits(pid, self._until, files=sizes)
+        self._text = payload.expression(self._request.payload, "deliver", fields, extra="connection").encode()
+        self._carried = b"".join(content for _, content in carried)
+
+    def _greeting(self) -> bytes:
+        if isinstance(self.place, PrivateFolder):
+            return delivery.GO
+        return b"%s%8d%s%s%s" % (
+            self.place.secret,
+            len(self._text),
+            self._text,
+            self._carried,
+            delivery.GO,
+        )
 
     def starter(self, afterwards: str = "") -> str:
         """A few lines that start a thread for the payload; *afterwards* runs in it when all is done."""
-        code = _CODE.format(path=os.path.join(self.path, _PAYLOAD)) + afterwards
-        return _STARTER.format(pid=self._process.pid_inside, code=code)
+        if isinstance(self.place, PrivateFolder):
+            code = _CODE.format(path=os.path.join(self.place.path, _PAYLOAD))
+        else:
+            patience_s = max(1, int(self._until - time.monotonic()) + 1)
+            code = _CODE_OF_SOCKET.format(
+                name=b"\0" + self.place.name.encode(),
+                secret=self.place.secret,
+                timeout=struct.pack("@ll", patience_s, 0),
+            )
+        return _STARTER.format(pid=self._process.pid_inside, code=code + afterwards)
 
     def script(self) -> str:
         """The starter as a file. When the run is cancelled it stays, empty: where it is missing, Python
         prints an error on the target's standard error."""
-        self._script = self._write(_SCRIPT, self.starter().encode(), 0o644)
-        return os.path.join(self.path, _SCRIPT)
+        assert isinstance(self.place, PrivateFolder)
+        self._script = self.place.write(_SCRIPT, self.starter().encode(), 0o644)
+        return os.path.join(self.place.path, _SCRIPT)
 
     def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if not isinstance(self.place, PrivateFolder):
+            self.place.close()
+            return
         left = _SCRIPT if self._script is not None and self._connection is None else None
         if self._script is not None:
             os.ftruncate(self._script, 0)
             os.close(self._script)
-        self._close_keeping(left)
+        self.place.close(left)
 
     def close_script(self) -> None:
         """The target will not open it any more."""
@@ -246,10 +343,10 @@ def _bases() -> tuple[str, str]:
     return _ROOTS_FOLDER, agent.folders()[0]
 
 
-def make_folder(process: TargetProcess, roots: str = _ROOTS_FOLDER) -> str:
+def make_folder(process: TargetProcess) -> str:
     path = agent.folders()[0]
     try:
-        path = _own_base(path) if process.is_ours else _roots_base(roots)
+        path = _own_base(path) if process.is_ours else _roots_base()
         _sweep(path)
         named = f"{_PREFIX}{process.pid}-{process.target.process.started_at}-"
         import tempfile

@@ -3,10 +3,13 @@
 A socket belongs to the process that has its inode open; the tables of its network namespace say where it
 listens. No port is guessed, and only this machine's own addresses are connected to. The path of a Unix socket
 is resolved in a child that can be abandoned: a folder on the way may be on a file system that never answers.
+In another network namespace, as a container has, a child of ours makes the socket and hands it over: no
+namespace is entered by vram itself.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -21,6 +24,7 @@ from msgspec import Struct
 
 from vram.children import interpreter, start
 from vram.errors import VramError
+from vram.reach.target_root import open_entry
 
 SocketFamily = Literal["tcp", "tcp6", "unix"]
 
@@ -31,6 +35,7 @@ _MAX_TABLE_NBYTES = 64 << 20
 _UCRED = struct.Struct("3i")
 _ERRNO = struct.Struct("i")
 _ENDING_S = 0.2
+_CLONE = {"net": 0x40000000, "user": 0x10000000}
 
 
 class Listener(Struct, frozen=True):
@@ -89,22 +94,54 @@ def connect(listener: Listener, until: float, pids: Collection[int]) -> socket.s
 
 
 def _open_connection(listener: Listener, until: float) -> socket.socket:
-    if listener.family == "unix" and not listener.address.startswith("@"):
-        return _connect_in_child(listener, until)
-    if listener.family != "unix" and not same_network(listener.pid):
-        raise NotConnected(f"{listener.name} is in another network namespace")
-    kind = {"unix": socket.AF_UNIX, "tcp": socket.AF_INET, "tcp6": socket.AF_INET6}[listener.family]
+    is_path = listener.family == "unix" and not listener.address.startswith("@")
+    if is_path or not same_network(listener.pid):
+        words = (listener.family, listener.connects_to, str(listener.port))
+        return _from_child(listener.pid, words, until)
+    return _connect(listener.family, listener.connects_to, listener.port, until - time.monotonic())
+
+
+def _connect(family: str, address: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect to an abstract name or to an address of the network namespace that we are in."""
+    kind = {"unix": socket.AF_UNIX, "tcp": socket.AF_INET, "tcp6": socket.AF_INET6}[family]
     connection = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        connection.settimeout(max(0.001, until - time.monotonic()))
-        if listener.family == "unix":
-            connection.connect(b"\0" + os.fsencode(listener.address)[1:])
+        connection.settimeout(max(0.001, timeout_s))
+        if family == "unix":
+            connection.connect(b"\0" + os.fsencode(address)[1:])
         else:
-            connection.connect((listener.connects_to, listener.port))
+            connection.connect((address, port))
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def listen_beside(pid: int, until: float) -> tuple[socket.socket, str]:
+    """A socket that *pid* can connect to wherever it lives, and its abstract name, which is random.
+
+    It listens in the network namespace of *pid*. Such names have no file and no permissions: everybody there
+    may connect, so both sides must find out who the other one is. Raises NotConnected.
+    """
+    name = f"vram-{os.urandom(16).hex()}"
+    try:
+        listener = _listen(name) if same_network(pid) else _from_child(pid, ("listen", name, "0"), until)
+    except OSError as error:
+        raise NotConnected(
+            f"no socket can be made in the network of pid {pid}: {error.strerror or error}"
+        ) from error
+    return listener, name
+
+
+def _listen(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(b"\0" + name.encode())
+        listener.listen(8)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def _require_owner(listener: Listener, connection: socket.socket, pids: Collection[int]) -> None:
@@ -177,15 +214,15 @@ def _address(digits: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
-# ---- the path of a Unix socket, which its owner chose ----
+# ---- sockets that a child makes: where a path may hang, and in another network namespace ----
 
 
-def _connect_in_child(listener: Listener, until: float) -> socket.socket:
-    """Connect in a child, which hands the connection over. Raises NotConnected where it is late."""
-    pid, path = listener.pid, listener.address
+def _from_child(pid: int, words: tuple[str, str, str], until: float) -> socket.socket:
+    """The socket that a child makes for *pid* and hands over. Raises NotConnected where it is late."""
+    left_s = max(0.001, until - time.monotonic())
     child = start(
-        lambda pipe: _hand_over(pipe, pid, path),
-        interpreter("vram.reach.sockets", str(pid), path),
+        lambda pipe: _hand_over(pipe, pid, *words, left_s),
+        interpreter("vram.reach.sockets", str(pid), *words, str(left_s)),
         link="packets",
     )
     try:
@@ -193,7 +230,7 @@ def _connect_in_child(listener: Listener, until: float) -> socket.socket:
         poll.register(child.pipe, select.POLLIN)
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             raise NotConnected(
-                f"{path} cannot be connected to: it is busy, or on a file system that does not answer"
+                f"{words[1]} cannot be connected to: it is busy, or on a file system that does not answer"
             )
         with socket.socket(fileno=os.dup(child.pipe)) as link:
             said, descriptors, _, _ = socket.recv_fds(link, _ERRNO.size, 1, socket.MSG_CMSG_CLOEXEC)
@@ -206,30 +243,60 @@ def _connect_in_child(listener: Listener, until: float) -> socket.socket:
     raise OSError(number, os.strerror(number) if number else "the process that connects was killed")
 
 
-def _hand_over(pipe: int, pid: int, path: str) -> None:
-    """In the child: send the connection to *path*, or the number of the error."""
-    with socket.socket(fileno=pipe) as link, socket.socket(socket.AF_UNIX) as connection:
+def _hand_over(pipe: int, pid: int, kind: str, address: str, port: str, left_s: float) -> None:
+    """In the child: send the socket, or the number of the error."""
+    with socket.socket(fileno=pipe) as link:
         try:
-            _connect_to_path(connection, pid, path)
+            made = _make(pid, kind, address, int(port), left_s)
         except OSError as error:
-            link.send(_ERRNO.pack(error.errno or 0))
+            link.send(_ERRNO.pack(error.errno or errno.ETIMEDOUT))
         else:
-            socket.send_fds(link, [_ERRNO.pack(0)], [connection.fileno()])
+            socket.send_fds(link, [_ERRNO.pack(0)], [made.fileno()])
+
+
+def _make(pid: int, kind: str, address: str, port: int, left_s: float) -> socket.socket:
+    if kind == "unix" and not address.startswith("@"):
+        connection = socket.socket(socket.AF_UNIX)
+        _connect_to_path(connection, pid, address)
+        return connection
+    _enter_network(pid)
+    return _listen(address) if kind == "listen" else _connect(kind, address, port, left_s)
+
+
+def _enter_network(pid: int) -> None:
+    """In the child: go to the network namespace of *pid*, through its user namespace where need be."""
+    if same_network(pid):
+        return
+    try:
+        _enter(pid, "net")
+    except PermissionError:
+        _enter(pid, "user")
+        _enter(pid, "net")
+
+
+def _enter(pid: int, name: str) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    namespace = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(namespace, _CLONE[name]):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        os.close(namespace)
 
 
 def _connect_to_path(connection: socket.socket, pid: int, path: str) -> None:
     """A Unix socket is where its owner sees it: a container has another file system."""
-    name = os.fsencode(path)
-    root = f"/proc/{pid}/root" if name.startswith(b"/") else f"/proc/{pid}/cwd/"
-    folder, last = os.path.split(os.fsencode(root) + name)
-    # Through its folder: a path that we made longer may be too long for an address.
-    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Through a descriptor: no link leads elsewhere, and a path that we made longer may be too long.
+    opened = open_entry(pid, path)
     try:
-        connection.connect(os.fsencode(f"/proc/self/fd/{opened}/") + last)
+        connection.connect(f"/proc/self/fd/{opened}")
     finally:
         os.close(opened)
 
 
 def main() -> None:
     """The child where a fork is not safe; descriptor 3 leads to its parent."""
-    _hand_over(3, int(sys.argv[1]), sys.argv[2])
+    pid, kind, address, port, left_s = sys.argv[1:]
+    _hand_over(3, int(pid), kind, address, port, float(left_s))

@@ -17,6 +17,8 @@ from vram.host.local.seccomp import ThreadLimits, given_up, main_thread_limits
 from vram.model.plan import Target
 from vram.model.process import GivenUp
 from vram.payloads.procfs import read_status, started_at, text
+from vram.reach import container_filters
+from vram.reach.target_root import open_entry, sees_our_files
 
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
@@ -114,12 +116,24 @@ def died(*pids: int) -> TargetDied:
     )
 
 
-def namespace_mismatch(pid: int, *, same_files: bool = True) -> str | None:
+def namespace_mismatch(pid: int, *, same_files: bool = False) -> str | None:
     """Why our clock, and with *same_files* our files, differ from its own; None where they are the same."""
-    for name, meaning in (("mnt", "sees other files"), ("time", "has another clock")):
-        if (same_files or name != "mnt") and not shares_namespace(pid, name):
-            return f"it {meaning} than vram (a container): run vram inside it"
+    if same_files and not sees_our_files(pid):
+        return "it sees other files than vram (a container)"
+    if not shares_namespace(pid, "time"):
+        return "it has another clock than vram (a time namespace): run vram inside it"
     return None
+
+
+def has_proc(pid: int, pid_inside: int) -> bool:
+    """Whether *pid* finds itself below /proc, as it must in a chroot or a container."""
+    if sees_our_files(pid):
+        return True
+    try:
+        os.close(open_entry(pid, f"/proc/{pid_inside}/fd"))
+    except OSError:
+        return False
+    return True
 
 
 def shares_namespace(pid: int, name: str) -> bool:
@@ -127,11 +141,6 @@ def shares_namespace(pid: int, name: str) -> bool:
         return os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
     except OSError:
         return True  # kernels without that namespace have one for all
-
-
-def may_open_our_files(process: TargetProcess) -> bool:
-    """Whether *process* can open, below /proc, what we have open: as our own user, where our pid is known."""
-    return process.is_ours and shares_namespace(process.pid, "pid") and shares_namespace(process.pid, "user")
 
 
 def _require_awake(pid: int) -> None:
@@ -149,7 +158,7 @@ def _checked_calls(pid: int) -> ThreadLimits | None:
     """The limits of its main thread; raises where one of its threads may be killed for a system call."""
     limits = main_thread_limits(pid)
     kind = given_up(pid)
-    if kind is not None:
+    if kind is not None and not container_filters.let_visits_pass(pid):
         raise CallsGivenUp(
             f"pid {pid} {_GIVEN_UP[kind]}, and may be killed for one that vram makes in it",
             hint="in its own code, vram.flush() releases caches and vram.scope() measures",

@@ -2,8 +2,8 @@
 
 ``native/visitor`` is its source. A copy is a file of its own, because the loader takes a file that it knows
 for the library that it has. It lies in the private folder of the visit, beside the socket. Where that folder
-forbids to execute files, or the program sees other files than we do, it is a file in memory, and our own
-processes open it and the folder through ours, below /proc.
+forbids to execute files, or the program sees other files than we do, the program itself makes a file in
+memory, which we fill (:mod:`vram.reach.native`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from functools import cache
 from typing import Any
 
 from vram.errors import NotReachable, Refused, TimedOut
+from vram.payloads import delivery
 from vram.reach.payload import PayloadRequest
-from vram.reach.script_drop import LIBRARY, VisitDrop, make_folder
-from vram.reach.target_process import TargetProcess, may_open_our_files, shares_namespace
+from vram.reach.script_drop import LIBRARY, NamedSocket, PrivateFolder, VisitDrop
+from vram.reach.target_process import TargetProcess
 
 PATH = os.path.join(os.path.dirname(__file__), "lib", "libvramvisitor.so")
 PAYLOADS = ("trim", "tracer.control")
 """What it can be asked: the payloads for Python that it has the same answers to."""
 
-MEMORY_FILE = b"vram-visitor"
-"""What the kernel calls a copy that is a file in memory."""
+MEMORY_FILE = "vram-visitor"
+"""How the name of a copy begins that is a file in memory."""
 
 # struct visit of native/visitor/visitor.h
 _MARK = b"vram visitor: request follows.."
-_VISIT = struct.Struct("<32sQiI4096s28608s")
-# Where Debian and its like forbid to execute what lies in /run, root's visits to others lie here.
-_ROOTS_FOLDERS = ("/run/vram-visits", "/var/lib/vram-visits")
+_VISIT = struct.Struct("<32sQiI40s4056s28608s")
 
 
 class LibraryDrop(VisitDrop):
@@ -37,44 +36,37 @@ class LibraryDrop(VisitDrop):
 
     def __init__(self, request: PayloadRequest, process: TargetProcess, until: float) -> None:
         self._request = request
-        self._memory_file: int | None = None
+        self._carried = b""
+        self.library: str | None = None
+        """Its path; None where the program has to make a file for it, of this content:"""
+        self.content = b""
         super().__init__(process, until)
 
-    def _make_folder(self) -> str:
-        if self._process.is_ours:
-            return make_folder(self._process)
-        usable = (path for path in _ROOTS_FOLDERS if not _forbids_execution(os.path.dirname(path)))
-        return make_folder(self._process, next(usable, _ROOTS_FOLDERS[0]))
+    def _make_place(self) -> PrivateFolder | NamedSocket:
+        place = super()._make_place()
+        if isinstance(place, NamedSocket) or not _forbids_execution(place.path):
+            return place
+        place.close()
+        return NamedSocket(self._process, self._until)
 
-    def _write_files(self) -> None:
-        sees_folder = shares_namespace(self._pid, "mnt")
-        if sees_folder and not _forbids_execution(self.path):
-            self.library = os.path.join(self.path, LIBRARY)
-            mode = 0o700 if self._process.is_ours else 0o755
-            os.close(self._write(LIBRARY, self._filled(self.path), mode))
+    def _prepare(self) -> None:
+        pid, until = self._process.pid_inside, self._until
+        if isinstance(self.place, PrivateFolder):
+            content = filled(self.place.path, pid, until, lines(self._request))
+            os.close(self.place.write(LIBRARY, content, 0o755))
+            self.library = os.path.join(self.place.path, LIBRARY)
             return
-        if not may_open_our_files(self._process):
-            raise NotReachable(
-                f"{self.path} forbids to execute files (noexec)"
-                if sees_folder
-                else "it sees other files than vram",
-                hint="mount one of /run and /var without noexec"
-                if sees_folder
-                else "run vram inside its container",
-            )
-        ours = f"/proc/{os.getpid()}/fd"
-        self._memory_file = os.memfd_create(MEMORY_FILE.decode(), os.MFD_CLOEXEC)
-        os.write(self._memory_file, self._filled(f"{ours}/{self._folder}"))
-        self.library = f"{ours}/{self._memory_file}"
+        self._carried = dict(self._request.read_files()).get("library", b"")
+        self.content = filled(
+            f"@{self.place.name}",
+            *(pid, until, lines(self._request)),
+            secret=self.place.secret,
+            carried=len(self._carried),
+        )
 
-    def _filled(self, folder: str) -> bytes:
-        return filled(folder, self._process.pid_inside, self._until, lines(self._request))
-
-    def close(self) -> None:
-        if self._memory_file is not None:
-            os.close(self._memory_file)
-            self._memory_file = None
-        self._close_keeping(None)
+    def _greeting(self) -> bytes:
+        secret = b"" if isinstance(self.place, PrivateFolder) else self.place.secret
+        return secret + self._carried + delivery.GO
 
     def timed_out(self) -> Refused:
         return TimedOut(
@@ -92,13 +84,19 @@ def why_missing() -> str | None:
     return None
 
 
-def filled(folder: str, pid: int, until: float, text: str) -> bytes:
-    """The library with a request in it. Raises NotReachable where it does not fit."""
+def filled(
+    address: str, pid: int, until: float, text: str, *, secret: bytes = b"", carried: int = 0
+) -> bytes:
+    """The library with a request in it. Raises NotReachable where it does not fit.
+
+    *address* is the folder with our socket, or its abstract name after "@": then the library waits for
+    *secret*, and so many bytes of the recorder's library follow.
+    """
     original, at = _original()
-    fields = os.fsencode(folder), text.encode("utf-8", "surrogateescape")
-    if len(fields[0]) >= 4096 or len(fields[1]) >= 28608 or b"\0" in fields[0] + fields[1]:
+    fields = os.fsencode(address), text.encode("utf-8", "surrogateescape")
+    if len(fields[0]) >= 4056 or len(fields[1]) >= 28608 or b"\0" in fields[0] + fields[1]:
         raise NotReachable("the request to the process is too long")
-    visit = _VISIT.pack(_MARK, int(until * 1e9), pid, 0, *fields)
+    visit = _VISIT.pack(_MARK, int(until * 1e9), pid, carried, secret, *fields)
     return original[:at] + visit + original[at + len(visit) :]
 
 
@@ -106,7 +104,11 @@ def lines(request: PayloadRequest) -> str:
     """*request* as lines of key=value, which need no parser in somebody else's program."""
     fields: dict[str, Any] = dict(request.fields)
     settings = dict(fields.pop("settings", {}))
-    plain = {key: fields[key] for key in ("verb", "library", "for_s", "file") if fields.get(key) is not None}
+    plain = {
+        key: fields[key]
+        for key in ("verb", "library", "for_s", "file", "elsewhere")
+        if fields.get(key) is not None
+    }
     if settings:
         plain["output"] = settings["output"]
         first, rest = fields.get("cupti_first", ()), fields.get("cupti", ())
@@ -116,6 +118,7 @@ def lines(request: PayloadRequest) -> str:
     written += [
         f"held={each['uuid'] or '-'} {each['nbytes']} {each['source']}" for each in fields.get("held", ())
     ]
+    written += [f"folder={each}" for each in fields.get("folders", ())]
     if any("\n" in line for line in written):
         raise NotReachable("a line break in a path cannot be handed over")
     if settings:

@@ -17,13 +17,13 @@ from vram.errors import CannotPark, DeviceError, DriverMissing, NoSuchProcess, N
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation
-from vram.model.parking import GpuShare, ProcessLimits
+from vram.model.parking import CHECKPOINT_SINCE, ON_ARM_SINCE, GpuShare, ProcessLimits, reserve
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts
+from vram.reach.container_filters import let_visits_pass
 from vram.reclaim import identity
-from vram.units import GIB, MIB, size
+from vram.units import size
 
-CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
 _FILES_S = 5.0
 _CANNOT_RUN = {
     "T": "is stopped",
@@ -194,11 +194,6 @@ def require_parkable(
     )
 
 
-def reserve(memory_total: int | None) -> int:
-    """Host memory that parking leaves free: a machine that swaps is useless to all its users."""
-    return min(8 * GIB, max(512 * MIB, (memory_total or 0) // 20))
-
-
 def parkable_shares(
     report: DriverReport,
     target: Target,
@@ -290,7 +285,7 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) 
 
 def _calls_allowed(pid: int, limits: ProcessLimits) -> None:
     """Parking stops the process, and the driver works in it: either may need a call that kills it."""
-    if limits.given_up is not None:
+    if limits.given_up is not None and not let_visits_pass(pid):
         raise CannotPark(
             f"pid {pid} has given up system calls (seccomp), and may be killed when it is parked",
             hint="ask its owner to save the work and end it",

@@ -18,7 +18,7 @@ from vram.host.ports import Host
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts
 from vram.reach.http import NoAnswer, ServerAnswer, ServerRequest, ask
-from vram.reach.sockets import Listener, NotConnected, connect, listeners, same_network
+from vram.reach.sockets import Listener, NotConnected, connect, listeners
 from vram.reclaim.identity import identify, open_verified
 from vram.reclaim.servers import servers
 from vram.reclaim.servers.server import Server
@@ -170,15 +170,10 @@ class Search:
 
     def _listeners(self, pid: int) -> Sequence[Listener]:
         try:
-            found = listeners(pid)
-            apart = bool(found) and not same_network(pid)
+            return listeners(pid)
         except OSError as error:
             self.reasons.append(f"the sockets of pid {pid} cannot be read: {error.strerror}")
             return ()
-        if apart:
-            self.reasons.append(f"pid {pid} is in another network namespace: run vram there (docker exec)")
-            return [each for each in found if each.family == "unix" and not each.address.startswith("@")]
-        return found
 
     def _recognise(self, listener: Listener) -> FoundServer | None:
         name = listener.name

@@ -32,13 +32,17 @@ from vram.payloads.procfs import ProcessFolder
 from vram.reach import payload
 from vram.reach.injectors import ask, choose_injector
 from vram.reach.target_process import TargetProcess
+from vram.reach.target_root import sees_our_files
 from vram.reclaim import audit
 from vram.reclaim.device_state import read_ledger
 from vram.reclaim.identity import identify, open_verified
 from vram.trace import cupti
+from vram.trace.elsewhere import describe
 from vram.trace.launch import FRAMEWORK_PAYLOAD, LIBRARY, Framework, Stacks, require_library
 
 PAYLOAD = "tracer.control"
+FOLDERS_APART = ("/tmp", "/var/tmp", "/dev/shm")
+"""Where a process that sees other files writes its trace: the first where it may."""
 NAMING_PAYLOAD = "tracer.begin"
 """The same, and what the arrays are called that the process has by then."""
 Outcome = Literal[
@@ -88,6 +92,8 @@ class AttachReceipt(Struct, frozen=True, kw_only=True):
     answer: RecorderAnswer
     stopped_s: float | None = None
     waited_s: float | None = None
+    apart: bool = False
+    """It sees other files than vram: the trace is one of its own, until it is brought here."""
 
 
 def attach(
@@ -112,18 +118,27 @@ def attach(
         target = identify(host, pid)
     require_library()
     process = _require_reachable(target, via)
+    apart = not sees_our_files(pid)
     if framework is not None and not process.is_python:
         raise UsageError(f"pid {pid} is not a Python process: no framework can be asked there")
-    fields = {
+    run = os.urandom(16).hex()
+    fields: dict[str, Any] = {
         "verb": "start",
         "library": LIBRARY,
-        "settings": {"output": output, "stacks": stacks, "run": os.urandom(16).hex()},
+        "settings": {"output": output, "stacks": stacks, "run": run},
         "for_s": for_s,
         "framework": framework,
         "frameworks_file": FRAMEWORK_PAYLOAD if os.path.exists(FRAMEWORK_PAYLOAD) else None,
         "held": held_now(host, pid, deadline_s),
-        **_cupti_fields(host, target),
     }
+    if apart:
+        # Its own files: a name that nobody can have prepared, where it may write.
+        fields["settings"]["output"] = f"vram-trace-{run}.vram"
+        fields["folders"] = FOLDERS_APART
+        fields["elsewhere"] = describe(pid)
+        fields |= {"newest_cuda": cupti.newest_cuda(host.system.host_files().driver.module_version)}
+    else:
+        fields |= _cupti_fields(host, target)
     receipt = _ask_and_log(host, target, "attach", fields, via, deadline_s)
     _require_recording(receipt)
     return receipt
@@ -179,7 +194,12 @@ def _ask_and_log(
         raise
     audit.log_outcome(token, {"status": "done", "outcome": answer.outcome, "file": answer.file})
     return AttachReceipt(
-        target=target, via=reply.via, answer=answer, stopped_s=reply.stopped_s, waited_s=reply.waited_s
+        target=target,
+        via=reply.via,
+        answer=answer,
+        stopped_s=reply.stopped_s,
+        waited_s=reply.waited_s,
+        apart=not sees_our_files(target.process.pid),
     )
 
 
@@ -188,7 +208,7 @@ def _ask(
 ) -> tuple[payload.PayloadAnswer, RecorderAnswer]:
     with open_verified(host, target):
         name = NAMING_PAYLOAD if fields.get("framework") else PAYLOAD
-        reply = ask(target, name, fields, deadline_s, via=via)
+        reply = ask(target, name, fields, deadline_s, via=via, files=("library", "frameworks_file"))
     return reply, payload.decoded(target.process.pid, reply.body, RecorderAnswer)
 
 
@@ -204,13 +224,17 @@ def _require_recording(receipt: AttachReceipt) -> None:
     if answer.outcome == "output":
         raise CannotRecord(
             f"pid {pid} cannot write the trace: {answer.error}",
-            hint=f"the file is made by the process itself, as {receipt.target.user or 'its user'}:"
+            hint="it needs a folder to write to: mount a tmpfs at /tmp in its container"
+            if receipt.apart
+            else f"the file is made by the process itself, as {receipt.target.user or 'its user'}:"
             " choose another with -o",
         )
     if answer.outcome == "no recorder":
         raise CannotRecord(
             f"pid {pid} cannot load vram's recorder: {answer.error}",
-            hint=f"{LIBRARY} must be readable there; in a container vram must be installed, too",
+            hint=f"{LIBRARY} must be readable there"
+            if not receipt.apart
+            else "a security module may forbid it to execute files in memory",
         )
     reason = answer.error or f"the recorder answered {answer.code}"
     raise CannotRecord(f"pid {pid} cannot be recorded: {reason}", hint=_HINTS.get(answer.code, ""))

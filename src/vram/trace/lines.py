@@ -36,17 +36,20 @@ class SourceLine(NamedTuple):
     line: int
 
 
-def find_lines(wanted: Sequence[WantedLines]) -> dict[tuple[str, int], tuple[SourceLine, ...]]:
+def find_lines(
+    wanted: Sequence[WantedLines], descriptors: Sequence[int] = ()
+) -> dict[tuple[str, int], tuple[SourceLine, ...]]:
     """What is known of the addresses, by file and offset: the functions that have each, inlined ones first.
 
     Empty where there is no debug information, and for files that make the worker fail or take too long.
+    *descriptors* are those that a path below /proc/self/fd may name.
     """
     found: dict[tuple[str, int], tuple[SourceLine, ...]] = {}
     waiting = _limited(wanted)
     for _ in range(_MAX_ROUNDS):
         if not waiting:
             break
-        answers, was_ended = _ask(waiting)
+        answers, was_ended = _ask(waiting, descriptors)
         for file, answer in zip(waiting, answers, strict=False):
             found.update(_checked(file.path, answer))
         if not was_ended:
@@ -65,13 +68,15 @@ def _limited(wanted: Sequence[WantedLines]) -> list[WantedLines]:
     return kept
 
 
-def _ask(files: Sequence[WantedLines]) -> tuple[list[object], bool]:
+def _ask(files: Sequence[WantedLines], descriptors: Sequence[int]) -> tuple[list[object], bool]:
     """The worker's first answers, and whether it was ended in the middle."""
     question = {"library": str(LIBRARY), "files": [file._asdict() for file in files]}
     pipe = subprocess.PIPE
     command = [sys.executable, "-I", "-S", str(WORKER)]
     try:
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, pass_fds=descriptors
+        ) as process:
             try:
                 output, _ = process.communicate(json.dumps(question).encode(), timeout=_MAX_S)
             except subprocess.TimeoutExpired:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 from vram.errors import BadTrace
 from vram.files import open_plain
 from vram.model.trace import CallStack, LiveTrace, TraceView
-from vram.trace import output
+from vram.trace import elsewhere, output
 from vram.trace.analysis import StackTable, ViewBuilder
+from vram.trace.elsewhere import Elsewhere
 from vram.trace.native import EVERYTHING, BlobRow, NativeReader, process_numbers
 from vram.trace.output import HEADER, MAGIC
 
@@ -173,7 +174,7 @@ class Trace:
             if (content := _blob_bytes(blob.parts, self._descriptors)) is not None:
                 yield blob.process, blob.name, content
 
-    def builds(self) -> dict[str, set[str]]:
+    def builds(self) -> Builds:
         """Build ids of libraries whose files have names that the trace lacks, by path; "" where one has none.
 
         More than one: the file was built again while the program ran, or processes had different ones.
@@ -240,9 +241,17 @@ def _blob_bytes(parts: Sequence[BlobRow], descriptors: Sequence[int]) -> bytes |
     return b"".join(read) if complete else None
 
 
-def _builds(blobs: Iterable[_Blob], descriptors: Sequence[int]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+class Builds(dict[str, set[str]]):
+    """Build ids by path; and where those paths mean these files, unless it is here."""
+
+    elsewhere: Elsewhere | None = None
+
+
+def _builds(blobs: Iterable[_Blob], descriptors: Sequence[int]) -> Builds:
+    found = Builds()
     for blob in blobs:
+        if blob.name == "elsewhere":
+            found.elsewhere = elsewhere.read(_blob_bytes(blob.parts, descriptors) or b"")
         if blob.name != "library" or sum(part.nbytes for part in blob.parts) > _MAX_LIBRARY_NBYTES:
             continue
         path, separator, build = (_blob_bytes(blob.parts, descriptors) or b"").partition(b"\0")
@@ -298,7 +307,7 @@ class Follower:
         """What is live now, by stack and by GPU."""
         return ViewBuilder(self._reader, self._stacks).live_trace()
 
-    def builds(self) -> dict[str, set[str]]:
+    def builds(self) -> Builds:
         """As :meth:`Trace.builds`, of what was read up to now."""
         return _builds(_whole_blobs(self._reader), self._descriptors)
 

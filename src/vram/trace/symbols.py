@@ -110,17 +110,31 @@ def _native_frames(stacks: Iterable[CallStack]) -> set[Frame]:
 def _naming(
     frames: Collection[Frame], processes: Iterable[TracedProcess], builds: Mapping[str, Collection[str]]
 ) -> Naming:
-    files = _wanted_files(frames, builds)
-    began_ns = min((each.started_wall_ns for each in processes), default=0)
-    lines = find_lines([WantedLines(each.path, each.build, began_ns, sorted(each.offsets)) for each in files])
-    left = SymbolBudget(_MAX_SYMBOLS)
-    symbols = {
-        (file.path, at): name
-        for file in files
-        for at, name in function_names(
-            file.path, file.nameless, file.build, not_after_ns=began_ns, left=left
-        ).items()
-    }
+    elsewhere = getattr(builds, "elsewhere", None)
+    if elsewhere is not None and elsewhere.is_here:
+        elsewhere = None
+    files = _wanted_files(frames, builds, has_links=elsewhere is None)
+    opened = elsewhere.open_files([each.path for each in files]) if elsewhere is not None else {}
+    try:
+        if elsewhere is not None:
+            # A file of the same name here is another one, unless its build is the same.
+            files = [each for each in files if each.path in opened or each.build]
+            for each in files:
+                each.path = f"/proc/self/fd/{opened[each.path]}" if each.path in opened else each.path
+        began_ns = min((each.started_wall_ns for each in processes), default=0)
+        wanted = [WantedLines(each.path, each.build, began_ns, sorted(each.offsets)) for each in files]
+        lines = find_lines(wanted, tuple(opened.values()))
+        left = SymbolBudget(_MAX_SYMBOLS)
+        symbols = {
+            (file.path, at): name
+            for file in files
+            for at, name in function_names(
+                file.path, file.nameless, file.build, not_after_ns=began_ns, left=left
+            ).items()
+        }
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
     inner = {line.function for found in lines.values() for line in found}
     readable = demangle({*symbols.values(), *inner, *(frame.function for frame in frames)})
     real = {path: file.path for file in files for path in file.spelled}
@@ -169,14 +183,17 @@ class _WantedFile:
         return next(iter(self.builds), "").lower() or None
 
 
-def _wanted_files(frames: Iterable[Frame], builds: Mapping[str, Collection[str]]) -> list[_WantedFile]:
+def _wanted_files(
+    frames: Iterable[Frame], builds: Mapping[str, Collection[str]], *, has_links: bool
+) -> list[_WantedFile]:
+    """*has_links*: the paths mean files here, where the same library may have several names."""
     found: dict[str, _WantedFile] = {}
     real: dict[str, str] = {}
     for frame in frames:
         if frame.file not in real:
             if len(real) == _MAX_LIBRARIES:
                 continue
-            real[frame.file] = _real(frame.file)
+            real[frame.file] = _real(frame.file) if has_links else frame.file
         file = found.setdefault(real[frame.file], _WantedFile(real[frame.file]))
         file.spelled.add(frame.file)
         file.builds.update(builds.get(frame.file, ()))

@@ -64,14 +64,20 @@ def run(args: Namespace) -> int:
     if args.stop:
         return _stop(args)
     host = open_host()
+    from vram.reach.target_root import sees_our_files
     from vram.trace.attach import attach
-    from vram.trace.output import absolute, unused_name
+    from vram.trace.output import absolute, require_writable, unused_name
 
     name = args.output
     if not name:
         found = host.proc.facts(args.pid)
         name = unused_name((found[1].executable or "") if found else "", args.pid)
     name = absolute(name)
+    if not sees_our_files(args.pid):
+        if args.output and args.for_s is None:
+            hint = f"`vram attach {args.pid} --stop -o FILE` brings it here"
+            raise UsageError(f"pid {args.pid} sees other files: its trace is written there", hint=hint)
+        name = require_writable(name, force=False)
     receipt = attach(
         host,
         args.pid,
@@ -85,26 +91,49 @@ def run(args: Namespace) -> int:
     if args.for_s is not None:
         return _wait(host, receipt, name, args.for_s)
     _say_begun(receipt, name)
-    say(f"`vram attach {args.pid} --stop` ends it")
+    ends = "ends it" + (" and brings the trace here" if receipt.apart else "")
+    say(f"`vram attach {args.pid} --stop` {ends}")
     return ExitCode.OK
 
 
 def _stop(args: Namespace) -> int:
+    from vram.reach.target_root import sees_our_files
+
+    # A trace in a container is brought here when its recording ends.
+    allowed = () if sees_our_files(args.pid) else ("output",)
     for option in ("output", "native", "no_stacks", "framework", "for_s"):
-        if getattr(args, option):
+        if getattr(args, option) and option not in allowed:
             raise UsageError("--stop records nothing", hint=f"vram attach {args.pid} --stop")
     host = open_host(reads_driver=False)
     from vram.trace.attach import detach
 
     receipt = detach(host, args.pid, via=wanted_via(args), deadline_s=args.deadline)
     say(f"pid {args.pid} is no longer recorded")
-    say(trace_line(receipt.answer.file))
+    say(trace_line(_brought_here(receipt, args.output) if receipt.apart else receipt.answer.file))
     return ExitCode.OK
+
+
+def _brought_here(receipt: AttachReceipt, output: str | None) -> str:
+    """The trace of a process that sees other files, copied to *output*, or into the working folder."""
+    from vram.trace.elsewhere import TraceElsewhere
+    from vram.trace.output import absolute, unused_name
+
+    pid = receipt.target.process.pid
+    name = absolute(output or unused_name(receipt.target.executable or "", pid))
+    trace = TraceElsewhere(receipt.target, receipt.answer.file)
+    try:
+        trace.bring(name)
+    finally:
+        trace.close()
+    return name
 
 
 def _say_begun(receipt: AttachReceipt, name: str) -> None:
     answer, pid = receipt.answer, receipt.target.process.pid
-    say(f"recording pid {pid} into {shown_path(answer.file or name)}")
+    if receipt.apart:
+        say(f"recording pid {pid} into {answer.file} in its container")
+    else:
+        say(f"recording pid {pid} into {shown_path(answer.file or name)}")
     say(f"it was {interruption(receipt.stopped_s, receipt.waited_s)}")
     for line in answer.held:
         where = f" on its GPU {line.device}" if line.device >= 0 else ""
@@ -117,15 +146,23 @@ def _wait(host: LocalHost, receipt: AttachReceipt, name: str, for_s: float) -> i
     """Until the time is over. Ctrl-C ends the recording, too; a killed vram leaves it to its timer."""
     from vram.errors import CannotRecord
     from vram.trace.attach import detach, wait_for_end
+    from vram.trace.elsewhere import TraceElsewhere
 
     pid = receipt.target.process.pid
+    elsewhere = TraceElsewhere(receipt.target, receipt.answer.file) if receipt.apart else None
     try:
-        _say_begun(receipt, name)
-        if not wait_for_end(host, receipt, for_s):
-            say(f"pid {pid} is still being recorded, into {shown_path(name)}")
-            return ExitCode.PARTIAL
-    except KeyboardInterrupt:
-        with suppress(CannotRecord):  # its timer came first
-            detach(host, pid)
+        try:
+            _say_begun(receipt, name)
+            if not wait_for_end(host, receipt, for_s):
+                say(f"pid {pid} is still being recorded, into {receipt.answer.file if elsewhere else name}")
+                return ExitCode.PARTIAL
+        except KeyboardInterrupt:
+            with suppress(CannotRecord):  # its timer came first
+                detach(host, pid)
+        if elsewhere is not None:
+            elsewhere.bring(name)
+    finally:
+        if elsewhere is not None:
+            elsewhere.close()
     say(trace_line(name))
     return ExitCode.OK

@@ -17,7 +17,7 @@ from vram.doctor.check import (
     unknown,
 )
 from vram.model.doctor import Tracing
-from vram.reclaim.preflight import CHECKPOINT_SINCE, ON_ARM_SINCE, reserve
+from vram.model.parking import CHECKPOINT_SINCE, ON_ARM_SINCE, reserve
 from vram.units import counted, size
 
 _IPC_SINCE = 610

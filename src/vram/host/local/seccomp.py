@@ -50,7 +50,7 @@ def given_up(pid: int, proc: str = "/proc") -> GivenUp | None:
     if not limited:
         return None
     own = _own(proc)
-    if all(each == own and _is_containers(each, proc) for each in limited) and _is_beside_us(pid, proc):
+    if all(each == own and _is_containers(each, proc) for each in limited) and is_beside_us(pid, proc):
         return None
     return "strict" if any(each.mode == _STRICT for each in limited) else "filters"
 
@@ -68,7 +68,7 @@ def main_thread_limits(pid: int, proc: str = "/proc") -> ThreadLimits | None:
     """Those of the first thread of *pid*; None where it has ended."""
     try:
         with ProcessFolder(proc, pid) as folder:
-            return _read(folder)
+            return read_limits(folder)
     except OSError:
         return None
 
@@ -85,13 +85,14 @@ def _limited(pid: int, proc: str) -> set[ThreadLimits]:
     try:
         with ProcessFolder(proc, pid) as folder:
             threads = [None, *(int(name) for name in folder.names("task"))]
-            found = {_read(folder, thread) for thread in threads}
+            found = {read_limits(folder, thread) for thread in threads}
     except OSError:
         return set()
     return {each for each in found if each is not None and each.mode}
 
 
-def _read(folder: ProcessFolder, thread: int | None = None) -> ThreadLimits | None:
+def read_limits(folder: ProcessFolder, thread: int | None = None) -> ThreadLimits | None:
+    """Those of one *thread*, None: the first one; None where it has ended."""
     lines = folder.status(thread)
     if not lines:
         return None
@@ -111,7 +112,7 @@ def _is_containers(limits: ThreadLimits, proc: str) -> bool:
     return limits.imposed or (limits.filters is not None and limits == main_thread_limits(1, proc))
 
 
-def _is_beside_us(pid: int, proc: str) -> bool:
+def is_beside_us(pid: int, proc: str = "/proc") -> bool:
     """Whether it is in our container: other containers of the same shape may forbid more."""
     try:
         return all(

@@ -60,13 +60,17 @@ def recorder_here() -> TracerLibrary | None:
     """The recorder that this process has loaded already, by vram or by the program."""
     try:
         with open("/proc/self/maps", "rb") as maps:
-            lines = [line for line in maps.read().split(b"\n") if b"/libvramtracer.so" in line]
+            lines = [line for line in maps.read().split(b"\n") if b"libvramtracer.so" in line]
     except OSError:
         return None
     for line in lines:
         path = os.fsdecode(line.split(None, 5)[5])
         if path.endswith(" (deleted)"):
             path = path[: -len(" (deleted)")]
+        if path.startswith(
+            "/memfd:"
+        ):  # it came from another file system: the loader knows it by its own name
+            path = path[len("/memfd:") :]
         try:
             return TracerLibrary(path, os.RTLD_NOLOAD | os.RTLD_NOW)
         except (OSError, AttributeError):
@@ -81,19 +85,23 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     recorder = recorder_here()
     if recorder is not None and recorder.file:
         return {"outcome": "already recording", "file": recorder.file, **recorder.counts()}
-    reason = why_unwritable(request["settings"]["output"])
+    settings = dict(request["settings"])
+    settings["output"], reason = choose_output(settings["output"], request.get("folders"))
     if reason:
         return {"outcome": "output", "error": reason}
     try:
         recorder = recorder or TracerLibrary(request["library"])
     except (OSError, AttributeError) as error:
         return {"outcome": "no recorder", "error": str(error)}
-    settings = dict(request["settings"], cupti=":".join(libraries(request)))
+    settings["cupti"] = ":".join(libraries(request))
     text = "".join(f"{name}={value}\n" for name, value in settings.items() if value)
     code = recorder.library.vram_tracer_start(os.fsencode(text))
     if code:
         outcome = "already recording" if code == _ALREADY else "failed"
         return {"outcome": outcome, "code": code, "error": recorder.error(), "file": recorder.file}
+    if request.get("elsewhere"):
+        data = request["elsewhere"].encode()
+        recorder.library.vram_tracer_blob(b"elsewhere", data, c_uint64(len(data)))
     if request.get("for_s"):
         stop_later(recorder, float(request["for_s"]))
     frameworks = ask_frameworks(recorder, request)
@@ -157,6 +165,17 @@ def stop_later(recorder: TracerLibrary, for_s: float) -> None:
 
 
 # ---- what it needs ----
+
+
+def choose_output(output: str, folders: Any) -> tuple[str, str]:
+    """Where the trace goes, and why it cannot; *output* is a name in the first of *folders* that will do."""
+    reasons = []
+    for path in [os.path.join(folder, output) for folder in folders or ()] or [output]:
+        reason = why_unwritable(path)
+        if not reason:
+            return path, ""
+        reasons.append(reason)
+    return output, "; ".join(reasons)
 
 
 def why_unwritable(output: str) -> str:
