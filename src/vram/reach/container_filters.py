@@ -21,15 +21,16 @@ from contextlib import suppress
 from vram.host.local.seccomp import given_up, is_beside_us, main_thread_limits, read_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import ProcessFolder, read_status, started_at
+from vram.reach.machines import this_machine
+from vram.reach.machines.machine import EINTR, RESTART_BLOCK
 from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach, while_stopped
-from vram.reach.waits import arguments_of, lasts, read_syscall, repeated, signed
+from vram.reach.waits import lasts, read_syscall
 
 _GET_FILTER = 0x420C
 _SYS_ADMIN = 1 << 21
 _MAX_FILTERS, _MAX_INSTRUCTIONS = 64, 4096
 _MAX_STEPS = 20_000
 _INSTRUCTION = struct.Struct("<HBBI")
-_RESTART_BLOCK, _EINTR = -516, -4
 _EPOLL = (232, 281, 441)
 _TRIES, _PAUSE_S = 100, 0.005
 
@@ -124,13 +125,18 @@ def _read_stopped(threads: StoppedThreads, tid: int, memory: TargetMemory) -> se
     try:
         found = _read(tid)
     finally:
-        registers = threads.registers(tid)
-        number, result = signed(registers["orig_rax"]), signed(registers["rax"])
+        machine, registers = this_machine(), threads.registers(tid)
+        call = machine.interrupted(registers, memory.read)
         may_restart = bool(found) and all(_run(each, _RESTART, {}) <= _MADE for each in found)
-        if number in _EPOLL and result == _EINTR and lasts(number, arguments_of(registers), memory):
-            threads.set_registers(tid, repeated(registers, number))
-        elif number >= 0 and result == _RESTART_BLOCK and not may_restart:
-            threads.set_registers(tid, {**registers, "rax": _EINTR, "orig_rax": -1})
+        if call is not None and call.result == RESTART_BLOCK and not may_restart:
+            threads.set_registers(tid, machine.after_eintr(registers, call))
+        elif (
+            call is not None
+            and call.result == EINTR
+            and call.number in _EPOLL
+            and lasts(call.number, call.arguments, memory)
+        ):
+            threads.set_registers(tid, machine.repeating(registers, call))
     return set(found)
 
 
