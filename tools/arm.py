@@ -88,9 +88,8 @@ def main() -> int:
     args, words = parser.parse_known_args()
     missing = [name for name in NEEDED if not shutil.which(name)]
     if missing:
-        print(
-            f"missing: {' '.join(missing)}; `make test-tools` installs what is emulated with", file=sys.stderr
-        )
+        packages = "qemu-system-arm gcc-aarch64-linux-gnu libc6-dev-arm64-cross e2fsprogs"
+        print(f"missing: {' '.join(missing)}; on Debian: apt install {packages}", file=sys.stderr)
         return 1
     begun = time.monotonic()
     place = BUILT / args.suite
