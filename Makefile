@@ -13,6 +13,7 @@ WORKERS ?= $(shell expr $$(nproc) + 4)
 PYTHON_FOLDERS := src tests bench tools docs native examples hatch_build.py
 C_FILES = $$(find native examples src/vram/include tests/header -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu')
 PROGRAMS := src/vram/virtualgpu/programs
+ARM := aarch64-linux-gnu
 
 # Where the environment forbids Python to keep what it compiled, each of the thousands of programs that
 # the suite starts would compile vram anew.
@@ -88,13 +89,15 @@ faults: $(VENV)/ready-test native ## every row of the fault table, and its page 
 sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by their tests
 	@$(RUN)/python tools/sanitize.py -n $(WORKERS) $(ARGS)
 
-lint: $(VENV)/ready-lint ## ruff, names, import contracts, C format and warnings
+lint: $(VENV)/ready-lint ## ruff, names, import contracts, C format and warnings (with a compiler for aarch64: there too)
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/python tools/names.py
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
 	@$(RUN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
+	@! command -v $(ARM)-gcc >/dev/null || \
+	$(RUN)/python native/build.py --strict --target $(ARM) --into .build/strict-arm >/dev/null
 
 format: $(VENV)/ready-lint ## put Python and C into the one format that lint checks
 	@$(RUN)/ruff format --quiet $(PYTHON_FOLDERS)

@@ -88,9 +88,8 @@ def main() -> int:
     args, words = parser.parse_known_args()
     missing = [name for name in NEEDED if not shutil.which(name)]
     if missing:
-        print(
-            f"missing: {' '.join(missing)}; `make test-tools` installs what is emulated with", file=sys.stderr
-        )
+        packages = "qemu-system-arm gcc-aarch64-linux-gnu libc6-dev-arm64-cross e2fsprogs"
+        print(f"missing: {' '.join(missing)}; on Debian: apt install {packages}", file=sys.stderr)
         return 1
     begun = time.monotonic()
     place = BUILT / args.suite
@@ -241,7 +240,6 @@ def emulate(place: Path, limit_s: int) -> int:
         for word in ("-drive", f"file={place / name},format=raw,if=virtio,{more}")
     ]
     words = ["-append", "console=ttyAMA0 quiet loglevel=1 nosoftlockup rdinit=/init"]
-    answer = 1
     with subprocess.Popen(
         ["timeout", str(limit_s), *machine, *screen, *kernel, *words, *disks],
         stdin=subprocess.DEVNULL,
@@ -249,13 +247,12 @@ def emulate(place: Path, limit_s: int) -> int:
         preexec_fn=lambda: os.nice(19),
     ) as emulator:
         assert emulator.stdout is not None
-        for line in emulator.stdout:
-            text = line.decode(errors="replace").rstrip("\r\n")
-            if text.startswith(MARK):
-                answer = int(text.removeprefix(MARK))
-            else:
-                print(text, flush=True)
-    return answer
+        said = b""
+        while part := os.read(emulator.stdout.fileno(), 4096):
+            said = (said + part)[-500:]
+            print(part.decode(errors="replace").replace("\r", ""), end="", flush=True)
+    _, mark, answer = said.rpartition(MARK.encode())
+    return int(answer.split()[0]) if mark else 1
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> None:

@@ -17,9 +17,10 @@
 // DWARF's numbers of registers. On x86-64 a call has put the return address right below the end of the frame; on
 // aarch64 it is in a register, and lies wherever the function has saved that.
 #if defined(__x86_64__)
-enum { BASE_POINTER = 6, STACK_POINTER = 7, RETURN_ADDRESS = 16 };
+enum { BASE_POINTER = 6, STACK_POINTER = 7, RETURN_ADDRESS = 16, HIGHEST = -8 };
 #else
-enum { BASE_POINTER = 29, STACK_POINTER = 31, RETURN_ADDRESS = 30 };
+// libffi saves both at what it declares to be the end of its frame: its caller has made room for them.
+enum { BASE_POINTER = 29, STACK_POINTER = 31, RETURN_ADDRESS = 30, HIGHEST = 8 };
 #endif
 enum { PC_RELATIVE_SIGNED_4 = 0x1b, DATA_RELATIVE_SIGNED_4 = 0x3b, UNSIGNED_4 = 0x03, OMITTED = 0xff };
 enum { MAX_REMEMBERED_STATES = 8, MAX_AUGMENTATION = 8 };
@@ -267,9 +268,10 @@ static bool run(struct cursor code, const struct common *common, const struct st
     return !code.failed;
 }
 
-// Whether what lies at this distance from the end of a frame lies in it, and the distance fits into what is remembered.
+// Whether a register may be saved at this distance from the end of a frame, and the distance fits into what is
+// remembered.
 static bool is_in_frame(int64_t at) {
-    return at >= -(1 << 17) && at <= -8 && !(at & 7);
+    return at >= -(1 << 17) && at <= HIGHEST && !(at & 7);
 }
 
 static struct frame_rule make_rule(const struct state *state) {
@@ -465,7 +467,7 @@ __attribute__((noinline)) int call_frames_walk(uintptr_t *addresses, int most, b
         if (rule.saves_base_pointer && (saved < stack_pointer || saved > limit - 8 || saved & 7)) return -1;
         if (rule.saves_base_pointer) base_pointer = load_stack(saved);
         uintptr_t returns = end + (intptr_t)rule.return_address;
-        if (returns < stack_pointer) return -1;
+        if (returns < stack_pointer || returns > limit - 8) return -1;
         address = without_signature(load_stack(returns));
         stack_pointer = end;
         if (!address || count == most) return count;

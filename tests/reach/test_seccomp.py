@@ -92,6 +92,7 @@ def test_a_program_that_gives_them_up_after_it_was_examined_is_not_written_to(wo
     assert is_alive(subject)
 
 
+@needs("x86-64", detail="on aarch64 the virtual GPU's driver cannot park")
 @pytest.mark.fault(35)
 def test_even_a_stop_kills_one_that_waits_with_a_timeout(world: World) -> None:
     """So nothing is stopped to read its filters, and it is not parked."""
@@ -122,6 +123,7 @@ def test_root_does_not_reach_another_users_either(world: World) -> None:
 
 
 @needs("root", detail="only root sets filters without giving up new privileges")
+@needs("x86-64", detail="on aarch64 the virtual GPU's driver cannot park")
 @pytest.mark.fault(35)
 def test_filters_that_a_container_runtime_set_harm_nobody(world: World) -> None:
     """As in Docker: set by root, for a program that can never be that."""

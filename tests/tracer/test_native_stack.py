@@ -282,7 +282,7 @@ def _rule(row: dict[str, str]) -> tuple[int, ...]:
     if returns == "u":
         return (1,)
     is_saved = base_pointer.startswith("c")
-    in_frame = returns.startswith("c-") and (LINK or returns == "c-8")
+    in_frame = returns[0] == "c" and (int(returns[1:]) <= 8 if LINK else returns == "c-8")
     if (
         register not in (STACK_POINTER, BASE_POINTER)
         or not in_frame
