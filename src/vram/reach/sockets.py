@@ -270,6 +270,8 @@ def _enter_network(pid: int) -> None:
     try:
         _enter(pid, "net")
     except PermissionError:
+        if os.stat(f"/proc/{pid}/ns/user").st_ino == os.stat("/proc/self/ns/user").st_ino:
+            raise
         _enter(pid, "user")
         _enter(pid, "net")
 
