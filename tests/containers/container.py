@@ -161,7 +161,7 @@ def container(
     """Run *argv* in a container of these namespaces, or one that *runtime* makes: bwrap or runc.
 
     *options*: read-only, no-tmp, no-shm, noexec-tmp, no-proc, chroot. *before*: words of a program that
-    starts the container's, such as setpriv. *files* are added, by their paths. *program*: what *argv* becomes.
+    starts the container's, such as setpriv. *files* are added, by their paths. *argv* becomes *program*.
     """
     require_namespaces()
     where = gpu["VRAM_VIRTUAL_GPU"]
