@@ -134,9 +134,9 @@ NEEDS = {
         programs=("unshare", "setpriv", "nsenter", "login"),
     ),
     "containers": Need(
-        "no bubblewrap or runc",
+        "no bubblewrap, runc or musl-gcc",
         "`make test-tools` installs them",
-        programs=("bwrap", "runc"),
+        programs=("bwrap", "runc", "musl-gcc"),
     ),
     "compiler": Need(
         "no C or C++ compiler, make or binutils",

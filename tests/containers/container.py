@@ -156,11 +156,12 @@ def container(
     before: Sequence[str] = (),
     files: Mapping[str, Path] = {},
     runtime: str = "unshare",
+    program: str | None = None,
 ) -> Iterator[Container]:
     """Run *argv* in a container of these namespaces, or one that *runtime* makes: bwrap or runc.
 
     *options*: read-only, no-tmp, no-shm, noexec-tmp, no-proc, chroot. *before*: words of a program that
-    starts the container's, such as setpriv. *files* are added, by their paths.
+    starts the container's, such as setpriv. *files* are added, by their paths. *argv* becomes *program*.
     """
     require_namespaces()
     where = gpu["VRAM_VIRTUAL_GPU"]
@@ -180,7 +181,9 @@ def container(
         command = [*_bubblewrap(shown), *words]
     else:
         command = _bundle(folder, shown, words)
-    made = Container(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE), argv[0])
+    made = Container(
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE), program or argv[0]
+    )
     try:
         yield made.start()
     finally:

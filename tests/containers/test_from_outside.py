@@ -129,6 +129,40 @@ def test_it_is_parked_and_unparked(world: World, start: Start, place: str) -> No
 # ---- who refuses, and why ----
 
 
+MUSL = """
+#include <stdio.h>
+int main(void) {
+    char line[16];
+    puts("{\\"alive\\": 0}");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) { puts("{\\"alive\\": 1}"); fflush(stdout); }
+}
+"""
+# Takes memory, and becomes a program of another C library that keeps its files open.
+BECOMES = """
+import os, driver
+driver.context()
+driver.alloc(1 << 30)
+for name in os.listdir("/proc/self/fd"):
+    try: os.set_inheritable(int(name), True)
+    except OSError: pass
+os.execv("/app/musl", ["/app/musl"])
+"""
+
+
+def test_another_c_library_is_refused_and_counted(world: World, start: Start, tmp_path: Path) -> None:
+    require("musl-gcc")
+    built = tmp_path / "musl"
+    subprocess.run(["musl-gcc", "-x", "c", "-", "-o", str(built)], input=MUSL.encode(), check=True)
+    program = start(argv=(PYTHON, "-c", BECOMES), files={"/app/musl": built}, program="/app/musl")
+    held = json.loads(world.vram("why", "--json").stdout)["gpus"][0]["entries"]
+    assert program.pid in {each["holder"]["pid"] for each in held if each["holder"] and each["nbytes"]}
+    for words in (("trim", program.pid), ("attach", program.pid)):
+        done = world.vram(*words)
+        assert (done.returncode, "musl" in done.stderr) == (ExitCode.NOT_REACHABLE, True), done.stderr
+    program.ask()
+
+
 @pytest.mark.parametrize("words", [("reading",), ("native",)])
 def test_without_proc_nothing_is_done(start: Start, words: tuple[str, ...]) -> None:
     program = start(*words, options="no-proc")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.containers.container import PYTHON
 from tests.containers.test_from_outside import Start, programs, start
-from tests.needs import needs
+from tests.needs import needs, skip_without
 from tests.patience import PATIENCE_S, must_end
 from tests.reach.conftest import target_of, world
 from vram.errors import CannotRecord
@@ -155,7 +155,7 @@ def test_a_trace_on_a_file_system_of_its_own_keeps_nobody_waiting(
     try:
         assert server.stdout is not None
         if server.stdout.readline() != b"ready\n":
-            pytest.skip("fuse: no FUSE file system can be mounted in a container")
+            skip_without("fuse", "no FUSE file system can be mounted in a container")
         monkeypatch.setattr(elsewhere, "_LOOKING_S", 0.5)
         with must_end(), pytest.raises(CannotRecord, match="FUSE"):
             TraceElsewhere(target_of(program.pid), "/tmp/libpython3.11.so.1.0")

@@ -88,6 +88,7 @@ class World:
         exiting: bool = False,
         forked: bool | None = None,
         initialised_cuda: bool | None = None,
+        namespace_pids: tuple[int, ...] = (),
     ) -> World:
         facts = ProcessFacts(
             command="python",
@@ -101,6 +102,7 @@ class World:
             group=session if group is None else group,
             session=session,
             executable=executable,
+            namespace_pids=namespace_pids,
         )
         return self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
 

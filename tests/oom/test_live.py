@@ -59,6 +59,19 @@ def test_nobody_is_told_to_end_a_pid_that_holds_nothing_now(vram: Run, busy: str
     assert ends == ["vram kill 100"]
 
 
+def test_pids_of_a_container_are_those_that_it_knows(vram: Run, snapshot: Write, tmp_path: Path) -> None:
+    """Its log says 7, and the host has another process of that number, or none."""
+    world = World().gpu(total=100 * GIB, used=90 * GIB + 2 * (CONTEXT + OVERHEAD))
+    for pid in (100, 101):
+        world.charge(pid, 45 * GIB + CONTEXT).process(pid, namespace_pids=(pid, pid - 93)).files(pid)
+    others = "Process 7 has 45.00 GiB memory in use. Process 9 has 5.00 GiB memory in use. "
+    log = message(tmp_path, asked=30.0, live=2.4, others=others)
+    judgement, live = joined(vram("oom", "--json", "--from", snapshot(world), log))
+    assert {each["pid"] for each in live["holdings"] if each["named"]} == {100}
+    assert live["gone"] == [9]
+    assert "vram kill 100" in [each["command"] for each in judgement["remedies"]]
+
+
 def test_the_answer_for_people_names_them_too(vram: Run, busy: str, tmp_path: Path) -> None:
     answer = vram("oom", "--from", busy, message(tmp_path, free=2.5))
     assert answer.code == 0

@@ -16,7 +16,7 @@ from vram.ledger.holds import find_holds
 from vram.ledger.instances import alone
 from vram.ledger.processes import living_holder, living_holders
 from vram.model.finding import Finding, Remedy
-from vram.model.hold import Hold
+from vram.model.hold import HeldPart, Hold
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.oom import Case, Certainty, GpuMatch, Judgement, OomHolder, OomMessage
 from vram.oom import remedies
@@ -42,6 +42,7 @@ def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: boo
         ledger = replace(ledger, gpus=(gpu,))
         findings = diagnose(ledger)
     about = tuple(finding for finding in findings if gpu.index in finding.gpus)
+    reading = _with_our_pids(reading, [part.entry for part, _ in _held_on(ledger, gpu)])
     joined = match_gpu(reading, ledger, gpu, reason)
     # Commands are for this machine, where the GPU may have another number than in the message.
     before = judge(replace(reading, gpu=gpu.index))
@@ -65,6 +66,20 @@ def _find_gpu(reading: OomMessage, ledger: Ledger, *, chosen: bool) -> tuple[Gpu
         return alike[0], f"called GPU {reading.gpu} there (CUDA_VISIBLE_DEVICES renumbers)"
     several = numbered or (alike if reading.total else [])
     return None, _explain_several(several) if several else _explain_other_machine(reading, known)
+
+
+def _with_our_pids(reading: OomMessage, entries: Sequence[Entry]) -> OomMessage:
+    """The log of a container has its own pids: those that nobody has here, and one container's holder has."""
+    here = {pid for entry in entries for pid in _list_pids(entry)}
+    found: dict[int, set[int]] = {}
+    for holder in (each for entry in entries for each in living_holders(entry)):
+        if holder.inner_pid is not None and holder.inner_pid not in here:
+            found.setdefault(holder.inner_pid, set()).add(holder.pid)
+    ours = {inner: pids.pop() for inner, pids in found.items() if len(pids) == 1}
+    others = reading.others and tuple(
+        replace(each, pid=ours.get(each.pid, each.pid)) for each in reading.others
+    )
+    return replace(reading, others=others)
 
 
 def _visible_gpus(ledger: Ledger) -> Iterator[GpuLedger]:
@@ -102,9 +117,7 @@ def _name_gpu(gpu: GpuLedger) -> str:
 def match_gpu(reading: OomMessage, ledger: Ledger, gpu: GpuLedger, reason: str) -> GpuMatch:
     """Who holds *gpu* now, the largest first, and who of those that the message names is gone."""
     pids = {share.pid for share in reading.others or ()}
-    # Who is charged with nothing that could be counted is there nevertheless.
-    holds = find_holds(ledger, empty=True)
-    held = [(part, hold) for hold in holds for part in hold.parts if part.gpu == gpu.index]
+    held = _held_on(ledger, gpu)
     held.sort(key=lambda each: (-(each[0].entry.nbytes or 0), each[0].line))
     now = {pid for part, _ in held for pid in _list_pids(part.entry)}
     return GpuMatch(
@@ -117,6 +130,12 @@ def match_gpu(reading: OomMessage, ledger: Ledger, gpu: GpuLedger, reason: str) 
         holdings=tuple(_describe_holding(part.entry, hold, pids) for part, hold in held[:MAX_HOLDINGS]),
         gone=tuple(sorted(pids - now)),
     )
+
+
+def _held_on(ledger: Ledger, gpu: GpuLedger) -> list[tuple[HeldPart, Hold]]:
+    # Who is charged with nothing that could be counted is there nevertheless.
+    holds = find_holds(ledger, empty=True)
+    return [(part, hold) for hold in holds for part in hold.parts if part.gpu == gpu.index]
 
 
 def _list_pids(entry: Entry) -> tuple[int, ...]:

@@ -112,7 +112,9 @@ class NamedSocket:
         try:
             self.listener, self.name = sockets.listen_beside(process.pid, until)
         except sockets.NotConnected as error:
-            raise NotReachable(str(error)) from error
+            raise NotReachable(
+                str(error), hint="to enter the network of a container takes CAP_SYS_ADMIN"
+            ) from error
         self.secret = os.urandom(16).hex().encode()
         # The child that made it went by the number: it was still this process's.
         if started_at(process.pid) != process.target.process.started_at:

@@ -10,6 +10,7 @@ namespace is entered by vram itself.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import socket
@@ -36,6 +37,7 @@ _UCRED = struct.Struct("3i")
 _ERRNO = struct.Struct("i")
 _ENDING_S = 0.2
 _CLONE = {"net": 0x40000000, "user": 0x10000000}
+_NS_GET_USERNS = 0xB701  # of ioctl
 
 
 class Listener(Struct, frozen=True):
@@ -264,26 +266,27 @@ def _make(pid: int, kind: str, address: str, port: int, left_s: float) -> socket
 
 
 def _enter_network(pid: int) -> None:
-    """In the child: go to the network namespace of *pid*, through its user namespace where need be."""
+    """In the child: go to the network namespace of *pid*, if need be through the user's that owns it."""
     if same_network(pid):
         return
+    network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _enter(pid, "net")
+        _enter(network, "net")
     except PermissionError:
-        _enter(pid, "user")
-        _enter(pid, "net")
+        # Ours, where an ordinary user made the container; its programs may live in a further one.
+        owner = fcntl.ioctl(network, _NS_GET_USERNS)
+        if os.fstat(owner).st_ino == os.stat("/proc/self/ns/user").st_ino:
+            raise
+        _enter(owner, "user")
+        _enter(network, "net")
 
 
-def _enter(pid: int, name: str) -> None:
+def _enter(namespace: int, name: str) -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    namespace = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if libc.setns(namespace, _CLONE[name]):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    finally:
-        os.close(namespace)
+    if libc.setns(namespace, _CLONE[name]):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _connect_to_path(connection: socket.socket, pid: int, path: str) -> None:

@@ -36,7 +36,10 @@ def find_libc(found: Sequence[ElfImage]) -> list[ElfImage]:
 
 
 def uses_musl(found: Sequence[ElfImage]) -> bool:
-    return any(_MUSL.search(each.path) for each in found)
+    """By its name, or because it is a C library that is not glibc: Debian's lies at .../libc.so."""
+    libc = find_libc(found)
+    is_other = bool(libc) and not any(each.symbol("gnu_get_libc_version") for each in libc)
+    return is_other or any(_MUSL.search(each.path) for each in found)
 
 
 def signed(value: int, bits: int = 64) -> int:
