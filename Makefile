@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix dist explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -34,6 +34,7 @@ groups-test = test clients docs services
 groups-lint = lint test
 groups-docs = docs
 groups-bench = bench
+groups-dist = dist
 
 $(VENV)/ready-%: pyproject.toml hatch_build.py native/build.py tools/environment.py
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/environment.py $(VENV) $(groups-$*)
@@ -106,6 +107,9 @@ docs: $(VENV)/ready-docs ## the documentation as a site in site/: strict, search
 	@$(RUN)/python docs/sphinx/collect.py .build/site-source
 	@$(RUN)/python -m sphinx -j auto -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
+
+dist: $(VENV)/ready-dist ## what people install, in dist/: built twice and compared, and tried on every Python that is found
+	@$(RUN)/python tools/dist.py $(ARGS)
 
 map: ## every source file and its one job; ARGS=ledger: those of one folder
 	@python=$$(tools/find-python $(PYTHON)) && PYTHONPATH=docs "$$python" -m generators.files $(ARGS)

@@ -15,9 +15,11 @@ The libraries go into the package folder, beside the Python that loads them:
 
 Before that it brings tracer/python_layouts.h up to date with src/vram/cpython_layouts.py.
 
-The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
-built again only when its sources, the command line or this file changed. Standard library
-only: this file runs before anything is installed.
+The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. With ``--target
+aarch64-linux-gnu.2.17`` it is always the last, which compiles for other processors and older C
+libraries, and writes the same bytes wherever it runs. A library is built again only when its
+sources, the command line or this file changed. Standard library only: this file runs before
+anything is installed.
 """
 
 from __future__ import annotations
@@ -106,6 +108,8 @@ SANITIZE = (
     "-fno-omit-frame-pointer",
     "-g",
 )
+# What a wheel has says nothing of the folder that it was compiled in.
+SAME_BYTES = (f"-ffile-prefix-map={NATIVE}=native", "-Wl,--build-id=sha1", "-Wl,--strip-debug")
 
 
 class BuildError(Exception):
@@ -119,24 +123,30 @@ def system_compiler() -> list[str] | None:
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
-def compiler() -> list[str]:
-    if found := system_compiler():
+def compiler(target: str = "") -> list[str]:
+    """The compiler for this machine, or for *target*: processor, system and oldest C library."""
+    if not target and (found := system_compiler()):
         return found
     if find_spec("ziglang"):
         # zig tunes for the building machine's CPU unless told otherwise; a wheel travels.
-        return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
+        found = [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
+        return [*found, "-target", target, *SAME_BYTES] if target else found
     raise BuildError(
-        "there is no C compiler: install gcc or clang (Debian: apt install gcc), "
+        f"only zig compiles for {target}: pip install '{ZIGLANG}'"
+        if target
+        else "there is no C compiler: install gcc or clang (Debian: apt install gcc), "
         "or, without root, the one on PyPI: pip install ziglang"
     )
 
 
-def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -> Path | None:
+def build(
+    library: Library, package: Path = PACKAGE, more: Sequence[str] = (), target: str = ""
+) -> Path | None:
     """Bring one library up to date; None where it has no sources of its own."""
     if not any((NATIVE / library.folders[-1]).glob("*.c")):
         return None
     output = package / library.path
-    command = [*compiler(), *FLAGS, *library.flags, *more]
+    command = [*compiler(target), *FLAGS, *library.flags, *more]
     digest = _digest(library, command)
     stamp = output.with_name(f".{output.name}.sha256")
     if not (output.exists() and stamp.exists() and stamp.read_text() == digest):
@@ -146,12 +156,12 @@ def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -
     return output
 
 
-def build_all(package: Path = PACKAGE, more: Sequence[str] = ()) -> list[Path]:
-    """Bring every library up to date, compiled with *more* flags."""
+def build_all(package: Path = PACKAGE, more: Sequence[str] = (), target: str = "") -> list[Path]:
+    """Bring every library up to date, compiled with *more* flags; for this machine, or for *target*."""
     if PYTHON_LAYOUTS.exists() and PYTHON_LAYOUTS.read_text() != (layouts := format_python_layouts()):
         PYTHON_LAYOUTS.write_text(layouts)
     with ThreadPoolExecutor() as pool:
-        built = pool.map(lambda library: build(library, package, more), LIBRARIES)
+        built = pool.map(lambda library: build(library, package, more, target), LIBRARIES)
         return [output for output in built if output]
 
 
@@ -223,10 +233,11 @@ def _compile(command: list[str], library: Library, output: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile vram's native libraries.")
     parser.add_argument("--into", type=Path, default=PACKAGE, help="package folder (default: src/vram)")
+    parser.add_argument("--target", default="", help="another processor or C library: aarch64-linux-gnu.2.17")
     parser.add_argument("--strict", action="store_true", help="treat compiler warnings as errors")
     args = parser.parse_args()
     try:
-        built = build_all(args.into, STRICT if args.strict else ())
+        built = build_all(args.into, STRICT if args.strict else (), args.target)
     except BuildError as error:
         print(f"native/build.py: {error}", file=sys.stderr)
         return 1
