@@ -1,6 +1,6 @@
 """Build what people install, twice, compare the two, and try each on every Python that is here: `make dist`.
 
-python tools/dist.py [--into FOLDER] [--only wheels|bundles] [--skip-trying]
+python tools/dist.py [--into FOLDER] [--skip-bundles] [--skip-trying]
 
 What is built, from the files of this checkout, into dist/:
 
@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import bundle
 from matrix import SUPPORTED
 from pythons import find
 
@@ -60,8 +61,8 @@ class NotBuilt(Exception):
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Build and try what people install.")
     parser.add_argument("--into", type=Path, default=ROOT / "dist")
-    parser.add_argument("--only", choices=("wheels", "bundles"), default="")
-    parser.add_argument("--skip-trying", action="store_true", help="install nothing, run nothing")
+    parser.add_argument("--skip-bundles", action="store_true", help="only the source and wheels")
+    parser.add_argument("--skip-trying", action="store_true", help="install no wheel")
     args = parser.parse_args(arguments)
     os.environ["SOURCE_DATE_EPOCH"] = commit_time()
     shutil.rmtree(args.into, ignore_errors=True)
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str]) -> int:
             wheel = steps.run(f"wheel {target}", partial(build_wheel, target, trees, args.into))
             if wheel and not args.skip_trying:
                 try_wheel(steps, wheel, target, Path(folder))
+        if any(args.into.glob("*manylinux*.whl")) and not args.skip_bundles:
+            build_bundles(steps, args.into, Path(folder))
     write_sums(args.into)
     return steps.finish()
 
@@ -166,6 +169,90 @@ def audit(wheel: Path) -> None:
     named = wheel.stem.rpartition("-")[2]
     if not found or found[1] != named:
         raise NotBuilt(f"auditwheel: {found[1] if found else said}, and its name says {named}")
+
+
+# ---- with all that vram needs but Python ----
+
+
+def build_bundles(steps: Steps, into: Path, folder: Path) -> None:
+    """vram.pyz and the packages, of the wheels in *into*, each built twice and looked into."""
+    wheels = sorted(into.glob("*manylinux*.whl"))
+    twice = [folder / "bundle", folder / "another-bundle"]
+
+    def bundle_all() -> Path:
+        for each in twice:
+            try:
+                bundle.make(each, wheels)
+            except bundle.CannotBundle as error:
+                raise NotBuilt(str(error)) from error
+        return twice[0]
+
+    if steps.run("bundle", bundle_all) is None:
+        return
+    pyz = steps.run(
+        "vram.pyz",
+        lambda: take_equal(
+            [bundle.write_pyz(each, each.parent / f"{each.name}-pyz" / "vram.pyz") for each in twice], into
+        ),
+    )
+    machine = os.uname().machine
+    if pyz and (twice[0] / machine).exists():
+        steps.run("vram.pyz starts", partial(try_pyz, pyz, folder))
+    for kind, tool, unpack_it in (
+        ("debian", "dpkg-buildpackage", 'dpkg-deb --extract "$0" .'),
+        ("rpm", "rpmbuild", 'rpm2archive - <"$0" | tar -xz'),
+    ):
+        if shutil.which(tool) is None:
+            print(f"          {kind}: not built, there is no {tool} here")
+            continue
+        made = steps.run(f"{kind} package", partial(build_package, kind, twice, into, folder))
+        for package in into.glob("*.deb" if kind == "debian" else "*.rpm") if made else ():
+            if machine in package.name or {"x86_64": "amd64"}.get(machine, "arm64") in package.name:
+                steps.run(f"{kind} package runs", partial(try_package, package, unpack_it, folder / kind))
+
+
+def build_package(kind: str, bundles: Sequence[Path], into: Path, folder: Path) -> Path:
+    outputs = []
+    for each in bundles:
+        outputs.append(folder / f"{each.name}-{kind}")
+        run([str(ROOT / "deploy" / kind / "build"), str(each), str(outputs[-1])], f"the {kind} package")
+    made = [sorted(output.iterdir()) for output in outputs]
+    for pair in zip(*made, strict=True):
+        first = take_equal(pair, into)
+    return first
+
+
+def try_pyz(pyz: Path, folder: Path) -> Path:
+    """The first start unpacks it; how long a later one takes."""
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    env = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home)}
+    run([str(pyz), "demo", "fork"], "vram.pyz demo fork", env=env)
+    run([str(pyz), "snapshot", "-o", str(home / "machine.json")], "vram.pyz snapshot", env=env)
+    shown = []
+    for words, may_fail in (["--version"], False), (["why", "--from", str(home / "machine.json")], True):
+        times = []
+        for _ in range(5):
+            begun = time.monotonic()
+            run([str(pyz), *words], "vram.pyz", env=env, may_fail=may_fail)
+            times.append(time.monotonic() - begun)
+        shown.append(f"{words[0]} {sorted(times)[2]:.2f} s")
+    return Path(", ".join(shown))
+
+
+def try_package(package: Path, unpack_it: str, place: Path) -> Path:
+    """Unpack it and run what is in it, with this Python in the place of the one that it depends on."""
+    place.mkdir()
+    run(["sh", "-c", f"set -e; cd {place}; {unpack_it}", str(package.resolve())], "it cannot be unpacked")
+    home, base = place / "usr" / "lib" / "vram", Path(os.path.realpath(sys.executable))
+    (home / "bin" / "python").unlink()
+    (home / "bin" / "python").symlink_to(base)
+    (home / "pyvenv.cfg").write_text((home / "pyvenv.cfg").read_text().replace("/usr/bin", str(base.parent)))
+    vram = [str(home / "bin" / "python"), "-I", str(place / "usr" / "bin" / "vram")]
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
+    config = str(place / "etc" / "vram" / "serve.toml")
+    run([*vram, "serve", "--check-config", "--config", config], "vram serve", env=clean)
+    return Path(run([*vram, "--version"], "vram --version", env=clean).strip())
 
 
 def write_sums(into: Path) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+sys.path.insert(0, str(ROOT / "tools"))
+
+import bundle as bundle  # noqa: E402
+from matrix import SUPPORTED as SUPPORTED  # noqa: E402
 
 
 def build_wheel(into: Path, tree: Path = ROOT, **env: str) -> Path:
