@@ -76,11 +76,14 @@ faults: $(VENV)/ready-test native ## every row of the fault table, and its page 
 sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by their tests
 	@$(RUN)/python tools/sanitize.py -n $(WORKERS) $(ARGS)
 
-lint: $(VENV)/ready-lint ## ruff, names, import contracts, C format and warnings
+lint: $(VENV)/ready-lint ## ruff, names, import contracts, workflows, C format and warnings
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/python tools/names.py
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
+	@$(RUN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(RUN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	@$(RUN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	@$(RUN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
 
