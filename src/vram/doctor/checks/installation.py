@@ -78,10 +78,10 @@ def check_native(facts: DoctorFacts) -> CheckAnswer:
     What it means:
     libvramscan: without it /proc is scanned in Python, slower, with the same results.
     libvrambuffer: without it `vram.Buffer` cannot export memory by DLPack, and calls the driver from
-    Python, which is slower. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo`, `vram
-    virtual` and `vram lab --virtual` do not work. libvramvisitor: without it `vram trim`, `attach` and `why
-    --deep` enter Python programs only. libvramtracer: without it `vram run` and `attach` cannot record;
-    libvramreader: `vram report` cannot read recordings; libvramlines: frames of native code have no lines.
+    Python, which is slower. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and
+    `vram virtual` do not work. libvramvisitor: without it `vram trim`, `attach` and `why --deep` enter Python
+    programs only. libvramtracer: without it `vram run` and `attach` cannot record; libvramreader: `vram
+    report` cannot read recordings; libvramlines: frames of native code have no lines.
     The wheel for any machine has none of them: why, ps, who, oom, free, kill, park and serve work.
 
     What to do:
