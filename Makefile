@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test newest newest-here test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix arm explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test newest newest-here test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix dist arm explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -36,6 +36,7 @@ groups-lint = lint test
 groups-newest = test clients
 groups-docs = docs
 groups-bench = bench
+groups-dist = dist
 
 $(VENV)/ready-%: pyproject.toml hatch_build.py native/build.py tools/environment.py
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/environment.py $(VENV) $(groups-$*)
@@ -89,11 +90,14 @@ faults: $(VENV)/ready-test native ## every row of the fault table, and its page 
 sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by their tests
 	@$(RUN)/python tools/sanitize.py -n $(WORKERS) $(ARGS)
 
-lint: $(VENV)/ready-lint ## ruff, names, import contracts, C format and warnings (with a compiler for aarch64: there too)
+lint: $(VENV)/ready-lint ## ruff, names, import contracts, workflows, C format and warnings (with a compiler for aarch64: there too)
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/python tools/names.py
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
+	@$(RUN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(RUN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	@$(RUN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	@$(RUN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
 	@! command -v $(ARM)-gcc >/dev/null || \
@@ -122,6 +126,9 @@ docs: $(VENV)/ready-docs ## the documentation as a site in site/: strict, search
 	@$(RUN)/python docs/sphinx/collect.py .build/site-source
 	@$(RUN)/python -m sphinx -j auto -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
+
+dist: $(VENV)/ready-dist ## what people install, in dist/: built twice and compared, and tried on every Python that is found
+	@$(RUN)/python tools/dist.py $(ARGS)
 
 map: ## every source file and its one job; ARGS=ledger: those of one folder
 	@python=$$(tools/find-python $(PYTHON)) && PYTHONPATH=docs "$$python" -m generators.files $(ARGS)

@@ -16,9 +16,10 @@ The libraries go into the package folder, beside the Python that loads them:
 Before that it brings tracer/python_layouts.h up to date with src/vram/cpython_layouts.py.
 
 The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. For another machine,
-``--target aarch64-linux-gnu --into FOLDER``: its gcc (Debian: gcc-aarch64-linux-gnu), else ziglang, which can
-also be told the oldest C library that shall do: ``--target aarch64-linux-gnu.2.28``. A library is built again
-only when its sources, the command line or this file changed. Standard library only: this file runs before
+``--target aarch64-linux-gnu --into FOLDER``: its gcc (Debian: gcc-aarch64-linux-gnu), else ziglang. With a
+version of the C library, ``--target aarch64-linux-gnu.2.17``, it is always ziglang, which compiles for older
+ones and writes the same bytes wherever it runs. A library is built again only when its sources, the command
+line or this file changed. Standard library only: this file runs before
 anything is installed.
 """
 
@@ -108,6 +109,8 @@ SANITIZE = (
     "-fno-omit-frame-pointer",
     "-g",
 )
+# What a wheel has says nothing of the folder that it was compiled in.
+SAME_BYTES = (f"-ffile-prefix-map={NATIVE}=native", "-Wl,--build-id=sha1", "-Wl,--strip-debug")
 
 
 class BuildError(Exception):
@@ -121,29 +124,29 @@ def system_compiler() -> list[str] | None:
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
-def compiler(target: str | None = None) -> list[str]:
-    """For this machine, or for *target*: a machine as gcc calls it, maybe with a version of glibc."""
+def compiler(target: str = "") -> list[str]:
+    """For this machine, or for *target*: a machine as gcc calls it, maybe with the oldest glibc that shall do."""
     crossing = f"{target}-gcc"
-    if target is None and (found := system_compiler()):
+    if not target and (found := system_compiler()):
         return found
     if target and shutil.which(crossing):
         return [crossing]
     if find_spec("ziglang"):
         # zig tunes for the building machine's CPU unless told otherwise; a wheel travels.
-        towards = ["-target", target] if target else []
-        return [sys.executable, "-m", "ziglang", "cc", *towards, "-mcpu=baseline"]
-    system = (
-        f"{crossing} (Debian: apt install gcc-{target})"
-        if target
-        else "gcc or clang (Debian: apt install gcc)"
-    )
+        found = [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
+        return [*found, "-target", target, *SAME_BYTES] if target else found
+    system = "gcc or clang (Debian: apt install gcc)"
+    if target:
+        system = f"{crossing} (Debian: apt install gcc-{target})"
+    if "." in target:
+        raise BuildError(f"only zig compiles for {target}: pip install '{ZIGLANG}'")
     raise BuildError(
         f"there is no C compiler: install {system}, or, without root, the one on PyPI: pip install ziglang"
     )
 
 
 def build(
-    library: Library, package: Path = PACKAGE, more: Sequence[str] = (), target: str | None = None
+    library: Library, package: Path = PACKAGE, more: Sequence[str] = (), target: str = ""
 ) -> Path | None:
     """Bring one library up to date; None where it has no sources of its own."""
     if not any((NATIVE / library.folders[-1]).glob("*.c")):
@@ -159,8 +162,8 @@ def build(
     return output
 
 
-def build_all(package: Path = PACKAGE, more: Sequence[str] = (), target: str | None = None) -> list[Path]:
-    """Bring every library up to date, compiled with *more* flags."""
+def build_all(package: Path = PACKAGE, more: Sequence[str] = (), target: str = "") -> list[Path]:
+    """Bring every library up to date, compiled with *more* flags; for this machine, or for *target*."""
     if PYTHON_LAYOUTS.exists() and PYTHON_LAYOUTS.read_text() != (layouts := format_python_layouts()):
         PYTHON_LAYOUTS.write_text(layouts)
     with ThreadPoolExecutor() as pool:
@@ -236,8 +239,8 @@ def _compile(command: list[str], library: Library, output: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile vram's native libraries.")
     parser.add_argument("--into", type=Path, default=PACKAGE, help="package folder (default: src/vram)")
+    parser.add_argument("--target", default="", help="another processor or C library: aarch64-linux-gnu.2.17")
     parser.add_argument("--strict", action="store_true", help="treat compiler warnings as errors")
-    parser.add_argument("--target", help="another machine: aarch64-linux-gnu, aarch64-linux-gnu.2.28")
     args = parser.parse_args()
     if args.target and args.into == PACKAGE:
         parser.error("--target needs --into: src/vram has the libraries of this machine")

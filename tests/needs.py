@@ -174,6 +174,9 @@ NEEDS = {
         "`make test-tools` installs them",
         programs=("dpkg-buildpackage", "dh", "shellcheck"),
     ),
+    "rpm": Need(
+        "no rpmbuild", "`make test-tools` installs it; Debian: rpm", programs=("rpmbuild", "rpm2archive")
+    ),
     "package-index": Need("pip reaches no package index", "run with network access, or set PIP_INDEX_URL"),
     "cuda-toolkit": Need(
         "no nvcc or no CUPTI headers", "install the CUDA toolkit and put nvcc on PATH", programs=("nvcc",)

@@ -40,6 +40,7 @@ PARTS = (
     "questions/index",
     "guides/index",
     "concepts/index",
+    "install",
     "reference/index",
     "further-reading",
     "project/index",

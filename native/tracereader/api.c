@@ -1,9 +1,11 @@
 /* The exported functions. */
 #include "internal.h"
 
+#include <linux/random.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 void damaged(struct vramreader *reader, enum vramreader_damage code, uint32_t section, uint32_t file, uint64_t offset,
              uint64_t count) {
@@ -27,7 +29,8 @@ struct vramreader *vramreader_new(uint64_t limit_nbytes, uint32_t points, uint32
     reader->growing = growing != 0;
     reader->free_allocation = NONE;
     reader->shift = 10;
-    if (getrandom(reader->seed, sizeof reader->seed, GRND_NONBLOCK) != (ssize_t)sizeof reader->seed)
+    // glibc has getrandom() from 2.25 on, and nothing else here needs more than 2.17.
+    if (syscall(SYS_getrandom, reader->seed, sizeof reader->seed, GRND_NONBLOCK) != (long)sizeof reader->seed)
         reader->seed[0] = (uint64_t)(uintptr_t)reader * 0x9e3779b97f4a7c15u;
     return reader;
 }

@@ -210,7 +210,7 @@ def test_without_pyarrow_a_sentence(trace: str, tmp_path: Path) -> None:
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == ExitCode.USAGE
     assert "writing Parquet needs pyarrow, which is not installed" in done.stderr
-    assert "pip install 'vram[parquet]'" in done.stderr
+    assert "-m pip install 'pyarrow>=14'" in done.stderr
     assert not (tmp_path / "x").exists()
 
 

@@ -5,29 +5,35 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import vram
-from tests.deploy.tools import DEPLOY, ROOT, build_wheel
+from tests.deploy.tools import DEPLOY, ROOT, SUPPORTED, build_wheel
 from tests.needs import find_program, needs, require, skip_without
 from vram.cli.app import COMMANDS
 
-# What pip says where it cannot reach an index: the package needs four packages of others.
-_NO_INDEX = ("Could not find a version", "Could not fetch URL", "NewConnectionError")
+NEXT = f"3.{int(SUPPORTED[-1].partition('.')[2]) + 1}"
+# What uv says where it cannot reach an index: the package needs a dozen packages of others.
+_NO_INDEX = ("Failed to fetch", "error sending request", "dns error", "No module named uv")
 
 
 def build(into: Path) -> Path:
-    """The package, of a wheel of this checkout."""
+    """The package, of a bundle of this checkout."""
+    bundle, wheel = into / "bundle", build_wheel(into)
+    command = [sys.executable, ROOT / "tools" / "bundle.py", "--into", bundle, wheel]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode and any(each in made.stderr for each in _NO_INDEX):
+        skip_without("package-index", "uv cannot reach an index")
+    assert made.returncode == 0, made.stderr
     quick = {"DPKG_DEB_COMPRESSOR_TYPE": "gzip", "DPKG_DEB_COMPRESSOR_LEVEL": "1"}
     answer = subprocess.run(
-        [str(DEPLOY / "debian" / "build"), str(into)],
-        env={**os.environ, **quick, "VRAM_WHEEL": str(build_wheel(into))},
+        [str(DEPLOY / "debian" / "build"), str(bundle), str(into)],
+        env={**os.environ, **quick},
         capture_output=True,
         text=True,
         check=False,
     )
-    if answer.returncode and any(each in answer.stdout + answer.stderr for each in _NO_INDEX):
-        skip_without("package-index", "pip cannot reach an index")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     (package,) = into.glob("*.deb")
     return package
@@ -37,21 +43,21 @@ def deb(*words: str | Path) -> str:
     return subprocess.run(["dpkg-deb", *words], capture_output=True, text=True, check=True).stdout
 
 
-@needs("dpkg-buildpackage", "dh", "gcc", "hatchling")
+@needs("dpkg-buildpackage", "dh", "hatchling")
 def test_the_package_has_what_it_says_enables_nothing_and_runs(
     native_libraries: Path, tmp_path: Path
 ) -> None:
     require("system-python")
-    if subprocess.run(
-        ["/usr/bin/python3", "-c", "import pip, venv, ensurepip"], capture_output=True
-    ).returncode:
-        skip_without("debian", "python3-venv or python3-pip is not installed")
     package = build(tmp_path)
     root = tmp_path / "root"
     deb("--extract", package, root)
     deb("--control", package, tmp_path / "control")
 
     assert f"_{vram.__version__}_" in package.name
+    depends = re.findall(r"^Depends: .*", (tmp_path / "control" / "control").read_text(), re.MULTILINE)
+    assert depends == [f"Depends: libc6 (>= 2.17), python3 (>= {SUPPORTED[0]}), python3 (<< {NEXT})"]
+    linked = {path.name for path in (root / "usr/lib/vram/lib").iterdir() if path.is_symlink()}
+    assert linked == {f"python{each}" for each in SUPPORTED}
     assert (tmp_path / "control" / "conffiles").read_text().split() == ["/etc/vram/serve.toml"]
     enables_nothing(tmp_path / "control")
     units = {path.name: path.read_text() for path in root.rglob("*.service")}
@@ -127,10 +133,12 @@ def test_the_changelog_has_this_version() -> None:
 def test_the_scripts_are_right() -> None:
     scripts = [
         DEPLOY / "debian" / "build",
+        DEPLOY / "rpm" / "build",
+        DEPLOY / "pyz" / "start.sh",
         DEPLOY / "kubernetes" / "render",
         *(DEPLOY / "debian").glob("vram.p*"),
     ]
-    assert len(scripts) == 5
+    assert len(scripts) == 7
     subprocess.run([str(find_program("shellcheck")), *scripts], check=True)
 
 

@@ -64,10 +64,10 @@ def test_they_are_written_with_msgspec_alone(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("recipe", ["container/Containerfile", "debian/build"])
-def test_a_recipe_copies_what_they_are_written_from(recipe: str, tmp_path: Path) -> None:
-    """The image and Debian's package are built from a part of the repository."""
-    copied = set(re.findall(r"\bdocs/[\w./-]*\w", (DEPLOY / recipe).read_text())) - {"docs/reference"}
+@pytest.mark.parametrize("recipe", [DEPLOY / "container" / "Containerfile", ROOT / "pyproject.toml"])
+def test_a_recipe_copies_what_they_are_written_from(recipe: Path, tmp_path: Path) -> None:
+    """The image and the source archive are built from a part of the repository."""
+    copied = set(re.findall(r"\bdocs/[\w./-]*\w", recipe.read_text())) - {"docs/reference"}
     for name in copied:
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)

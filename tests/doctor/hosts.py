@@ -120,6 +120,9 @@ SOUND = DoctorFacts(
         vram="1",
         python="CPython 3.13.1",
         packages={"msgspec": "0.19", "nvidia-ml-py": "13", "rich": "14", "pyzmq": "27"},
+        add_base="pip install nvidia-ml-py",
+        add_jupyter="pip install 'pyzmq>=22'",
+        get_native="run `python native/build.py`",
     ),
     room=ProcessLimits(memory_left=64 * GIB, memory_total=128 * GIB),
 )

@@ -469,7 +469,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         ),
         "limited",
         "Python pid 6 cannot be trimmed",
-        "pip install 'vram[jupyter]'",
+        "pip install 'pyzmq>=22'",
     ),
     ("reaching.native", facts(attach_test=None), "unknown", "did not finish", "again"),
     (
@@ -528,7 +528,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         facts(program=replace(SOUND.program, packages={})),
         "missing",
         "pyzmq",
-        "vram[jupyter]",
+        "pip install 'pyzmq>=22'",
     ),
 ]
 

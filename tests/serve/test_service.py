@@ -137,7 +137,7 @@ def test_without_prometheus_client_it_says_what_to_install(tmp_path: Path) -> No
     words = [sys.executable, "-c", code, "serve", "--listen", "", "--state", str(tmp_path / "state")]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'vram[serve]'" in done.stderr
+    assert "-m pip install 'prometheus-client>=0.14'" in done.stderr
     assert not (tmp_path / "state").exists()
 
 

@@ -195,7 +195,7 @@ def test_without_textual_it_says_how_to_get_it(virtual_gpu: VirtualGpu) -> None:
     code = "import sys; sys.modules['textual'] = None; from vram.cli.app import main; sys.exit(main(['top']))"
     with terminal([sys.executable, "-c", code], virtual_gpu.environment()) as screen:
         assert screen.end() == 2
-        assert b"pip install 'vram[top]'" in screen.output
+        assert b"-m pip install 'textual>=4'" in screen.output
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ def require_view(what: str, instead: str = "") -> None:
     if os.environ.get("TERM") == "dumb":
         raise UsageError(f"{what} cannot draw on this terminal: TERM is dumb", hint=instead)
     if find_spec("textual") is None:
-        raise UsageError(f"{what} needs Textual, which is not installed", hint="pip install 'vram[top]'")
+        from vram.installation import how_to_add
+
+        raise UsageError(f"{what} needs Textual, which is not installed", hint=how_to_add("top"))
 
 
 # ---- standard output: the answer ----

@@ -40,6 +40,10 @@ class Records(Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
+NEEDED = ("msgspec", "nvidia-ml-py", "rich")
+"""The packages without which vram does not work."""
+
+
 class Program(Struct, frozen=True, kw_only=True):
     """This very program: its version, its Python, what is installed beside it."""
 
@@ -47,6 +51,12 @@ class Program(Struct, frozen=True, kw_only=True):
     python: str
     packages: dict[str, str | None] = {}
     """Versions of what vram imports; None: not installed."""
+    add_base: str = ""
+    """The command that installs what ``packages`` lacks."""
+    add_jupyter: str = ""
+    """What brings the extra for Jupyter kernels."""
+    get_native: str = ""
+    """What brings vram's compiled parts."""
 
 
 class DoctorFacts(Struct, frozen=True, kw_only=True, dict=True):

@@ -13,9 +13,10 @@ from threading import Thread
 from typing import Generic, TypeVar
 
 from vram import __version__
-from vram.doctor.check import AttachTarget, DoctorFacts, Program, Records
+from vram.doctor.check import NEEDED, AttachTarget, DoctorFacts, Program, Records
 from vram.errors import NoSuchProcess, Refused
 from vram.host.ports import Host
+from vram.installation import how_to_add, how_to_get_native, how_to_install
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Survey
 from vram.model.plan import Target
@@ -32,6 +33,9 @@ _LIBRARIES = (
     "host/local/lib/libvramscan.so",
     "guard/lib/libvrambuffer.so",
     "reach/lib/libvramvisitor.so",
+    "trace/lib/libvramtracer.so",
+    "trace/lib/libvramreader.so",
+    "trace/lib/libvramlines.so",
     "virtualgpu/lib/libcuda.so.1",
     "virtualgpu/lib/libnvidia-ml.so.1",
 )
@@ -166,10 +170,14 @@ def _unanswered() -> Records:
 
 def _program() -> Program:
     python = f"{platform.python_implementation()} {platform.python_version()}"
+    packages = {name: version(name, module) for name, module in _PACKAGES.items()}
     return Program(
         vram=__version__,
         python=python,
-        packages={name: version(name, module) for name, module in _PACKAGES.items()},
+        packages=packages,
+        add_base=how_to_install([name for name in NEEDED if packages[name] is None]),
+        add_jupyter=how_to_add("jupyter"),
+        get_native=how_to_get_native(),
     )
 
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from vram.errors import UsageError
 from vram.files import make_folder, write_file
+from vram.installation import how_to_add
 from vram.model.fleet import FleetGpu, FleetNode, FleetReport
 from vram.model.moment import read_rfc3339
 
@@ -33,8 +34,7 @@ def append(report: FleetReport, folder: str) -> str:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        hint = "pip install 'vram[fleet]'"
-        raise UsageError(f"--parquet needs PyArrow: {error}", hint=hint) from error
+        raise UsageError(f"--parquet needs PyArrow: {error}", hint=how_to_add("fleet")) from error
     if not folder:
         raise UsageError("--parquet needs the name of a folder")
     table = pyarrow.Table.from_pylist(list(_rows(report)), schema=_schema(pyarrow))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vram.errors import UsageError, VramError
 from vram.guard.memory import LIBRARY
+from vram.installation import how_to_get_native
 
 if TYPE_CHECKING:
     from vram.guard.allocation import BufferMemory
@@ -262,9 +263,8 @@ def _deleters(versioned: bool) -> tuple[int, int]:
     try:
         library = ctypes.PyDLL(LIBRARY)
     except OSError as error:
-        hint = "install vram as a wheel, or run `python native/build.py` in a checkout"
         raise VramError(
-            f"DLPack needs libvrambuffer.so, which cannot be loaded: {error}", hint=hint
+            f"DLPack needs libvrambuffer.so, which cannot be loaded: {error}", hint=how_to_get_native()
         ) from error
     functions = [_address(ctypes.pythonapi, name) for name in _PYTHON_FUNCTIONS]
     library.vram_dlpack_prepare((c_void_p * len(functions))(*functions))

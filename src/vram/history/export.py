@@ -10,6 +10,7 @@ import msgspec
 
 from vram.errors import UsageError
 from vram.history.schema import SAMPLED
+from vram.installation import how_to_add
 from vram.model.history import (
     Held,
     HistoryReport,
@@ -28,7 +29,7 @@ def require_library() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        hint = "pip install 'vram[parquet]', or use --json"
+        hint = f"{how_to_add('parquet')}, or use --json"
         raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=hint) from error
 
 

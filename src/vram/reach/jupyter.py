@@ -65,7 +65,9 @@ def unavailable_reason(process: TargetProcess) -> str | None:
     from importlib.util import find_spec
 
     if find_spec("zmq") is None:
-        return "pyzmq is not installed here: pip install 'vram[jupyter]'"
+        from vram.installation import how_to_add
+
+        return f"pyzmq is not installed here: {how_to_add('jupyter')}"
     return None
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from vram.errors import NotReachable, Refused, TimedOut
+from vram.installation import how_to_get_native
 from vram.payloads import delivery
 from vram.reach.payload import PayloadRequest
 from vram.reach.script_drop import LIBRARY, NamedSocket, PrivateFolder, VisitDrop
@@ -79,6 +80,8 @@ def why_missing() -> str | None:
     """Why the library cannot be used here; None where it can."""
     try:
         _original()
+    except FileNotFoundError:
+        return f"vram's library for it is not installed: {how_to_get_native()}"
     except (OSError, ValueError) as error:
         return f"vram's library for it cannot be read: {error}"
     return None

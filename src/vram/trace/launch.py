@@ -20,6 +20,7 @@ from msgspec import Struct
 from vram.errors import VramError
 from vram.files import open_plain
 from vram.host.ports import Host
+from vram.installation import how_to_get_native
 from vram.trace import cupti, output
 from vram.trace.output import TracePart
 
@@ -155,7 +156,7 @@ def require_library(error: type[VramError] = VramError) -> None:
     if not os.path.exists(LIBRARY):
         raise error(
             "vram's recorder, libvramtracer.so, is not installed",
-            hint="in a checkout run `python native/build.py`; else reinstall vram for this platform",
+            hint=how_to_get_native(),
         )
 
 

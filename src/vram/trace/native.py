@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vram.errors import BadTrace, VramError
+from vram.installation import how_to_get_native
 from vram.units import counted, size
 
 LIBRARY = Path(__file__).parent / "lib" / "libvramreader.so"
@@ -218,7 +219,7 @@ def _library() -> ctypes.CDLL:
     except OSError as error:
         raise VramError(
             f"the library that reads traces cannot be loaded: {error}",
-            hint="build it with `make native`, or install vram again",
+            hint=how_to_get_native(),
         ) from error
     pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
     out = ctypes.POINTER(u64)

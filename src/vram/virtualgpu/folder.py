@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vram.errors import VirtualGpuError
+from vram.installation import how_to_get_native
 from vram.units import GIB
 from vram.virtualgpu import FOLDER_VARIABLE
 
@@ -114,7 +115,7 @@ def link_libraries(folder: Path, built: Path = BUILT) -> None:
         if not target.exists():
             raise VirtualGpuError(
                 f"the virtual GPU's {library} has not been built",
-                hint="in a checkout run `python native/build.py`; else reinstall vram for this platform",
+                hint=how_to_get_native(),
             )
         (folder / name).symlink_to(target)
 

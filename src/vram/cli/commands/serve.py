@@ -36,7 +36,7 @@ Reading over HTTP needs no password, and is answered on this machine alone unles
 the configuration says otherwise; it changes nothing. Without a configuration file
 the defaults hold, which act on no process.
 
-Needs prometheus-client: pip install 'vram[serve]'.
+Needs prometheus-client (the extra `serve`).
 
 exit codes: 0 after SIGTERM, Ctrl-C or --for, 5 a configuration that is wrong,
 24 another service has the state folder, 25 the address is taken."""

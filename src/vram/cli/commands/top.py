@@ -21,7 +21,7 @@ keys: ? help, q quit, / search, t tree by container, job and family, d details,
 server), m trim, p park, u undo a park or release, k kill; each shows its plan
 and asks first. The mouse works, too.
 
-Needs Textual: pip install 'vram[top]'. `vram watch` needs no screen."""
+Needs Textual (the extra `top`). `vram watch` needs no screen."""
 
 
 def add_arguments(parser: Parser) -> None:

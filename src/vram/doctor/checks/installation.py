@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import os
 
-from vram.doctor.check import EVERY_COMMAND, UNFINISHED, CheckAnswer, DoctorFacts, broken, check, missing, ok
+from vram.doctor.check import (
+    EVERY_COMMAND,
+    NEEDED,
+    UNFINISHED,
+    CheckAnswer,
+    DoctorFacts,
+    broken,
+    check,
+    missing,
+    ok,
+)
 from vram.units import MIB, size
 
 _LITTLE = 1 * MIB
@@ -51,6 +61,10 @@ _COSTS = {
     "libvrambuffer.so": "vram.Buffer cannot export by DLPack",
     "libcuda.so.1": "vram demo and virtual do not work",
     "libnvidia-ml.so.1": "vram demo and virtual do not work",
+    "libvramvisitor.so": "trim, attach and why --deep enter Python programs only",
+    "libvramtracer.so": "vram run and attach cannot record",
+    "libvramreader.so": "vram report cannot read recordings",
+    "libvramlines.so": "frames of native code have no lines",
 }
 
 
@@ -65,7 +79,10 @@ def check_native(facts: DoctorFacts) -> CheckAnswer:
     libvramscan: without it /proc is scanned in Python, slower, with the same results.
     libvrambuffer: without it `vram.Buffer` cannot export memory by DLPack, and calls the driver from
     Python, which is slower. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and
-    `vram virtual` do not work.
+    `vram virtual` do not work. libvramvisitor: without it `vram trim`, `attach` and `why --deep` enter Python
+    programs only. libvramtracer: without it `vram run` and `attach` cannot record; libvramreader: `vram
+    report` cannot read recordings; libvramlines: frames of native code have no lines.
+    The wheel for any machine has none of them: why, ps, who, oom, free, kill, park and serve work.
 
     What to do:
     Install vram from a wheel for this platform; in a checkout run `python native/build.py`.
@@ -76,18 +93,15 @@ def check_native(facts: DoctorFacts) -> CheckAnswer:
     failing = {os.path.basename(path): error for path, error in natives.items() if error}
     if not failing:
         return ok("all native parts load", *(f"loads: {path}" for path in natives))
+    get_native = facts.program.get_native
     costs = dict.fromkeys(_COSTS.get(name, "") for name in failing)
     sentence = "; ".join(cost for cost in costs if cost)
     return missing(
         seen=f"cannot be loaded: {', '.join(failing)}",
         details=tuple(f"{name}: {error}" for name, error in failing.items()),
         means=f"{sentence[:1].upper()}{sentence[1:]}.",
-        fix="Install a wheel for this platform; in a checkout, build them.",
-        command="python native/build.py",
+        fix=f"{get_native[:1].upper()}{get_native[1:]}.",
     )
-
-
-_NEEDED = ("msgspec", "nvidia-ml-py", "rich")
 
 
 @check("vram.python", EVERY_COMMAND)
@@ -102,18 +116,18 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
     also one that is older or newer than the driver.
 
     What to do:
-    `pip install --upgrade vram` installs what is missing.
+    Install the packages with the command that is shown.
     """
     program = facts.program
-    absent = [name for name in _NEEDED if program.packages.get(name) is None]
+    absent = [name for name in NEEDED if program.packages.get(name) is None]
     if absent:
         return broken(
             seen=f"not installed: {', '.join(absent)}",
             means="vram cannot read the driver." if "nvidia-ml-py" in absent else "Commands fail.",
             fix="Install the missing packages.",
-            command=f"pip install {' '.join(absent)}",
+            command=program.add_base or f"pip install {' '.join(absent)}",
         )
-    versions = tuple(f"{name} {program.packages[name]}" for name in _NEEDED)
+    versions = tuple(f"{name} {program.packages[name]}" for name in NEEDED)
     return ok(f"vram {program.vram} on {program.python}", *versions)
 
 
@@ -128,7 +142,7 @@ def check_jupyter(facts: DoctorFacts) -> CheckAnswer:
     `vram trim` and `vram why --deep` talk to Jupyter kernels with it. Nothing else needs it.
 
     What to do:
-    `pip install 'vram[jupyter]'`, into the environment that vram runs in.
+    Install pyzmq into the environment that vram runs in, with the command that is shown.
     """
     version = facts.program.packages.get("pyzmq")
     if version is not None:
@@ -137,5 +151,5 @@ def check_jupyter(facts: DoctorFacts) -> CheckAnswer:
         seen="pyzmq is not installed",
         means="vram trim and why --deep cannot reach Jupyter kernels.",
         fix="Install the extra if you use notebooks.",
-        command="pip install 'vram[jupyter]'",
+        command=facts.program.add_jupyter,
     )

@@ -169,7 +169,7 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
 
     What to do:
     CPython 3.9 and later needs only the permission to attach. Other programs can call `vram.agent()`, or
-    be started with VRAM_AGENT=1; for notebooks install `vram[jupyter]`.
+    be started with VRAM_AGENT=1; for notebooks install pyzmq.
     """
     if facts.targets is None:
         return unknown(
@@ -191,7 +191,7 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
         details=details,
         means="vram trim refuses them, and vram why --deep cannot look inside.",
         fix=_suggest_fix(needs_zmq),
-        command="pip install 'vram[jupyter]'" if needs_zmq else "",
+        command=facts.program.add_jupyter if needs_zmq else "",
     )
 
 

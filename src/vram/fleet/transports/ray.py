@@ -20,6 +20,7 @@ from vram.children import interpreter
 from vram.errors import UsageError, VramError
 from vram.fleet.ray_driver import RayAnswer, RayCluster, RayCommand, RayNode, RayStart
 from vram.fleet.transport import Cancelled, CommandResult, NodeAddress, NodeFailed
+from vram.installation import how_to_add
 from vram.model.fleet import NodeCode
 
 _CONNECT_S = 60.0
@@ -36,7 +37,7 @@ class RayNodes:
 
     def __init__(self, address: str, *, vram: Sequence[str] = (), connect_s: float = _CONNECT_S) -> None:
         if find_spec("ray") is None:
-            raise UsageError("--ray needs Ray, which is not installed", hint="pip install 'vram[fleet]'")
+            raise UsageError("--ray needs Ray, which is not installed", hint=how_to_add("fleet"))
         self._vram = tuple(vram)
         self._process = subprocess.Popen(
             interpreter("vram.fleet.ray_driver"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import vram
 from vram.errors import UsageError
+from vram.installation import how_to_add
 from vram.ledger.holds import find_holds
 from vram.model.ledger import KINDS, Entry, Ledger
 from vram.report.escape import inert
@@ -31,7 +32,7 @@ def require_library() -> None:
         import prometheus_client  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            "vram serve needs prometheus-client, which is not installed", hint="pip install 'vram[serve]'"
+            "vram serve needs prometheus-client, which is not installed", hint=how_to_add("serve")
         ) from error
 
 

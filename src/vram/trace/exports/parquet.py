@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.errors import UsageError
 from vram.files import new_file
+from vram.installation import how_to_add
 from vram.model.trace import KINDS_BY_NUMBER, CallStack, TraceView
 from vram.trace.exports import named, text
 from vram.trace.reader import EVENT_TYPES
@@ -27,7 +28,7 @@ def write(trace: Trace, path: str, *, force: bool) -> None:
     except ImportError as error:
         raise UsageError(
             "writing Parquet needs pyarrow, which is not installed",
-            hint="pip install 'vram[parquet]', or choose another --export",
+            hint=f"{how_to_add('parquet')}, or choose another --export",
         ) from error
     if path == "/dev/stdout":
         raise UsageError("Parquet is two files, and not for standard output", hint="name a file with -o")
