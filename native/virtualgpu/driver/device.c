@@ -257,7 +257,7 @@ static const int fixed[148] = {
 /* Multiprocessors of one to seven slices of an H200, by the MIG guide's table of its profiles. */
 static const int multiprocessors[8] = {0, 16, 32, 60, 64, 64, 64, 132};
 
-enum { MULTIPROCESSORS = 16, COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
+enum { MULTIPROCESSORS = 16, INTEGRATED = 18, COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
 
 int device_multiprocessors(int device) {
     return device_mig(device) ? multiprocessors[device_mig(device)->compute_slices & 7] : fixed[MULTIPROCESSORS];
@@ -269,6 +269,7 @@ result cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (device_gpu(device) < 0) return INVALID_DEVICE;
     const struct store_gpu *gpu = device_config(device);
     switch (attribute) {
+    case INTEGRATED: *value = gpu->unified; break;
     case COMPUTE_MODE: *value = (int)gpu->compute_mode; break;
     case ECC_ENABLED: *value = gpu->ecc_enabled; break;
     case MULTIPROCESSORS: *value = device_multiprocessors(device); break;

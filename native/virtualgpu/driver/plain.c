@@ -173,7 +173,8 @@ result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
     result failed = context_need(&context);
     if (!failed) failed = free_nbytes_of(context->device, gate.answering, &nbytes);
     if (failed) return failed;
-    if (free_nbytes) *free_nbytes = nbytes;
+    /* Cached files give way to an allocation; that they would, this call does not say. */
+    if (free_nbytes) *free_nbytes = size_left(nbytes, device_config(context->device)->cache_bytes);
     if (total) *total = device_usable_bytes(context->device);
     return OK;
 }

@@ -55,6 +55,10 @@ struct store_gpu {
     unsigned utilization;
     int recovery_action;    /* what the driver advises, by NVML's number; -1: it does not know the field */
     uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
+    bool unified;           /* no memory of its own: total_bytes are the machine's, and NVML refuses totals */
+    int numa_node;          /* its memory is this node of the machine's; -1: it is none */
+    uint64_t cpu_bytes;     /* of that memory: used by programs on the processor and by the kernel */
+    uint64_t cache_bytes;   /* and by the files' cache, which is released when others need the room */
     int mig_pending;        /* the mode after the next reset; -1: as it is now */
     bool mig_restricted;    /* the caller may ask for MIG devices, not for the GPU as a whole */
     bool host_pids;         /* an older driver: other PID namespaces see the creator's own pid */
@@ -153,7 +157,7 @@ struct store_process {
 
 struct store_usage {
     uint64_t used_bytes; /* without reserved: driver, contexts, overhead, private, every object once */
-    uint64_t free_bytes; /* total - reserved - used */
+    uint64_t free_bytes; /* total - reserved - used - what the processor's programs use */
     uint64_t bar1_used;
     uint64_t instance_used[STORE_INSTANCE_IDS]; /* of used_bytes, by GPU instance */
 };

@@ -277,7 +277,8 @@ static void complete(const struct totals *totals, struct store_usage *usage) {
         const struct store_gpu *gpu = &config->gpu[index];
         use_for_init(totals, index, &usage[index]);
         use(&usage[index], STORE_NO_INSTANCE, gpu->windows_bytes);
-        usage[index].free_bytes = size_left(size_left(gpu->total_bytes, gpu->reserved_bytes), usage[index].used_bytes);
+        uint64_t used = size_sum(usage[index].used_bytes, gpu->cpu_bytes);
+        usage[index].free_bytes = size_left(size_left(gpu->total_bytes, gpu->reserved_bytes), used);
         /* All memory in use is mapped through the window, up to the window's size. */
         uint64_t seen = size_sum(size_sum(gpu->bar1_base_bytes, usage[index].used_bytes), usage[index].bar1_used);
         usage[index].bar1_used = seen < gpu->bar1_bytes ? seen : gpu->bar1_bytes;

@@ -38,6 +38,7 @@ KIND_NUMBERS: dict[Kind, int] = {
     "free": 16,
     "outside": 17,
     "preallocated": 18,
+    "cpu": 19,
 }
 KINDS_BY_NUMBER = {number: kind for kind, number in KIND_NUMBERS.items()}
 
@@ -93,8 +94,9 @@ CREATE TABLE progress (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT RO
 """
 
 _VERSION_2 = "ALTER TABLE sample ADD COLUMN preallocated INTEGER"
+_VERSION_3 = "ALTER TABLE sample ADD COLUMN cpu INTEGER"
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 """What leads from each version to the next; the first makes a new file."""
 VERSION = len(MIGRATIONS)
 

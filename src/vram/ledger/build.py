@@ -34,6 +34,7 @@ from vram.ledger.remainder import (
     remainder_entries,
     split,
 )
+from vram.ledger.shared import is_shared, on_own_node, shared_notes, shared_remainder
 from vram.model.gpu import MemoryFacts
 from vram.model.ledger import Entry, GpuLedger, Ledger, Note, OpenOnly, known_bytes
 from vram.model.observation import Survey
@@ -48,6 +49,7 @@ class GpuDraft(Struct):
     gpu: GpuObservations
     memory: MemoryFacts
     charged: tuple[Entry, ...]
+    """What the driver's lists claim, and what the kernel counts on a node of its own."""
     rest: int
     """Used bytes that no charge covers."""
 
@@ -82,10 +84,16 @@ def _gpus(survey: IndexedSurvey) -> tuple[GpuLedger, ...]:
         place: draft for index in claims for place, draft in _drafts(survey, index, divided, claims[index][0])
     }
     # What CUDA costs beyond all charges is no room for exported memory.
+    unbounded = {place for place, draft in drafts.items() if is_shared(draft.memory)}
     rooms = {place: _room(survey, draft) for place, draft in drafts.items()}
     # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
-    taken = [place for place, draft in drafts.items() if managed_explains(survey, draft.gpu, rooms[place])]
-    builder = LedgerBuilder(survey, drafts, place_exports(survey, rooms | dict.fromkeys(taken, 0)), claims)
+    taken = [
+        place
+        for place, draft in drafts.items()
+        if place not in unbounded and managed_explains(survey, draft.gpu, rooms[place])
+    ]
+    exports = place_exports(survey, rooms | dict.fromkeys(taken, 0), unbounded)
+    builder = LedgerBuilder(survey, drafts, exports, claims)
     return tuple(builder.gpu(gpu, divided.get(index)) for index, gpu in sorted(survey.gpus.items()))
 
 
@@ -96,6 +104,8 @@ def _claims(survey: IndexedSurvey, gpu: GpuObservations) -> Claims:
 
 def _room(survey: IndexedSurvey, draft: GpuDraft) -> int:
     """Bytes that no process is charged for, and that are no overhead: unknown without the lists, so none."""
+    if is_shared(draft.memory):
+        return draft.rest
     return max(0, draft.rest - expected(survey, draft.gpu)) if draft.gpu.lists == "ok" else 0
 
 
@@ -147,6 +157,7 @@ def _drafts(
 def _draft(gpu: GpuObservations, memory: MemoryFacts, claims: Sequence[Entry]) -> GpuDraft:
     used = split(memory)[2]
     charged = fit(claims, used)
+    charged = (*charged, *on_own_node(memory, used - known_bytes(charged)))
     return GpuDraft(gpu, memory, charged, used - known_bytes(charged))
 
 
@@ -174,10 +185,11 @@ class LedgerBuilder:
         draft = self._drafts.get((gpu.index, None))
         if draft is None or gpu.memory is None:
             return _without_draft(self._survey, gpu)
+        entries = _with_unused(self._held((gpu.index, None)), gpu.memory)
         return replace(
             _read(gpu),
-            entries=_with_unused(self._held((gpu.index, None)), gpu.memory),
-            notes=(*_notes(draft), *mig.note(gpu, mig.parts(gpu))),
+            entries=entries,
+            notes=(*shared_notes(gpu.memory, entries), *_notes(draft), *mig.note(gpu, mig.parts(gpu))),
             open_only=self._open_only(gpu.index),
         )
 
@@ -203,6 +215,8 @@ class LedgerBuilder:
         survey, draft = self._survey, self._drafts[place]
         exported = fit(self._exports[place][0], draft.rest)
         rest = draft.rest - known_bytes(exported)
+        if is_shared(draft.memory):
+            return (*draft.charged, *exported, *shared_remainder(survey, draft.gpu, rest))
         managed = managed_entries(survey, draft.gpu, rest - expected(survey, draft.gpu))
         rest -= known_bytes(managed)
         return (*draft.charged, *exported, *managed, *remainder_entries(survey, draft.gpu, rest))
@@ -222,11 +236,13 @@ def _with_unused(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...
     """*held* and what no process holds: together all there is."""
     free, reserved, _ = split(memory)
     frame = [Entry(kind="reserved", nbytes=reserved, evidence=(_OWN_FIGURE,))] if reserved else []
-    unused = Entry(kind="free", nbytes=free, evidence=(_OWN_FIGURE,))
+    figure = _KERNELS_FIGURE if is_shared(memory) else _OWN_FIGURE
+    unused = Entry(kind="free", nbytes=free, evidence=(figure,))
     return (*sorted(held, key=lambda entry: -(entry.nbytes or 0)), *frame, unused)
 
 
 _OWN_FIGURE = "the driver's own figure"
+_KERNELS_FIGURE = "what the kernel says is available: unused, and cached files that give way"
 
 
 def _notes(draft: GpuDraft) -> tuple[Note, ...]:

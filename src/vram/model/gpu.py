@@ -55,13 +55,36 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     driver_version: str | None = None
     integrated: bool = False
     nodes: tuple[int, ...] = ()
+    numa_node: int | None = None
+    """The machine's node of memory that is this GPU's, asked of GPUs without a BAR1 window."""
+    addressing: str | None = None
+    """How it reaches the machine's memory, asked of the same ones: "none", "hmm" or "ats"."""
+
+
+class SystemMemoryUse(Struct, frozen=True):
+    """What shares a GPU's memory with it, as the kernel counts: in all of the machine's memory, or in a node.
+
+    ``programs`` is memory of programs on the processor, ``files`` cached files, which give way to others,
+    ``kernel`` the kernel's own. What the GPU's driver takes is in none of them.
+    """
+
+    node: int | None
+    programs: int
+    files: int
+    kernel: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.programs + self.files + self.kernel
 
 
 class MemoryFacts(Struct, frozen=True, tag="memory"):
     """One reading of a GPU's memory.
 
     Version 1 of the driver's call counts what the driver reserves as used, version 2
-    does not; where only version 1 answers, ``reserved`` is None.
+    does not; where only version 1 answers, ``reserved`` is None. ``counted_by`` the kernel: the driver
+    refuses totals, for the GPU has no memory of its own; the total is the machine's, and ``free`` what is
+    available there. ``system`` is what shares the memory with the GPU, where anything does.
     """
 
     total: int
@@ -71,6 +94,8 @@ class MemoryFacts(Struct, frozen=True, tag="memory"):
     v1_used: int | None = None
     moved_bytes: int = 0
     """How far ``used`` moved while the process lists were read, after all retries."""
+    counted_by: Literal["driver", "kernel"] = "driver"
+    system: SystemMemoryUse | None = None
 
 
 class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):

@@ -31,6 +31,7 @@ Kind = Literal[
     "guest",
     "overhead",
     "preallocated",
+    "cpu",
     "unattributed",
     "unreported",
     "unassigned",
@@ -65,6 +66,7 @@ KINDS: dict[Kind, KindFacts] = {
     "overhead": KindFacts(used=True, held=False, charged=False, leftover="no"),
     # What is not proved to be it may be a hidden process's: diagnosis/verdict.py asks the confidence, too.
     "preallocated": KindFacts(used=True, held=False, charged=False, leftover="no"),
+    "cpu": KindFacts(used=True, held=False, charged=False, leftover="no"),
     "process": _CHARGED,
     "context": _CHARGED,
     "live": _CHARGED,
@@ -102,6 +104,7 @@ MEANINGS: dict[Kind, tuple[str, tuple[str, ...]]] = {
         "the driver's reserve for managed memory; it goes with the last CUDA process",
         ("VR408",),
     ),
+    "cpu": ("CPU programs and the kernel, where a GPU uses the same memory", ()),
     "windows": ("held by a Windows program, under WSL2", ("VR602",)),
     "guest": ("held by Linux processes together, as Windows counts them under WSL2", ("VR604",)),
     "unassigned": ("in no MIG instance: no program can use it", ("VR406",)),
@@ -134,6 +137,7 @@ NoteCode = Literal[
     "windows-apart",
     "not-divided",
     "queried",
+    "system-memory",
 ]
 """What a note is about; docs/reference/json.md has a line for each."""
 Sharing = Literal["all", "one", "together"]
@@ -352,6 +356,11 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
         for entry in self.accounted:
             sums[entry.kind] = sums.get(entry.kind, 0) + (entry.nbytes or 0)
         return sums
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether its total is a GPU's, not the machine's memory: parking moves from one to the other."""
+        return self.memory is None or self.memory.counted_by != "kernel"
 
     @property
     def driver(self) -> str:

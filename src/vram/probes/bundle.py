@@ -158,7 +158,11 @@ def _check(survey: Survey, origin: str) -> None:
 
 def _sizes(facts: Facts | None) -> Iterator[Any]:
     facts = facts.memory if isinstance(facts, MigFacts) else facts
-    if isinstance(facts, MemoryFacts | CapacityFacts | SystemMemoryFacts):
+    if isinstance(facts, MemoryFacts):
+        yield from (facts.total, facts.free, facts.used, facts.reserved, facts.v1_used, facts.moved_bytes)
+        if facts.system is not None:
+            yield from (facts.system.programs, facts.system.files, facts.system.kernel)
+    elif isinstance(facts, CapacityFacts | SystemMemoryFacts):
         yield from msgspec.structs.astuple(facts)
     elif isinstance(facts, WindowsMemoryFacts | AdapterFacts):
         names = ("local", "non_local", "dedicated", "shared", "total")
