@@ -9,13 +9,15 @@ from subprocess import Popen
 
 import pytest
 
+from tests.release.conftest import StandIn
+from tests.search_path import search_path
 from tests.serve.running import RunningService
 from tests.top.conftest import run, viewing
 from tests.unified.conftest import SharedMachine
 from vram.errors import ExitCode
 from vram.units import GIB
 from vram.virtualgpu.config import UNIFIED
-from vram.virtualgpu.demos import DemoProgram
+from vram.virtualgpu.demos import PROGRAMS, DemoProgram
 
 pytestmark = pytest.mark.native
 
@@ -85,6 +87,18 @@ def test_nothing_is_parked_where_it_would_free_nothing(machine: SharedMachine, h
     advice = json.dumps(machine.ask("why"))
     assert "vram park" not in advice
     assert f"vram trim {process.pid}" in advice
+
+
+def test_a_servers_release_is_measured_by_what_is_available(machine: SharedMachine) -> None:
+    """What it moves to the machine's memory is charged to it no more, and is as little available as before."""
+    server = StandIn({**machine.environment, "PYTHONPATH": search_path(PROGRAMS)}, "vllm")
+    try:
+        receipt = machine.ask("release", str(server.pid), "--yes")["receipt"]
+    finally:
+        server.close()
+    assert receipt["order"]["whole_gpu"] is True
+    assert receipt["charged_before"] > CPU
+    assert receipt["charged_before"] - receipt["charged_after"] > GIB
 
 
 def test_lists_who_and_inside(machine: SharedMachine, hold: Hold) -> None:
