@@ -90,7 +90,7 @@ def test_nothing_is_parked_where_it_would_free_nothing(machine: SharedMachine, h
 
 
 def test_a_servers_release_is_measured_by_what_is_available(machine: SharedMachine) -> None:
-    """What it moves to the machine's memory is charged to it no more, and is as little available as before."""
+    """What it moves to the machine's memory is charged to it no more, and is not available either."""
     server = StandIn({**machine.environment, "PYTHONPATH": search_path(PROGRAMS)}, "vllm")
     try:
         receipt = machine.ask("release", str(server.pid), "--yes")["receipt"]

@@ -159,6 +159,7 @@ int export_file(const struct block *block, bool dmabuf, uint64_t file_nbytes) {
                                   .nbytes = block->nbytes,
                                   .data_offset = block->offset};
     memcpy(header.data_file, block->data_file, sizeof header.data_file);
+    snprintf(header.cgroup, sizeof header.cgroup, "%s", store_own_cgroup());
     int error = store_enter();
     if (error) return error;
     int fd = store_export_create(&header, file_nbytes);

@@ -49,6 +49,18 @@ static int read_memory(const struct nvml_call *call, struct memory_v2 *memory) {
     return NVML_SUCCESS;
 }
 
+/* In a control group with a limit version 2 answers for the limit, as documented; version 1 is not said to. */
+static int within_limit(const struct nvml_call *call, struct memory_v2 *memory) {
+    struct store_limit limit;
+    uint64_t used;
+    if (!store_cgroup_limit((uint32_t)call->index, store_own_cgroup(), &limit) || limit.hard >= memory->total)
+        return NVML_SUCCESS;
+    if (store_cgroup_used((uint32_t)call->index, limit.cgroup, &used) != 0) return NVML_UNKNOWN;
+    uint64_t left = size_left(limit.hard, used);
+    *memory = (struct memory_v2){0, limit.hard, 0, left < memory->free ? left : memory->free, used};
+    return NVML_SUCCESS;
+}
+
 EXPORT int nvmlDeviceGetMemoryInfo(struct nvml_device *device, struct memory *memory) {
     ENTER_ANY(device, memory);
     REFUSE_RESTRICTED();
@@ -66,6 +78,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(struct nvml_device *device, struct memory_
     if (memory->version != version) return NVML_VERSION_MISMATCH;
     REFUSE_RESTRICTED();
     int status = read_memory(&call, memory);
+    if (status == NVML_SUCCESS && !call.mig) status = within_limit(&call, memory);
     if (status != NVML_SUCCESS) return status;
     memory->version = version;
     if (call.sentinel)
@@ -123,14 +136,33 @@ static void add_shared(const struct store_gpu *gpu, const struct store_usage *us
     memory->available = size_sum(memory->available, usage->free_bytes);
 }
 
-/* The machine's own file of this name, as the kernel would write it: "meminfo", or "node1/meminfo". No function
- * of NVML: whoever reads /proc/meminfo of a real machine asks this here. Returns the length, 0 where this
- * machine's memory is not the virtual GPU's. */
+/* What the kernel would write into cgroup<path>/dmem.current: a line for each GPU. */
+static int write_current(const char *cgroup, char *text, unsigned size) {
+    int length = 0;
+    for (int index = 0; index < store_config()->gpus; index++) {
+        uint64_t used;
+        if (store_cgroup_used((uint32_t)index, *cgroup ? cgroup : "/", &used) != 0) return 0;
+        length += snprintf(text + length, size - (unsigned)length, "nvidia/00000000:%02x:00.0/vidmem %llu\n", index + 1,
+                           (unsigned long long)used);
+        if ((unsigned)length >= size) return 0;
+    }
+    return length;
+}
+
+/* The machine's own file of this name, as the kernel would write it: "meminfo", "node1/meminfo", or
+ * "cgroup/a/b/dmem.current". No function of NVML: whoever reads these files of a real machine asks this here.
+ * Returns the length, 0 where this machine has no such file. */
 EXPORT int vram_virtual_file(const char *name, char *text, unsigned size) {
     struct store_usage usage[STORE_MAX_GPUS];
     struct system_memory memory = {0};
     char prefix[32] = "";
+    char cgroup[STORE_CGROUP_SIZE];
     int none = 0, wanted = -1, length;
+    const char *end = strstr(name, "/dmem.current");
+    if (store_config() && strncmp(name, "cgroup", 6) == 0 && end && end - name < STORE_CGROUP_SIZE) {
+        snprintf(cgroup, sizeof cgroup, "%.*s", (int)(end - name - 6), name + 6);
+        return write_current(cgroup, text, size);
+    }
     if (!store_config() || (sscanf(name, "node%d/meminfo", &wanted) != 1 && strcmp(name, "meminfo") != 0)) return 0;
     if (store_walk(usage, NULL, &none) != 0) return 0;
     for (int index = 0; index < store_config()->gpus; index++) {

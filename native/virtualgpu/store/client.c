@@ -35,6 +35,7 @@ static void fill_header(struct store_client *header, uint32_t gpu, uint32_t seri
     header->gpu_instance = mig ? mig->gpu_instance : STORE_NO_INSTANCE;
     header->compute_instance = mig ? mig->compute_instance : STORE_NO_INSTANCE;
     header->mps = is_mps_client();
+    snprintf(header->cgroup, sizeof header->cgroup, "%s", store_own_cgroup());
     header->pid = (uint32_t)getpid();
     header->uid = (uint32_t)geteuid();
     header->started_at = process_started_at();

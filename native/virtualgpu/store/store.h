@@ -23,6 +23,7 @@
 #define STORE_MAX_MIG_DEVICES 7
 #define STORE_INSTANCE_IDS 16        /* the driver numbers GPU instances below this */
 #define STORE_NO_INSTANCE UINT32_MAX /* of a GPU that is not divided */
+#define STORE_CGROUP_SIZE 256        /* a longer path of a control group is not taken */
 
 /* ---- config: read once per process from <folder>/config, lines of "key = value" ---- */
 
@@ -124,6 +125,7 @@ struct store_client {
     _Atomic uint32_t answer;        /* to that one: a code of the driver's below, the state above */
     _Atomic uint32_t driver_thread; /* its thread id, in its own namespace; 0 until it runs */
     int32_t doorbell;               /* descriptor of that process: the end of a pipe that wakes the thread */
+    char cgroup[STORE_CGROUP_SIZE]; /* the control group that its maker is in */
     struct store_shared shared[];   /* STORE_MAX_SHARED of them */
 };
 
@@ -140,8 +142,9 @@ struct store_export {
     uint32_t gpu_instance, unused;
     uint64_t object;
     uint64_t nbytes;
-    uint64_t data_offset; /* where the bytes lie in data_file */
-    char data_file[32];   /* name in memory/, that of its maker: "nvidia0.17"; importers map it */
+    uint64_t data_offset;           /* where the bytes lie in data_file */
+    char data_file[32];             /* name in memory/, that of its maker: "nvidia0.17"; importers map it */
+    char cgroup[STORE_CGROUP_SIZE]; /* of the process that exported it: it stays charged */
 };
 
 /* ---- the walk: one consistent look at every live file ---- */
@@ -179,6 +182,24 @@ int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);
  * waiting, and while others allocate the figure may be between two true ones. */
 enum { STORE_NO_ADMISSION = -1 };
 int store_free_by(int admission, uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);
+
+/* ---- cgroup.c: control groups and their limits ---- */
+
+struct store_limit {
+    uint64_t soft, hard;            /* guaranteed; the most, UINT64_MAX: no limit */
+    char cgroup[STORE_CGROUP_SIZE]; /* whose it is: the group's, or the nearest one's above it that has one */
+};
+
+/* Which group this process is in, "/" where nothing says. */
+const char *store_own_cgroup(void);
+bool store_cgroup_within(const char *cgroup, const char *above);
+/* False where neither the group nor any above it has device memory's controller. */
+bool store_cgroup_limit(uint32_t gpu, const char *cgroup, struct store_limit *limit);
+/* 0, or -ENOENT where there is no such group or it has no such controller. */
+int store_cgroup_set(uint32_t gpu, const char *cgroup, uint64_t soft, uint64_t hard);
+uint64_t store_cgroup_headroom(uint32_t gpu);
+/* What the group and all below it use, dead exporters included (walk.c). 0 or -errno. */
+int store_cgroup_used(uint32_t gpu, const char *cgroup, uint64_t *nbytes);
 
 /* ---- footprint: what /proc shows of a process that uses the driver ---- */
 

@@ -39,6 +39,7 @@ KIND_NUMBERS: dict[Kind, int] = {
     "outside": 17,
     "preallocated": 18,
     "cpu": 19,
+    "withheld": 20,
 }
 KINDS_BY_NUMBER = {number: kind for kind, number in KIND_NUMBERS.items()}
 
@@ -94,7 +95,7 @@ CREATE TABLE progress (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT RO
 """
 
 _VERSION_2 = "ALTER TABLE sample ADD COLUMN preallocated INTEGER"
-_VERSION_3 = "ALTER TABLE sample ADD COLUMN cpu INTEGER"
+_VERSION_3 = "ALTER TABLE sample ADD COLUMN cpu INTEGER; ALTER TABLE sample ADD COLUMN withheld INTEGER"
 
 MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 """What leads from each version to the next; the first makes a new file."""

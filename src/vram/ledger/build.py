@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.ledger import mig
+from vram.ledger.cgroups import by_cgroup, inside_limit, limit_notes, withheld, withheld_entry
 from vram.ledger.charges import charged_entries
 from vram.ledger.exports import Place, PlacedExports, place_exports
 from vram.ledger.file_holders import with_files_open
@@ -80,6 +81,7 @@ def _gpus(survey: IndexedSurvey) -> tuple[GpuLedger, ...]:
         for index, gpu in survey.gpus.items()
         if gpu.driver == "nvidia" and (gpu.memory or index in divided)
     }
+    claims, outside = _split_by_limit(survey, claims)
     drafts = {
         place: draft for index in claims for place, draft in _drafts(survey, index, divided, claims[index][0])
     }
@@ -93,13 +95,26 @@ def _gpus(survey: IndexedSurvey) -> tuple[GpuLedger, ...]:
         if place not in unbounded and managed_explains(survey, draft.gpu, rooms[place])
     ]
     exports = place_exports(survey, rooms | dict.fromkeys(taken, 0), unbounded)
-    builder = LedgerBuilder(survey, drafts, exports, claims)
+    builder = LedgerBuilder(survey, drafts, exports, claims, outside)
     return tuple(builder.gpu(gpu, divided.get(index)) for index, gpu in sorted(survey.gpus.items()))
 
 
 def _claims(survey: IndexedSurvey, gpu: GpuObservations) -> Claims:
     entries, open_only = charged_entries(survey, gpu)
     return [*entries, *ended_entries(gpu), *unnamed_entries(gpu)], open_only
+
+
+def _split_by_limit(
+    survey: IndexedSurvey, claims: dict[int, Claims]
+) -> tuple[dict[int, Claims], dict[int, tuple[Entry, ...]]]:
+    """Claims that are in the sums, and what is outside of a limit that the driver answers as the total."""
+    outside: dict[int, tuple[Entry, ...]] = {}
+    for index, (entries, open_only) in claims.items():
+        memory = survey.gpus[index].memory
+        if memory is not None and memory.limit is not None:
+            inside, others = inside_limit(survey, memory, entries)
+            claims[index], outside[index] = (inside, open_only), tuple(others)
+    return claims, outside
 
 
 def _room(survey: IndexedSurvey, draft: GpuDraft) -> int:
@@ -155,7 +170,7 @@ def _drafts(
 
 
 def _draft(gpu: GpuObservations, memory: MemoryFacts, claims: Sequence[Entry]) -> GpuDraft:
-    used = split(memory)[2]
+    used = split(memory)[2] - withheld(memory)
     charged = fit(claims, used)
     charged = (*charged, *on_own_node(memory, used - known_bytes(charged)))
     return GpuDraft(gpu, memory, charged, used - known_bytes(charged))
@@ -170,7 +185,9 @@ class LedgerBuilder:
         drafts: dict[Place, GpuDraft],
         exports: dict[Place, PlacedExports],
         claims: dict[int, Claims],
+        outside: dict[int, tuple[Entry, ...]],
     ) -> None:
+        self._outside = outside
         self._survey = survey
         self._drafts = drafts
         self._exports = exports
@@ -186,10 +203,18 @@ class LedgerBuilder:
         if draft is None or gpu.memory is None:
             return _without_draft(self._survey, gpu)
         entries = _with_unused(self._held((gpu.index, None)), gpu.memory)
+        outside = self._outside.get(gpu.index, ())
         return replace(
             _read(gpu),
             entries=entries,
-            notes=(*shared_notes(gpu.memory, entries), *_notes(draft), *mig.note(gpu, mig.parts(gpu))),
+            notes=(
+                *shared_notes(gpu.memory, entries),
+                *limit_notes(gpu.memory, outside),
+                *_notes(draft),
+                *mig.note(gpu, mig.parts(gpu)),
+            ),
+            limits=tuple(facts for facts, _ in gpu.cgroups),
+            outside=outside,
             open_only=self._open_only(gpu.index),
         )
 
@@ -219,7 +244,8 @@ class LedgerBuilder:
             return (*draft.charged, *exported, *shared_remainder(survey, draft.gpu, rest))
         managed = managed_entries(survey, draft.gpu, rest - expected(survey, draft.gpu))
         rest -= known_bytes(managed)
-        return (*draft.charged, *exported, *managed, *remainder_entries(survey, draft.gpu, rest))
+        known = (*draft.charged, *exported, *managed)
+        return (*known, *by_cgroup(survey, draft.gpu, known, remainder_entries(survey, draft.gpu, rest)))
 
     def _open_only(self, index: int) -> tuple[OpenOnly, ...]:
         return (*self._claims[index][1], *self._importers.get(index, ()))
@@ -238,6 +264,7 @@ def _with_unused(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...
     frame = [Entry(kind="reserved", nbytes=reserved, evidence=(_OWN_FIGURE,))] if reserved else []
     figure = _KERNELS_FIGURE if is_shared(memory) else _OWN_FIGURE
     unused = Entry(kind="free", nbytes=free, evidence=(figure,))
+    frame += withheld_entry(memory)
     return (*sorted(held, key=lambda entry: -(entry.nbytes or 0)), *frame, unused)
 
 
@@ -267,7 +294,7 @@ def _moved(memory: MemoryFacts) -> tuple[Note, ...]:
 
 def _apart(memory: MemoryFacts) -> tuple[Note, ...]:
     gap = memory.total - memory.free - memory.used - (memory.reserved or 0)
-    if not gap:
+    if gap == withheld(memory):
         return ()
     text = f"the driver's totals differ by {size(abs(gap))}; used is taken as total minus free"
     return (Note("totals-apart", text),)

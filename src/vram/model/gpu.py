@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vram.model.cgroups import CgroupLimit
+
 Vendor = Literal["nvidia", "amd", "intel"]
 
 
@@ -85,6 +87,9 @@ class MemoryFacts(Struct, frozen=True, tag="memory"):
     does not; where only version 1 answers, ``reserved`` is None. ``counted_by`` the kernel: the driver
     refuses totals, for the GPU has no memory of its own; the total is the machine's, and ``free`` what is
     available there. ``system`` is what shares the memory with the GPU, where anything does.
+
+    ``limit`` is that of the control group that we are in. Where it is the total, the driver answers for the
+    group alone (version 615 and later), and ``device_total`` is the GPU's, where that is known.
     """
 
     total: int
@@ -96,6 +101,8 @@ class MemoryFacts(Struct, frozen=True, tag="memory"):
     """How far ``used`` moved while the process lists were read, after all retries."""
     counted_by: Literal["driver", "kernel"] = "driver"
     system: SystemMemoryUse | None = None
+    limit: CgroupLimit | None = None
+    device_total: int | None = None
 
 
 class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):

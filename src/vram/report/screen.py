@@ -312,7 +312,7 @@ def screen(
     """
     top = [masthead(ledger, options)] if source else []
     top += gpu_lines(gpu_bars(ledger), options)
-    top += system_memory_lines(ledger, options)
+    top += total_lines(ledger, options)
     if not ledger.gpus:
         top.append(Text("No GPU was found."))
     found = rows_by_job(ledger)
@@ -342,15 +342,15 @@ def screen(
     return Group(*lines)
 
 
-def system_memory_lines(ledger: Ledger, options: RenderOptions) -> list[Text]:
-    """Which GPUs' totals are the system's memory, or nodes of it: a line for those of the same words."""
+def total_lines(ledger: Ledger, options: RenderOptions) -> list[Text]:
+    """Which totals are the system's memory, or a control group's limit: one line for the same words."""
     alike: dict[str, list[int]] = {}
     for gpu in ledger.gpus:
         for note in gpu.notes:
-            if note.code == "system-memory":
+            if note.code in ("system-memory", "cgroup-limit"):
                 alike.setdefault(note.text, []).append(gpu.index)
-    lines = [f"{gpu_range(numbers)}: {text}" for text, numbers in alike.items()]
-    return [Text(options.short(line, options.width), style="dim", no_wrap=True) for line in lines]
+    said = [options.clean(f"{gpu_range(numbers)}: {text}") for text, numbers in alike.items()]
+    return [Text(line, style="dim") for each in said for line in wrap(each, options.width)]
 
 
 def unseen(ledger: Ledger) -> list[str]:

@@ -109,6 +109,12 @@ def sizes_in(said: str, gpu: int | None) -> tuple[int, int]:
     return values["total_bytes"], values["reserved_bytes"]
 
 
+def gpu_totals(said: str) -> list[int]:
+    """The memory of each GPU of a config file."""
+    gpus = [int(each.partition("=")[2]) for each in said.splitlines() if each.startswith("gpus =")]
+    return [sizes_in(said, index)[0] for index in range(gpus[-1] if gpus else 1)]
+
+
 def line(key: str, value: Setting, gpu: int | None = None) -> str:
     prefix = "" if gpu is None or key in OF_THE_MACHINE else f"gpu{gpu}."
     return f"{prefix}{key} = {_format_value(key, value)}"

@@ -52,6 +52,8 @@ _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
 _NOT_SUPPORTED = 3
+_LIMITS_SINCE = 615
+_NO_LIMIT = (1 << 64) - 1
 _ADDRESSING_MODES = ("none", "hmm", "ats")
 _MAX_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
 _UNDER_MIG = "under MIG only root may read the whole GPU; its instances are read one by one"
@@ -79,6 +81,8 @@ class Reader:
         self._gpu: int | None = None
         self._nodes: dict[int | None, int | None] = {}
         """GPUs that may share the machine's memory, and the node of it that is theirs."""
+        self._cgroup: str | None = None
+        """The control group that this process is in, where the driver knows limits."""
 
     def say(self, **fields: Any) -> None:
         self._send("saw", self._statement(fields))
@@ -136,7 +140,13 @@ class Reader:
     def _say_driver(self) -> None:
         self.say()
         self._probe = "nvml.driver"
-        self.say(facts=driver_facts(self.ask))
+        facts = driver_facts(self.ask)
+        self.say(facts=facts)
+        major = (facts["driver_version"] or "").partition(".")[0]
+        if major.isdigit() and int(major) >= _LIMITS_SINCE:
+            from vram.host.local.cgroup_root import own_cgroup
+
+            self._cgroup = own_cgroup()
 
     def _start_library(self) -> None:
         try:
@@ -311,9 +321,39 @@ class Reader:
             if is_loss(error):
                 raise
             return _plausible(total=one.total, free=one.free, used=one.used, v1_used=one.used)
-        return _plausible(
-            total=two.total, free=two.free, used=two.used, reserved=two.reserved, v1_used=one.used
-        )
+        sizes = {"total": two.total, "free": two.free, "used": two.used, "reserved": two.reserved}
+        limit = self._limit(handle) if self._cgroup else None
+        if limit is not None and limit["hard"] == two.total:
+            # Version 1 is not said to answer for the group: what it calls used may be more than the limit.
+            whole = _count(one.total) if one.total > two.total else None
+            return {**_plausible(**sizes), "limit": limit, "device_total": whole}
+        memory: dict[str, Any] = _plausible(**sizes, v1_used=one.used)
+        return memory if limit is None else {**memory, "limit": limit}
+
+    def _limit(self, handle: Any) -> dict[str, Any] | None:
+        """Of the group that we are in; None where it has none, or where that is not to be learned."""
+        from vram.host.local.cgroup_root import root
+
+        kind = getattr(self._nvml, "c_nvmlGetMemoryLimits_v1_t", None)
+        if kind is None:
+            return None
+        path = root() + (self._cgroup or "").rstrip("/")
+        asked = kind(nameSpace=path.encode())
+        try:
+            self.call("nvmlDeviceGetMemoryLimits_v1", handle, asked)
+        except Exception as error:
+            if is_loss(error):
+                raise GpuGone(error) from error
+            return None
+        if asked.hardLimit == _NO_LIMIT and not asked.softLimit:
+            return None
+        hard = None if asked.hardLimit == _NO_LIMIT else int(asked.hardLimit)
+        return {
+            "cgroup": self._cgroup,
+            "hard": hard,
+            "soft": int(asked.softLimit),
+            "used": int(asked.currentUsed),
+        }
 
     def _figures(self, handle: Any, devices: _MigDevices) -> tuple[_Figures, _Failure | None]:
         """Every listed pid with its bytes, and what kept a list from us.
@@ -426,7 +466,11 @@ class KeptReader(Reader):
     def _memories(self, handle: Any, devices: _MigDevices) -> list[_Memory]:
         """As they were, where the figure that every allocation changes is the same."""
         known = self._used.get(self._gpu) if self._figures_only and devices is None else None
-        if known is not None and known.get("reserved") is not None and "system" not in known:
+        if (
+            known is not None
+            and known.get("reserved") is not None
+            and known.keys().isdisjoint(("system", "limit"))
+        ):
             version = getattr(self._nvml, "nvmlMemory_v2", 0x02000028)
             now = self.call("nvmlDeviceGetMemoryInfo", handle, version=version)
             self._moved = now.used != known["used"]

@@ -68,11 +68,11 @@ def _use(lines: dict[str, int], node: int | None) -> dict[str, Any]:
 
 def _lines(name: str, path: str) -> dict[str, int]:
     folder = os.environ.get("VRAM_VIRTUAL_GPU")
-    text = _virtual(name) if folder else _read(path)
+    text = virtual_file(name) if folder else _read(path)
     return {key: int(number) << 10 for key, number in _LINE.findall(text)}
 
 
-def _virtual(name: str) -> str:
+def virtual_file(name: str) -> str:
     """The file as the virtual GPU's machine has it: its library stands for the kernel."""
     try:
         function = ctypes.CDLL("libnvidia-ml.so.1").vram_virtual_file
