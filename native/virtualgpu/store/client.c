@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +85,28 @@ int store_client_open(struct store_holding *holding, uint32_t gpu, const struct 
     else
         fill_header(holding->header, gpu, (uint32_t)serial, mig);
     return error;
+}
+
+static int rename_file(int (*path_of)(char *, size_t, const char *), const char *from, const char *to) {
+    char before[PATH_MAX], after[PATH_MAX];
+    int error = path_of(before, sizeof before, from);
+    if (!error) error = path_of(after, sizeof after, to);
+    return error || rename(before, after) == 0 ? error : -errno;
+}
+
+int store_client_move(struct store_holding *holding, uint32_t gpu) {
+    char name[32];
+    snprintf(name, sizeof name, "nvidia%u.%u", gpu, holding->header->serial);
+    int error = rename_file(memory_path, holding->name, name);
+    if (error) return error;
+    error = rename_file(dev_path, holding->name, name);
+    if (error) {
+        rename_file(memory_path, name, holding->name);
+        return error;
+    }
+    strcpy(holding->name, name);
+    holding->header->gpu = gpu;
+    return 0;
 }
 
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial) {

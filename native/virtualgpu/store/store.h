@@ -54,15 +54,16 @@ struct store_gpu {
     unsigned retired_pages;
     uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
-    int recovery_action;    /* what the driver advises, by NVML's number; -1: it does not know the field */
-    uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
-    bool unified;           /* no memory of its own: total_bytes are the machine's, and NVML refuses totals */
-    int numa_node;          /* its memory is this node of the machine's; -1: it is none */
-    uint64_t cpu_bytes;     /* of that memory: used by programs on the processor and by the kernel */
-    uint64_t cache_bytes;   /* and by the files' cache, which is released when others need the room */
-    int mig_pending;        /* the mode after the next reset; -1: as it is now */
-    bool mig_restricted;    /* the caller may ask for MIG devices, not for the GPU as a whole */
-    bool host_pids;         /* an older driver: other PID namespaces see the creator's own pid */
+    int recovery_action;     /* what the driver advises, by NVML's number; -1: it does not know the field */
+    unsigned virtualization; /* by NVML's number: 2, a vGPU in a virtual machine */
+    uint64_t windows_bytes;  /* under Windows: used by its own programs, which no list names */
+    bool unified;            /* no memory of its own: total_bytes are the machine's, and NVML refuses totals */
+    int numa_node;           /* its memory is this node of the machine's; -1: it is none */
+    uint64_t cpu_bytes;      /* of that memory: used by programs on the processor and by the kernel */
+    uint64_t cache_bytes;    /* and by the files' cache, which is released when others need the room */
+    int mig_pending;         /* the mode after the next reset; -1: as it is now */
+    bool mig_restricted;     /* the caller may ask for MIG devices, not for the GPU as a whole */
+    bool host_pids;          /* an older driver: other PID namespaces see the creator's own pid */
     int mig_devices;
     struct store_mig mig[STORE_MAX_MIG_DEVICES];
 };
@@ -126,7 +127,10 @@ struct store_client {
     _Atomic uint32_t driver_thread; /* its thread id, in its own namespace; 0 until it runs */
     int32_t doorbell;               /* descriptor of that process: the end of a pipe that wakes the thread */
     char cgroup[STORE_CGROUP_SIZE]; /* the control group that its maker is in */
-    struct store_shared shared[];   /* STORE_MAX_SHARED of them */
+    /* In the process's first client file: where a restore is to bring what was on each GPU, one more than that GPU's
+     * number; 0: where it was. Written by the one who orders the restore, cleared by the thread that carries it out. */
+    _Atomic uint8_t restore_to[STORE_MAX_GPUS];
+    struct store_shared shared[]; /* STORE_MAX_SHARED of them */
 };
 
 #define STORE_CLIENT_NBYTES (sizeof(struct store_client) + STORE_MAX_SHARED * sizeof(struct store_shared))
@@ -217,6 +221,9 @@ int store_footprint_add(struct store_footprint *footprint, const char *name, int
 /* The same for the GPU's own file, dev/nvidia<gpu>. */
 int store_footprint_add_gpu(struct store_footprint *footprint, uint32_t gpu, int fds, int mappings);
 void store_footprint_drop(struct store_footprint *footprint);
+/* Every descriptor of this process on a GPU's own file becomes one on the file of the GPU that *to* names, one more than
+ * its number. Takes no memory and no lock. */
+void store_footprint_move(const uint8_t to[STORE_MAX_GPUS]);
 
 /* Puts zeroed memory at *address* that /proc shows as a mapping of dev/nvidia-uvm, as it shows
  * managed memory; a forked child does not get it. 0 or -errno. */

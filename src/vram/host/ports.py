@@ -262,11 +262,15 @@ class ClaimFile(Protocol):
 
 
 class ParkTarget(Struct, frozen=True):
-    """A process that is to be moved, the claim on it, and what it has on its GPUs."""
+    """A process that is to be moved, the claim on it, and what it has on its GPUs.
+
+    ``pairs`` are old and new UUID of every GPU that it sees, where it comes back on another one.
+    """
 
     handle: PidHandle
     claim: ClaimFile
     shares: tuple[GpuShare, ...]
+    pairs: tuple[tuple[str, str], ...] = ()
 
 
 class CheckpointWorker(Protocol):

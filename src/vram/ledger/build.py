@@ -210,6 +210,7 @@ class LedgerBuilder:
             notes=(
                 *shared_notes(gpu.memory, entries),
                 *limit_notes(gpu.memory, outside),
+                *_vgpu_note(gpu),
                 *_notes(draft),
                 *mig.note(gpu, mig.parts(gpu)),
             ),
@@ -283,6 +284,14 @@ def _notes(draft: GpuDraft) -> tuple[Note, ...]:
         )
         notes.append(Note("overlap", text))
     return (*notes, *list_notes(draft.gpu), *ended_notes(draft.gpu.ended), *_apart(draft.memory))
+
+
+def _vgpu_note(gpu: GpuObservations) -> tuple[Note, ...]:
+    if gpu.facts is None or gpu.facts.virtualization != "vgpu":
+        return ()
+    return (
+        Note("vgpu", "a vGPU: the total is its profile's, other virtual machines' memory is not visible"),
+    )
 
 
 def _moved(memory: MemoryFacts) -> tuple[Note, ...]:

@@ -51,7 +51,7 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     retired_pending: bool | None = None
     utilization: int | None = None
     recovery_action: str | None = None
-    """What the driver itself advises, asked of GPUs that work: "none", "gpu-reset", "node-reboot"..."""
+    """What the driver itself advises: "none", "gpu-reset", "node-reboot"..."""
     vendor: Vendor = "nvidia"
     driver: str = "nvidia"
     driver_version: str | None = None
@@ -59,6 +59,8 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     nodes: tuple[int, ...] = ()
     numa_node: int | None = None
     """The machine's node of memory that is this GPU's, asked of GPUs without a BAR1 window."""
+    virtualization: str | None = None
+    """Of a virtual machine's: "passthrough" or "vgpu" inside of one, "host-vgpu" where it serves them."""
     addressing: str | None = None
     """How it reaches the machine's memory, asked of the same ones: "none", "hmm" or "ats"."""
 

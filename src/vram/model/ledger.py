@@ -143,6 +143,7 @@ NoteCode = Literal[
     "queried",
     "system-memory",
     "cgroup-limit",
+    "vgpu",
 ]
 """What a note is about; docs/reference/json.md has a line for each."""
 Sharing = Literal["all", "one", "together"]

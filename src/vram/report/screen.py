@@ -343,11 +343,11 @@ def screen(
 
 
 def total_lines(ledger: Ledger, options: RenderOptions) -> list[Text]:
-    """Which totals are the system's memory, or a control group's limit: one line for the same words."""
+    """Which totals are not a whole GPU's own memory, and whose they are: one line for the same words."""
     alike: dict[str, list[int]] = {}
     for gpu in ledger.gpus:
         for note in gpu.notes:
-            if note.code in ("system-memory", "cgroup-limit"):
+            if note.code in ("system-memory", "cgroup-limit", "vgpu"):
                 alike.setdefault(note.text, []).append(gpu.index)
     said = [options.clean(f"{gpu_range(numbers)}: {text}") for text, numbers in alike.items()]
     return [Text(line, style="dim") for each in said for line in wrap(each, options.width)]

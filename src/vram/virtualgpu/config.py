@@ -55,6 +55,7 @@ NUMBERS = (
     "retired_pages",
     "ecc_uncorrected",
     "utilization",
+    "virtualization",
     "recovery_action",
     "compute_mode",
 )

@@ -2,15 +2,15 @@
 
 What it detects
 ---------------
-Memory in use that no process list names and no visible process explains, and that the kernel counts for a
-control group: 2 MiB or more beyond what the group's own processes are charged with.
+Memory in use that no process list names and no visible process explains, and that the kernel
+counts for a control group: 2 MiB or more beyond what the group's own processes are charged with.
 
 Why it happens
 --------------
-Linux 6.14 and later with driver 615 and later count GPU memory for control groups (the dmem controller).
-Memory stays counted for the group of the process that allocated it: when that process is dead and its
-memory is held by an exported handle, or when its processes are not visible from here, the group is
-what remains known.
+Linux 6.14 and later with driver 615 and later count GPU memory for control groups (the dmem
+controller). Memory stays counted for the group of the process that allocated it: when that process
+is dead and its memory is held by an exported handle, or when its processes are not visible from
+here, the group is what remains known.
 
 How to confirm
 --------------
@@ -26,8 +26,8 @@ Remedies and their risk
 
 Source
 ------
-NVIDIA's page "MPS v3 Memory Partitioning" and the kernel's documentation of dmem. No such driver was at
-hand: how exactly the figures agree with those of the process lists was not measured.
+NVIDIA's page "MPS v3 Memory Partitioning" and the kernel's documentation of dmem. No such driver
+was at hand: how exactly the figures agree with those of the process lists was not measured.
 """
 
 from __future__ import annotations

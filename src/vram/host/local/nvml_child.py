@@ -54,6 +54,7 @@ _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
 _NOT_SUPPORTED = 3
 _LIMITS_SINCE = 615
 _NO_LIMIT = (1 << 64) - 1
+_VIRTUALIZATIONS = ("none", "passthrough", "vgpu", "host-vgpu", "host-vsga")
 _ADDRESSING_MODES = ("none", "hmm", "ats")
 _MAX_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
 _UNDER_MIG = "under MIG only root may read the whole GPU; its instances are read one by one"
@@ -213,11 +214,16 @@ class Reader:
             "remap_failed": _flag(rows[3]),
             "retired_pending": _flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
             "utilization": _count(rates.gpu) if rates else None,
-            # Needed where a GPU works and no process is there: one that does not work is not asked.
-            "recovery_action": self._recovery_action(handle) if rates and rates.gpu else None,
+            "recovery_action": self._recovery_action(handle),
+            "virtualization": _VIRTUALIZATIONS[mode] if (mode := self._virtualization(handle)) else None,
             "numa_node": node,
             "addressing": _ADDRESSING_MODES[addressing] if addressing in (0, 1, 2) else None,
         }
+
+    def _virtualization(self, handle: Any) -> int | None:
+        """How a virtual machine is involved, by NVML's number; None or 0: not at all, as far as is known."""
+        mode = self.ask("nvmlDeviceGetVirtualizationMode", handle)
+        return int(mode) if mode is not None and 0 < int(mode) < len(_VIRTUALIZATIONS) else None
 
     def _recovery_action(self, handle: Any) -> str | None:
         """What the driver advises; None where driver or binding does not know the field or value."""
