@@ -125,7 +125,7 @@ def system_compiler() -> list[str] | None:
 
 
 def compiler(target: str = "") -> list[str]:
-    """For this machine, or for *target*: a machine as gcc calls it, maybe with the oldest glibc that shall do."""
+    """For this machine, or for *target*: a machine as gcc calls it, maybe with the oldest glibc for it."""
     crossing = f"{target}-gcc"
     if not target and (found := system_compiler()):
         return found

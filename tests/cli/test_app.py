@@ -26,7 +26,7 @@ SCREEN = """\
             · borrow SIZE
   Record    run · attach · report
   Serve     serve · history · fleet · slurm
-  Check     check · doctor · explain
+  Check     check · limit · doctor · explain
   More: vram help all
 """
 
@@ -57,7 +57,7 @@ def test_help_is_one_screen_with_the_commands_by_group(argv: tuple[str, ...]) ->
 def test_help_without_unicode_is_readable() -> None:
     variables = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
     done = subprocess.run([*PROGRAM, "--help"], env=variables, capture_output=True, text=True, check=True)
-    assert "\n  Check     check, doctor, explain\n" in done.stdout
+    assert "\n  Check     check, limit, doctor, explain\n" in done.stdout
 
 
 def test_help_imports_no_command() -> None:

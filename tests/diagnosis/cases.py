@@ -19,9 +19,11 @@ from tests.diagnosis.ledgers import (
     process,
     silent_gpu,
 )
+from vram.model.cgroups import CgroupHolder
 from vram.model.gpu import DriverFacts
 from vram.model.ledger import Ledger, OpenOnly
 from vram.model.observation import ProbeRun
+from vram.model.process import Workload
 from vram.model.windows import WindowsProcess, WindowsSide, WslFacts
 from vram.units import GIB, MIB
 
@@ -109,6 +111,10 @@ CASES: dict[str, Case] = {
     "VR302": Case(
         ledger(gpu(entry("hidden")), unreadable_processes=3, unreadable_users=("root", "bob")),
         ledger(gpu(process()), unreadable_processes=3, unreadable_users=("root", "bob")),
+    ),
+    "VR304": Case(
+        ledger(gpu(entry("hidden", hidden_by="cgroup", cgroup=CgroupHolder("/a.slice/b.scope", Workload())))),
+        ledger(gpu(entry("hidden", hidden_by="namespace"))),
     ),
     # Anybody may call a program nvidia-cuda-mps-server; only an installed one is the server.
     "VR303": Case(

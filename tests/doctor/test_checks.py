@@ -38,7 +38,7 @@ from vram.model.doctor import (
     Mps,
     Tracing,
 )
-from vram.model.gpu import DriverFacts
+from vram.model.gpu import DriverFacts, MemoryFacts
 from vram.model.observation import (
     NO_INTEROP,
     NO_POWERSHELL,
@@ -55,6 +55,9 @@ DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv
 COMPAT = replace(SOUND.driver_test, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
 MODESET = replace(NODES[0], path="/dev/nvidia-modeset", usable=False)
 NEW_PYTHON = AttachTarget(pid=5, user="ana", nbytes=1, available=("remote-exec",))
+SHARED = Observation(
+    probe="nvml.memory", gpu=0, facts=MemoryFacts(GIB, GIB // 2, GIB // 2, counted_by="kernel")
+)
 RADEON = replace(GPU, vendor="amd", name="Radeon", driver="amdgpu", persistence=None, mig_enabled=None)
 INSIDE = replace(HOST, initial_pid_namespace=False, pid_namespace=4026532000)
 
@@ -253,6 +256,17 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "is pending until a reset",
         "vram reset 0",
     ),
+    (
+        "gpu.recovery",
+        with_gpu(recovery_action="gpu-reset"),
+        "limited",
+        "GPU 0: reset the GPU",
+        "vram reset 0",
+    ),
+    ("gpu.recovery", with_gpu(recovery_action="node-reboot"), "limited", "restart the machine", "dmesg"),
+    ("gpu.own-memory", with_gpu(virtualization="vgpu"), "limited", "a vGPU", "administrator"),
+    ("gpu.own-memory", with_gpu(virtualization="host-vgpu"), "limited", "serves vGPUs", "administrator"),
+    ("gpu.own-memory", on(HOST, SHARED), "limited", "the total is the system's", "vram trim"),
     ("gpu.bar1", with_gpu(bar1_used=250 * GIB), "limited", "250.0 GiB of 256.0 GiB", "vram who --gpu 0"),
     (
         "gpu.others",
@@ -577,6 +591,9 @@ def test_every_check_that_can_complain_is_shown_complaining() -> None:
         ("driver.age", aged("a driver without numbers")),
         ("driver.nodes", with_host_files(nodes=(*NODES, MODESET))),
         ("gpu.mps", with_host_files(mps=Mps("/mps", None, True))),
+        ("gpu.recovery", with_gpu(recovery_action="none")),
+        ("gpu.recovery", with_gpu(recovery_action=None)),
+        ("gpu.own-memory", with_gpu(virtualization="passthrough")),
         ("gpu.bar1", with_gpu(bar1_total=None, bar1_used=None)),
         ("gpu.persistence", with_gpu(persistence=None)),
         ("permissions.processes", confined()),

@@ -32,12 +32,14 @@ from tests.patience import PATIENCE_S
 from tests.trace_report import steady_traces, training_traces
 from vram.cli.app import main
 from vram.doctor.checks import examine
+from vram.model.cgroups import CgroupLimit, GroupLimit, LimitChange
 from vram.model.change import Change
 from vram.model.fleet import FleetFree, FleetFreeReport
 from vram.model.history import HistoryReport
 from vram.model.observation import ProbeRun
+from vram.model.process import Workload
 from vram.model.slurm import EndedProcess, HookResult, JobHolder, SlurmJob
-from vram.report import changes, doctor, fleet, slurm
+from vram.report import changes, doctor, fleet, limits, slurm
 from vram.report.history import Page, history_text
 from vram.report.layout import RenderOptions
 from vram.trace.fit import fit
@@ -309,6 +311,23 @@ def _fleet_free() -> str:
     return page
 
 
+def _limits() -> str:
+    """What a driver that knows limits would have it say."""
+    group = CgroupLimit("/user.slice/user-1000.slice", 20 * GIB, 0, 12 * GIB)
+    unit = CgroupLimit("/system.slice/serve.service", 40 * GIB, 8 * GIB, 30 * GIB)
+    change = LimitChange(
+        gpu=0, uuid="GPU-0", cgroup=group.cgroup, hard=8 * GIB, soft=4 * GIB, before=group, gpu_bytes=80 * GIB
+    )
+    found = [
+        GroupLimit(gpu=0, limit=group),
+        GroupLimit(gpu=0, limit=unit, workload=Workload(unit="serve.service")),
+    ]
+    options = RenderOptions(width=WIDTH)
+    set_one = "$ sudo vram limit --gpu 0 --slice user-1000.slice 8GiB --guarantee 4GiB --yes\n"
+    made = _printed(limits.plan(change, options)) + _printed(limits.done(change))
+    return f"$ vram limit\n{_printed(limits.table(found, options))}{set_one}{made}"
+
+
 def _doctor() -> str:
     """What it looks at differs from host to host: two that are written down stand for them."""
     page = ""
@@ -479,6 +498,9 @@ def _live(situation: Situation) -> dict[str, str]:
             + vram("attach", train, "--stop")
         ),
         "reset": lambda: vram("reset", 0),
+        "limit": lambda: (
+            vram("limit") + vram("limit", "--gpu", 0, "--slice", "user-1000.slice", "4GiB") + _limits()
+        ),
         "free": lambda: (
             vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "4GiB") + vram("free", "30GiB")
         ),

@@ -190,6 +190,14 @@ def _wsl() -> Ledger:
     return build_ledger(replace(world.survey(), probes=(ProbeRun("nvml", "ok", 0.01),)))
 
 
+def _shared() -> Ledger:
+    world = Machine()
+    world.shared(available=60 * GIB)
+    world.job(4711, "python -m vllm.entrypoints.openai.api_server --model llama", 40, workers=2)
+    world.ghost(2990, 2995, "python train.py", 8)
+    return world.ledger()
+
+
 SITUATIONS: dict[str, Callable[[], Ledger]] = {
     "idle": lambda: Machine().with_gpus(2).ledger(),
     "one-healthy-job": lambda: Machine().job(4711, "python train.py", 40, workers=4).with_gpus(1).ledger(),
@@ -222,6 +230,7 @@ SITUATIONS: dict[str, Callable[[], Ledger]] = {
     ),
     "mig": _mig,
     "wsl2": _wsl,
+    "shared-memory": _shared,
     "lost-gpu": lambda: (
         Machine()
         .job(4711, "python train.py", 40)

@@ -17,7 +17,7 @@ from vram.history.file import MAX_ASIDE, open_for_reading
 from vram.history.questions import Questions
 from vram.history.store import HistoryStore
 from vram.model.ledger import Entry
-from vram.units import MIB
+from vram.units import GIB, MIB
 
 
 @pytest.fixture
@@ -119,20 +119,23 @@ def test_an_older_file_becomes_a_new_one_or_stays_as_it_is(folder: Path) -> None
         assert connection.execute("SELECT pid, bus_id FROM hold, gpu").fetchall() == [(7, None)]
 
 
-def test_a_file_of_version_1_gets_the_column_for_the_reserve_of_managed_memory(folder: Path) -> None:
-    """What was recorded before stays, and what is recorded from now on has it."""
+def test_a_file_of_version_1_gets_the_columns_for_kinds_that_came_later(folder: Path) -> None:
+    """What was recorded before stays, and what is recorded from now on has them."""
     path = folder / "history.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         schema.upgrade(connection, schema.MIGRATIONS[:1])
         assert schema.version(connection) == 1
         columns = [row[1] for row in connection.execute("PRAGMA table_info(sample)")]
-        assert "preallocated" not in columns
+        assert "process" in columns
+        assert not {"preallocated", "cpu"} & set(columns)
     path.chmod(0o600)
     reserve = Entry(kind="preallocated", nbytes=124 * MIB, medium="managed")
-    written = Written(folder).reads(ledger(process(7), reserve), at(0))
+    programs = Entry(kind="cpu", nbytes=8 * GIB)
+    written = Written(folder).reads(ledger(process(7), reserve, programs), at(0))
     written.store.commit()
     with closing(open_for_reading(str(path))) as connection:
-        assert connection.execute("SELECT preallocated FROM sample").fetchall() == [(124 * MIB,)]
+        (found,) = connection.execute("SELECT preallocated, cpu FROM sample").fetchall()
+        assert tuple(found) == (124 * MIB, 8 * GIB)
     assert written.pids() == [7]
 
 

@@ -16,7 +16,7 @@ from vram.report.layout import KIND_STYLES
 from vram.units import GIB
 
 # Written out, not asked from the table: the table is what is tested.
-NOT_HELD = ["free", "reserved", "unassigned", "unreported", "overhead", "preallocated"]
+NOT_HELD = ["free", "reserved", "unassigned", "unreported", "overhead", "preallocated", "cpu", "withheld"]
 NOT_USED = ["free", "reserved", "unassigned"]
 LEFTOVER = ["orphaned", "exported", "unattributed"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vram.model.files import DeviceFile, DmabufFacts, ElsewhereFacts, ExportFacts, FilesFacts, UnreadableFacts
-from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
+from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts, SystemMemoryUse
 from vram.model.observation import HostFacts, Observation, Survey
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.units import GIB, KIB, MIB
@@ -28,6 +28,39 @@ class World:
         self._see("nvml.gpu", gpu=index, facts=GpuFacts(uuid=f"GPU-{index}", name="NVIDIA Test", minor=index))
         memory = MemoryFacts(total=total, free=total - used - reserved, used=used, reserved=reserved)
         return self._see("nvml.memory", gpu=index, facts=memory)
+
+    def shared(
+        self,
+        index: int = 0,
+        *,
+        total: int = 120 * GIB,
+        available: int,
+        use: tuple[int, int, int] = (6 * GIB, 2 * GIB, GIB),
+    ) -> World:
+        """A GPU that has no memory of its own; *use* is what programs, files and the kernel have."""
+        self._see("nvml.gpu", gpu=index, facts=GpuFacts(uuid=f"GPU-{index}", name="NVIDIA GB10", minor=index))
+        memory = MemoryFacts(
+            total=total,
+            free=available,
+            used=total - available,
+            counted_by="kernel",
+            system=SystemMemoryUse(None, *use),
+        )
+        return self._see("nvml.memory", gpu=index, facts=memory)
+
+    def on_node(self, *, used: int, use: tuple[int, int, int], total: int = 96 * GIB) -> World:
+        """A GPU whose memory is a node of the machine's: the driver gives totals, with the kernel's pages."""
+        facts = GpuFacts(uuid="GPU-0", name="NVIDIA GH200", minor=0, numa_node=1, addressing="ats")
+        self._see("nvml.gpu", gpu=0, facts=facts)
+        memory = MemoryFacts(
+            total=total,
+            free=total - used - RESERVED,
+            used=used,
+            reserved=RESERVED,
+            v1_used=used + RESERVED,
+            system=SystemMemoryUse(1, *use),
+        )
+        return self._see("nvml.memory", gpu=0, facts=memory)
 
     def divided(
         self, *, devices: int | None, index: int = 0, total: int = 100 * GIB, used: int | None = 0

@@ -66,10 +66,10 @@ def test_a_dead_pid_has_no_start(virtual_gpu: VirtualGpu) -> None:
         ({"utilization": 100, "recovery_action": 0}, "none"),
         ({"utilization": 100, "recovery_action": 99}, None),  # of a newer driver
         ({"utilization": 100}, None),
-        ({"recovery_action": 1}, None),  # an idle GPU is not asked
+        ({"recovery_action": 1}, "gpu-reset"),  # an idle one is asked, too
     ],
 )
-def test_the_drivers_advice_is_read_of_a_gpu_that_works(
+def test_the_drivers_advice_is_read(
     virtual_gpu: VirtualGpu, settings: dict[str, int], advice: str | None
 ) -> None:
     virtual_gpu.set(**settings)

@@ -33,6 +33,7 @@ class Quiet:
     """Ports of a machine on which nothing is to be seen."""
 
     drivers: tuple[str, ...] = ()
+    counts_device_memory = False
 
     def read(self, deadline_s: float) -> Iterator[Observation]:
         return iter(())
@@ -90,7 +91,8 @@ class Ending(Charging):
 
 def host(**ports: object) -> Host:
     quiet = Quiet()
-    whole = {"nvml": quiet, "files": quiet, "exports": quiet, "proc": quiet, "drm": quiet, **ports}
+    names = ("nvml", "files", "exports", "proc", "drm", "cgroups")
+    whole = dict.fromkeys(names, quiet) | ports
     who = HostFacts(name="h", kernel="k", user="u", uid=1)
     return SimpleNamespace(**whole, clock=LocalHost().clock, facts=lambda: who)
 

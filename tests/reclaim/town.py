@@ -53,6 +53,7 @@ class Town:
         self._returns = returns or {}
         self._now_s = 0.0
         self.nvml = self.proc = self.signals = self.clock = self.limits = self.vendor = self.drm = self
+        self.cgroups, self.counts_device_memory = self, False
         self.drivers: tuple[str, ...] = ()  # no GPU of AMD or Intel
 
     # ---- ports: proc, signals, clock, limits, vendor, nvml ----

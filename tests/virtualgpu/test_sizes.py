@@ -158,7 +158,7 @@ def test_what_was_refused_took_nothing(answers: dict[str, Any]) -> None:
 
 HANDLE = struct.Struct("=8sIIQQII24s")  # an IPC handle: place, pid, object, offset, pages, begin
 POINTER = struct.Struct("=8sQQQQIII12s")  # an exported pointer: object, offset, begin, nbytes, pages
-EXPORT = struct.Struct("=8sIIIIQQQ32s")  # an export's file: object, nbytes, offset
+EXPORT = struct.Struct("=8sIIIIQQQ32s256s")  # an export's file: object, nbytes, offset, and its maker's names
 
 MAKER = """
     cuda.start()
@@ -170,7 +170,7 @@ MAKER = """
     cuda.call("cuMemPoolExportPointer", ctypes.byref(pointer), piece)
     of_pool = cuda.out(ctypes.c_int, "cuMemPoolExportToShareableHandle", pool, 1, 0)
     of_memory = cuda.export(cuda.create(PAGE))
-    export = os.pread(of_memory, 80, 0)
+    export = os.pread(of_memory, 336, 0)
     cuda.tell([bytes(handle).hex(), bytes(pointer).hex(), export.hex(), os.getpid(), of_pool])
     cuda.heard()
 """

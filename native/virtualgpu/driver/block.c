@@ -151,6 +151,11 @@ result block_import(const struct store_export *from, int device, struct block **
     return failed;
 }
 
+/* A restore onto another GPU gives the client's file another name. */
+const char *block_data_file(const struct block *block) {
+    return block->client ? block->client->holding.name : block->data_file;
+}
+
 int export_file(const struct block *block, bool dmabuf, uint64_t file_nbytes) {
     struct store_export header = {.gpu = (uint32_t)device_gpu(block->device),
                                   .dmabuf = dmabuf,
@@ -158,7 +163,8 @@ int export_file(const struct block *block, bool dmabuf, uint64_t file_nbytes) {
                                   .object = block->object,
                                   .nbytes = block->nbytes,
                                   .data_offset = block->offset};
-    memcpy(header.data_file, block->data_file, sizeof header.data_file);
+    memcpy(header.data_file, block_data_file(block), sizeof header.data_file);
+    snprintf(header.cgroup, sizeof header.cgroup, "%s", store_own_cgroup());
     int error = store_enter();
     if (error) return error;
     int fd = store_export_create(&header, file_nbytes);

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -140,23 +141,52 @@ result cuCheckpointProcessCheckpoint(int pid, const void *args) {
     return ask_to_change(&target, STORE_CHECKPOINT, gate.fault);
 }
 
-/* A GPU can only be restored to itself here: every pair must name it twice. */
-static bool moves_elsewhere(const struct restore_args *args) {
-    for (unsigned i = 0; args && args->pairs && i < args->pair_count; i++)
-        if (memcmp(&args->pairs[i].old_uuid, &args->pairs[i].new_uuid, sizeof(struct uuid)) != 0) return true;
-    return false;
+/* ---- restored onto another GPU: not measured; as the driver's manual and cuda-checkpoint's README have it ---- */
+
+enum { REMAPS_SINCE = 580 };
+
+static int gpu_with(const struct uuid *wanted) {
+    struct uuid uuid;
+    for (int gpu = 0; gpu < store_config()->gpus; gpu++) {
+        device_parse_uuid(store_config()->gpu[gpu].uuid, &uuid);
+        if (memcmp(&uuid, wanted, sizeof uuid) == 0) return gpu;
+    }
+    return -1;
 }
 
-static result refuse_to_move(const struct target *target) {
-    struct answer answer = ask(target, STORE_GET_STATE);
-    if (answer.code) return answer.code;
-    return answer.state == STORE_CHECKPOINTED ? NOT_SUPPORTED : ILLEGAL_STATE;
+static bool is_same_chip(int gpu, int other) {
+    const struct store_gpu *config = store_config()->gpu;
+    return strcmp(config[gpu].name, config[other].name) == 0 && !config[gpu].mig_enabled && !config[other].mig_enabled;
+}
+
+/* Every GPU that was checkpointed must be named, and none be given to two. */
+static result read_pairs(const struct target *target, const struct restore_args *args, uint8_t to[STORE_MAX_GPUS]) {
+    uint8_t taken[STORE_MAX_GPUS] = {0};
+    if (atoi(store_config()->driver_version) < REMAPS_SINCE) return NOT_SUPPORTED;
+    for (unsigned i = 0; i < args->pair_count; i++) {
+        int from = gpu_with(&args->pairs[i].old_uuid), wanted = gpu_with(&args->pairs[i].new_uuid);
+        if (from < 0 || wanted < 0 || to[from] || taken[wanted]) return INVALID_VALUE;
+        if (!is_same_chip(from, wanted)) return NOT_SUPPORTED;
+        to[from] = (uint8_t)(wanted + 1);
+        taken[wanted] = 1;
+    }
+    for (int i = 0; i < target->count; i++)
+        if (!to[target->clients[i]->gpu]) return INVALID_VALUE;
+    return OK;
 }
 
 result cuCheckpointProcessRestore(int pid, const struct restore_args *args) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
-    if (moves_elsewhere(args)) return refuse_to_move(&target);
+    uint8_t to[STORE_MAX_GPUS] = {0};
+    if (args && args->pairs && args->pair_count) {
+        failed = read_pairs(&target, args, to);
+        if (failed) return failed;
+        struct answer answer = ask(&target, STORE_GET_STATE);
+        if (answer.code) return answer.code;
+        if (answer.state != STORE_CHECKPOINTED) return ILLEGAL_STATE;
+    }
+    for (int gpu = 0; gpu < STORE_MAX_GPUS; gpu++) target.orders.slot->restore_to[gpu] = to[gpu];
     return ask_to_change(&target, STORE_RESTORE, gate.fault);
 }
 

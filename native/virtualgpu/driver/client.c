@@ -54,6 +54,17 @@ result clients_open(void) {
     return result_from_errno(error);
 }
 
+result clients_move(const uint8_t to[STORE_MAX_GPUS]) {
+    for (int device = 0; device < device_count(); device++) {
+        int gpu = device_gpu(device), wanted = to[gpu] ? to[gpu] - 1 : gpu;
+        if (!clients[device].open || wanted == gpu) continue;
+        if (store_client_move(&clients[device].holding, (uint32_t)wanted) != 0) return OPERATING_SYSTEM;
+        device_move(device, wanted);
+    }
+    store_footprint_move(to);
+    return OK;
+}
+
 void clients_close(void) {
     if (store_enter() != 0) return;
     close_all();

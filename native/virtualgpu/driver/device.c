@@ -96,6 +96,10 @@ int device_gpu(int device) {
     return device >= 0 && device < device_count() ? visible[device].gpu : -1;
 }
 
+void device_move(int device, int gpu) {
+    visible[device].gpu = gpu;
+}
+
 const struct store_mig *device_mig(int device) {
     return device_gpu(device) >= 0 ? visible[device].mig : NULL;
 }
@@ -144,7 +148,7 @@ result cuDeviceGetName(char *name, int size, int device) {
     return OK;
 }
 
-static void parse_uuid(const char *text, struct uuid *uuid) {
+void device_parse_uuid(const char *text, struct uuid *uuid) {
     size_t at = 0;
     memset(uuid, 0, sizeof *uuid);
     if (strncmp(text, "GPU-", 4) == 0 || strncmp(text, "MIG-", 4) == 0) text += 4;
@@ -160,7 +164,7 @@ result cuDeviceGetUuid(struct uuid *uuid, int device) {
     GATE_ON(device);
     if (!uuid) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
-    parse_uuid(device_config(device)->uuid, uuid);
+    device_parse_uuid(device_config(device)->uuid, uuid);
     return OK;
 }
 
@@ -169,7 +173,7 @@ result cuDeviceGetUuid_v2(struct uuid *uuid, int device) {
     GATE_ON(device);
     if (!uuid) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
-    parse_uuid(device_mig(device) ? device_mig(device)->uuid : device_config(device)->uuid, uuid);
+    device_parse_uuid(device_mig(device) ? device_mig(device)->uuid : device_config(device)->uuid, uuid);
     return OK;
 }
 
@@ -257,7 +261,7 @@ static const int fixed[148] = {
 /* Multiprocessors of one to seven slices of an H200, by the MIG guide's table of its profiles. */
 static const int multiprocessors[8] = {0, 16, 32, 60, 64, 64, 64, 132};
 
-enum { MULTIPROCESSORS = 16, COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
+enum { MULTIPROCESSORS = 16, INTEGRATED = 18, COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
 
 int device_multiprocessors(int device) {
     return device_mig(device) ? multiprocessors[device_mig(device)->compute_slices & 7] : fixed[MULTIPROCESSORS];
@@ -269,6 +273,7 @@ result cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (device_gpu(device) < 0) return INVALID_DEVICE;
     const struct store_gpu *gpu = device_config(device);
     switch (attribute) {
+    case INTEGRATED: *value = gpu->unified; break;
     case COMPUTE_MODE: *value = (int)gpu->compute_mode; break;
     case ECC_ENABLED: *value = gpu->ecc_enabled; break;
     case MULTIPROCESSORS: *value = device_multiprocessors(device); break;

@@ -184,7 +184,9 @@ void *handle_next(void *handle);
 /* ---- device.c ---- */
 
 int device_count(void);
-int device_gpu(int device);                         /* the folder's number of a visible device, or -1 */
+int device_gpu(int device); /* the folder's number of a visible device, or -1 */
+void device_parse_uuid(const char *text, struct uuid *uuid);
+void device_move(int device, int gpu);              /* it is this GPU from now on */
 const struct store_gpu *device_config(int device);  /* of a device that device_gpu knows */
 const struct store_mig *device_mig(int device);     /* NULL for a whole GPU */
 uint32_t device_instance(int device);               /* its GPU instance, or STORE_NO_INSTANCE */
@@ -202,8 +204,10 @@ struct client {
     bool open;
 };
 
-struct client *client_of(int device);                                     /* NULL before cuInit. Locked */
-result clients_open(void);                                                /* on every visible GPU, for cuInit. Locked */
+struct client *client_of(int device); /* NULL before cuInit. Locked */
+result clients_open(void);            /* on every visible GPU, for cuInit. Locked */
+/* After a checkpoint: each client's GPU becomes the one that *to* names. Inside admission; for the driver's thread. */
+result clients_move(const uint8_t to[STORE_MAX_GPUS]);
 void clients_close(void);                                                 /* where cuInit fails later. Locked */
 result client_add_context(int device, struct store_footprint *footprint); /* Locked */
 void client_drop_context(int device, struct store_footprint *footprint);  /* Locked */
@@ -232,6 +236,7 @@ struct block {
     char data_file[32];
 };
 
+const char *block_data_file(const struct block *block);                 /* the name of the file that its bytes lie in */
 result block_create(int device, uint64_t nbytes, struct block **block); /* Locked */
 void block_destroy(struct block *block);                                /* Locked */
 result block_map(struct block *block);                                  /* Locked */

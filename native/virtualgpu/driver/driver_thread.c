@@ -83,12 +83,13 @@ static result checkpoint(struct order order) {
     return change_state(order.breaks ? STORE_FAILED : STORE_CHECKPOINTED);
 }
 
-static bool is_roomy(int admission) {
+static bool is_roomy(int admission, const uint8_t to[STORE_MAX_GPUS]) {
     for (int i = 0; i < client_count; i++) {
         const struct store_client *client = clients[i];
+        uint32_t gpu = to[client->gpu] ? to[client->gpu] - 1u : client->gpu;
         uint64_t wanted = size_sum(size_sum(client->context_bytes, client->overhead_bytes), client->private_bytes);
         uint64_t nbytes;
-        if (store_free_by(admission, client->gpu, STORE_NO_INSTANCE, &nbytes) != 0 || nbytes < wanted) return false;
+        if (store_free_by(admission, gpu, STORE_NO_INSTANCE, &nbytes) != 0 || nbytes < wanted) return false;
     }
     return true;
 }
@@ -97,9 +98,15 @@ static result restore(struct order order) {
     if (!in_state(STORE_CHECKPOINTED)) return ILLEGAL_STATE;
     store_delay(order.delay_s);
     if (order.breaks) return change_state(STORE_FAILED);
+    uint8_t to[STORE_MAX_GPUS];
+    for (int gpu = 0; gpu < STORE_MAX_GPUS; gpu++) {
+        to[gpu] = clients[0]->restore_to[gpu];
+        clients[0]->restore_to[gpu] = 0;
+    }
     int admission = store_enter_alone();
     if (admission < 0) return OPERATING_SYSTEM;
-    result failed = is_roomy(admission) ? OK : OUT_OF_MEMORY;
+    result failed = is_roomy(admission, to) ? OK : OUT_OF_MEMORY;
+    if (!failed) failed = clients_move(to);
     if (!failed) set_state(STORE_LOCKED);
     store_leave_alone(admission);
     return failed;

@@ -165,6 +165,14 @@ static result free_nbytes_of(int device, bool answering, uint64_t *nbytes) {
     return answering ? client_glance_free_nbytes(device, nbytes) : client_free_nbytes(device, nbytes);
 }
 
+/* In a control group with a limit of its own that is the total, as documented. */
+static uint64_t reported_total(int device) {
+    struct store_limit limit;
+    uint64_t total = device_usable_bytes(device);
+    bool limited = store_cgroup_limit((uint32_t)device_gpu(device), store_own_cgroup(), &limit);
+    return limited && limit.hard < total ? limit.hard : total;
+}
+
 result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
     GATE_AS(-1, GATE_ANSWERS_OR_FAILS);
     LOCKED();
@@ -173,8 +181,9 @@ result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
     result failed = context_need(&context);
     if (!failed) failed = free_nbytes_of(context->device, gate.answering, &nbytes);
     if (failed) return failed;
-    if (free_nbytes) *free_nbytes = nbytes;
-    if (total) *total = device_usable_bytes(context->device);
+    /* Cached files give way to an allocation; that they would, this call does not say. */
+    if (free_nbytes) *free_nbytes = size_left(nbytes, device_config(context->device)->cache_bytes);
+    if (total) *total = reported_total(context->device);
     return OK;
 }
 

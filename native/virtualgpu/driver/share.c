@@ -35,7 +35,7 @@ static result write_handle(const struct range *range, struct block *block, struc
                                  .pages = (uint32_t)(block->nbytes / PAGE),
                                  .begin = (uint32_t)((range->begin - block->address) / 512)};
     memcpy(written.magic, IPC_MAGIC, sizeof written.magic);
-    memcpy(written.data_file, block->data_file, sizeof written.data_file);
+    memcpy(written.data_file, block_data_file(block), sizeof written.data_file);
     memcpy(handle, &written, sizeof written);
     return OK;
 }

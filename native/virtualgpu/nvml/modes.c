@@ -14,7 +14,7 @@ ANSWER(nvmlDeviceGetPersistenceMode, call.gpu->persistence)
 ANSWER(nvmlDeviceGetComputeMode, call.gpu->compute_mode)
 ANSWER(nvmlDeviceGetDisplayMode, 1) /* as an H200 says, without a display */
 ANSWER(nvmlDeviceGetDisplayActive, 0)
-ANSWER(nvmlDeviceGetVirtualizationMode, 0)
+ANSWER(nvmlDeviceGetVirtualizationMode, call.gpu->virtualization)
 ANSWER(nvmlDeviceGetPowerManagementMode, 1)
 
 EXPORT int nvmlDeviceGetMigMode(struct nvml_device *device, unsigned *current, unsigned *pending) {

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,7 @@ static void fill_header(struct store_client *header, uint32_t gpu, uint32_t seri
     header->gpu_instance = mig ? mig->gpu_instance : STORE_NO_INSTANCE;
     header->compute_instance = mig ? mig->compute_instance : STORE_NO_INSTANCE;
     header->mps = is_mps_client();
+    snprintf(header->cgroup, sizeof header->cgroup, "%s", store_own_cgroup());
     header->pid = (uint32_t)getpid();
     header->uid = (uint32_t)geteuid();
     header->started_at = process_started_at();
@@ -84,6 +86,28 @@ int store_client_open(struct store_holding *holding, uint32_t gpu, const struct 
     else
         fill_header(holding->header, gpu, (uint32_t)serial, mig);
     return error;
+}
+
+static int rename_file(int (*path_of)(char *, size_t, const char *), const char *from, const char *to) {
+    char before[PATH_MAX], after[PATH_MAX];
+    int error = path_of(before, sizeof before, from);
+    if (!error) error = path_of(after, sizeof after, to);
+    return error || rename(before, after) == 0 ? error : -errno;
+}
+
+int store_client_move(struct store_holding *holding, uint32_t gpu) {
+    char name[32];
+    snprintf(name, sizeof name, "nvidia%u.%u", gpu, holding->header->serial);
+    int error = rename_file(memory_path, holding->name, name);
+    if (error) return error;
+    error = rename_file(dev_path, holding->name, name);
+    if (error) {
+        rename_file(memory_path, name, holding->name);
+        return error;
+    }
+    strcpy(holding->name, name);
+    holding->header->gpu = gpu;
+    return 0;
 }
 
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial) {

@@ -53,6 +53,9 @@ int store_client_open(struct store_holding *holding, uint32_t gpu, const struct 
 /* Undoes an open that nothing was allocated in: the files are removed. */
 void store_client_close(struct store_holding *holding);
 
+/* The client is on another GPU from now on: its files have that one's names. Takes no memory and no lock. */
+int store_client_move(struct store_holding *holding, uint32_t gpu);
+
 /* Another process's header, mapped for reading and for its checkpoint state. */
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial);
 void store_client_unmap(struct store_client *client);

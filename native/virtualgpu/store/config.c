@@ -8,7 +8,7 @@
  *   bar1_bytes bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
  *   compute_mode remapped_correctable remapped_uncorrectable retires_pages retired_pending
  *   retired_pages ecc_uncorrected utilization recovery_action windows_bytes mig_pending
- *   mig_restricted host_pids
+ *   mig_restricted host_pids unified numa_node cpu_bytes cache_bytes virtualization
  *   mig_device, once for each: GPU-INSTANCE COMPUTE-INSTANCE SLICES COMPUTE-SLICES BYTES PROFILE
  *
  * Numbers are plain bytes, booleans 0 or 1. Unknown keys are ignored, so that an older library reads a
@@ -53,6 +53,7 @@ static void set_defaults(void) {
             .persistence = true,
             .mig_pending = -1,
             .recovery_action = -1,
+            .numa_node = -1,
         };
         snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid, "GPU-76697274-7561-6c00-8000-%012x",
                  (unsigned)index);
@@ -124,6 +125,8 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     SIZE(bar1_bytes);
     SIZE(bar1_base_bytes);
     SIZE(windows_bytes);
+    SIZE(cpu_bytes);
+    SIZE(cache_bytes);
     SIZE(ecc_uncorrected);
     SWITCH(ecc_enabled);
     SWITCH(persistence);
@@ -135,12 +138,15 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     SWITCH(retires_pages);
     SWITCH(retired_pending);
     SWITCH(host_pids);
+    SWITCH(unified);
     COUNT(compute_mode);
     COUNT(remapped_correctable);
     COUNT(remapped_uncorrectable);
     COUNT(retired_pages);
     COUNT(utilization);
+    COUNT(virtualization);
     NUMBER(recovery_action, int, UINT8_MAX);
+    NUMBER(numa_node, int, UINT8_MAX);
     if (strcmp(key, "mig_device") == 0) add_mig(gpu, value);
 }
 

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -63,6 +64,32 @@ void store_footprint_drop(struct store_footprint *footprint) {
     for (int i = 0; i < footprint->fd_count; i++) close(footprint->fds[i]);
     for (int i = 0; i < footprint->mapping_count; i++) munmap(footprint->mappings[i], MAPPED_NBYTES);
     *footprint = (struct store_footprint){0};
+}
+
+static int gpu_of_file(const char *path) {
+    char prefix[PATH_MAX];
+    int gpu = -1, length = 0;
+    int size = snprintf(prefix, sizeof prefix, "%s/dev/nvidia", store_folder());
+    if (size <= 0 || strncmp(path, prefix, (size_t)size) != 0) return -1;
+    return sscanf(path + size, "%d%n", &gpu, &length) == 1 && path[size + length] == '\0' ? gpu : -1;
+}
+
+void store_footprint_move(const uint8_t to[STORE_MAX_GPUS]) {
+    enum { MOST_FDS = 4096 };
+    for (int fd = 0; fd < MOST_FDS; fd++) {
+        char link[64], path[PATH_MAX], name[32];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(link, path, sizeof path - 1);
+        if (length < 0) continue;
+        path[length] = '\0';
+        int gpu = gpu_of_file(path);
+        if (gpu < 0 || gpu >= STORE_MAX_GPUS || !to[gpu]) continue;
+        snprintf(name, sizeof name, "nvidia%u", to[gpu] - 1);
+        int fresh = dev_open(name, O_RDWR);
+        if (fresh < 0) continue;
+        dup3(fresh, fd, O_CLOEXEC);
+        close(fresh);
+    }
 }
 
 int store_map_managed(void *address, uint64_t nbytes) {

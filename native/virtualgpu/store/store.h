@@ -23,6 +23,7 @@
 #define STORE_MAX_MIG_DEVICES 7
 #define STORE_INSTANCE_IDS 16        /* the driver numbers GPU instances below this */
 #define STORE_NO_INSTANCE UINT32_MAX /* of a GPU that is not divided */
+#define STORE_CGROUP_SIZE 256        /* a longer path of a control group is not taken */
 
 /* ---- config: read once per process from <folder>/config, lines of "key = value" ---- */
 
@@ -53,11 +54,16 @@ struct store_gpu {
     unsigned retired_pages;
     uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
-    int recovery_action;    /* what the driver advises, by NVML's number; -1: it does not know the field */
-    uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
-    int mig_pending;        /* the mode after the next reset; -1: as it is now */
-    bool mig_restricted;    /* the caller may ask for MIG devices, not for the GPU as a whole */
-    bool host_pids;         /* an older driver: other PID namespaces see the creator's own pid */
+    int recovery_action;     /* what the driver advises, by NVML's number; -1: it does not know the field */
+    unsigned virtualization; /* by NVML's number: 2, a vGPU in a virtual machine */
+    uint64_t windows_bytes;  /* under Windows: used by its own programs, which no list names */
+    bool unified;            /* no memory of its own: total_bytes are the machine's, and NVML refuses totals */
+    int numa_node;           /* its memory is this node of the machine's; -1: it is none */
+    uint64_t cpu_bytes;      /* of that memory: used by programs on the processor and by the kernel */
+    uint64_t cache_bytes;    /* and by the files' cache, which is released when others need the room */
+    int mig_pending;         /* the mode after the next reset; -1: as it is now */
+    bool mig_restricted;     /* the caller may ask for MIG devices, not for the GPU as a whole */
+    bool host_pids;          /* an older driver: other PID namespaces see the creator's own pid */
     int mig_devices;
     struct store_mig mig[STORE_MAX_MIG_DEVICES];
 };
@@ -120,7 +126,11 @@ struct store_client {
     _Atomic uint32_t answer;        /* to that one: a code of the driver's below, the state above */
     _Atomic uint32_t driver_thread; /* its thread id, in its own namespace; 0 until it runs */
     int32_t doorbell;               /* descriptor of that process: the end of a pipe that wakes the thread */
-    struct store_shared shared[];   /* STORE_MAX_SHARED of them */
+    char cgroup[STORE_CGROUP_SIZE]; /* the control group that its maker is in */
+    /* In the process's first client file: where a restore is to bring what was on each GPU, one more than that GPU's
+     * number; 0: where it was. Written by the one who orders the restore, cleared by the thread that carries it out. */
+    _Atomic uint8_t restore_to[STORE_MAX_GPUS];
+    struct store_shared shared[]; /* STORE_MAX_SHARED of them */
 };
 
 #define STORE_CLIENT_NBYTES (sizeof(struct store_client) + STORE_MAX_SHARED * sizeof(struct store_shared))
@@ -136,8 +146,9 @@ struct store_export {
     uint32_t gpu_instance, unused;
     uint64_t object;
     uint64_t nbytes;
-    uint64_t data_offset; /* where the bytes lie in data_file */
-    char data_file[32];   /* name in memory/, that of its maker: "nvidia0.17"; importers map it */
+    uint64_t data_offset;           /* where the bytes lie in data_file */
+    char data_file[32];             /* name in memory/, that of its maker: "nvidia0.17"; importers map it */
+    char cgroup[STORE_CGROUP_SIZE]; /* of the process that exported it: it stays charged */
 };
 
 /* ---- the walk: one consistent look at every live file ---- */
@@ -153,7 +164,7 @@ struct store_process {
 
 struct store_usage {
     uint64_t used_bytes; /* without reserved: driver, contexts, overhead, private, every object once */
-    uint64_t free_bytes; /* total - reserved - used */
+    uint64_t free_bytes; /* total - reserved - used - what the processor's programs use */
     uint64_t bar1_used;
     uint64_t instance_used[STORE_INSTANCE_IDS]; /* of used_bytes, by GPU instance */
 };
@@ -176,6 +187,24 @@ int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);
 enum { STORE_NO_ADMISSION = -1 };
 int store_free_by(int admission, uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);
 
+/* ---- cgroup.c: control groups and their limits ---- */
+
+struct store_limit {
+    uint64_t soft, hard;            /* guaranteed; the most, UINT64_MAX: no limit */
+    char cgroup[STORE_CGROUP_SIZE]; /* whose it is: the group's, or the nearest one's above it that has one */
+};
+
+/* Which group this process is in, "/" where nothing says. */
+const char *store_own_cgroup(void);
+bool store_cgroup_within(const char *cgroup, const char *above);
+/* False where neither the group nor any above it has device memory's controller. */
+bool store_cgroup_limit(uint32_t gpu, const char *cgroup, struct store_limit *limit);
+/* 0, or -ENOENT where there is no such group or it has no such controller. */
+int store_cgroup_set(uint32_t gpu, const char *cgroup, uint64_t soft, uint64_t hard);
+uint64_t store_cgroup_headroom(uint32_t gpu);
+/* What the group and all below it use, dead exporters included (walk.c). 0 or -errno. */
+int store_cgroup_used(uint32_t gpu, const char *cgroup, uint64_t *nbytes);
+
 /* ---- footprint: what /proc shows of a process that uses the driver ---- */
 
 enum { STORE_FOOTPRINT_MOST = 32 };
@@ -192,6 +221,9 @@ int store_footprint_add(struct store_footprint *footprint, const char *name, int
 /* The same for the GPU's own file, dev/nvidia<gpu>. */
 int store_footprint_add_gpu(struct store_footprint *footprint, uint32_t gpu, int fds, int mappings);
 void store_footprint_drop(struct store_footprint *footprint);
+/* Every descriptor of this process on a GPU's own file becomes one on the file of the GPU that *to* names, one more than
+ * its number. Takes no memory and no lock. */
+void store_footprint_move(const uint8_t to[STORE_MAX_GPUS]);
 
 /* Puts zeroed memory at *address* that /proc shows as a mapping of dev/nvidia-uvm, as it shows
  * managed memory; a forked child does not get it. 0 or -errno. */

@@ -32,6 +32,7 @@ struct claim {
     uint64_t object, nbytes;
     enum claim_kind kind;
     uint32_t gpu, instance, serial, process; /* index into processes, or NOBODY */
+    bool within;                             /* the control group that is asked about */
 };
 
 struct dead {
@@ -51,9 +52,11 @@ struct totals {
     struct list needed;               /* clients whose bytes a live export or import needs */
     bool initialised[STORE_MAX_GPUS]; /* by any process */
     bool instance_initialised[STORE_MAX_GPUS][STORE_INSTANCE_IDS];
-    int only;      /* this GPU's clients, or EVERY_GPU */
-    int lock_file; /* of admission */
-    bool admitted; /* else it only looks: a file that is not locked may be one that is just being made */
+    const char *cgroup;    /* whose use is asked about, or NULL */
+    uint64_t cgroup_bytes; /* and that */
+    int only;              /* this GPU's clients, or EVERY_GPU */
+    int lock_file;         /* of admission */
+    bool admitted;         /* else it only looks: a file that is not locked may be one that is just being made */
     bool failed;
     /* Enough for nearly every walk, so that it needs no pages. */
     struct store_process first_processes[24];
@@ -106,6 +109,10 @@ static void add_name(struct list *names, const char *name, bool *failed) {
     if (added) snprintf(added->name, sizeof added->name, "%.31s", name);
 }
 
+static bool is_within(const struct totals *totals, const char *cgroup) {
+    return totals->cgroup && store_cgroup_within(cgroup, totals->cgroup);
+}
+
 static uint32_t add_process(struct totals *totals, const struct store_client *client) {
     if (client->contexts == 0) return NOBODY;
     struct store_process *added = list_add(&totals->processes, sizeof *added, &totals->failed);
@@ -131,7 +138,7 @@ static void add_slot(struct totals *totals, const struct store_client *client, u
     char maker[32];
     enum claim_kind kind = slot->imported ? CLAIM_IMPORT : CLAIM_MAKER;
     add_claim(totals, (struct claim){slot->object, slot->nbytes, kind, client->gpu, client->gpu_instance,
-                                     client->serial, process});
+                                     client->serial, process, is_within(totals, client->cgroup)});
     if (!slot->imported) return;
     snprintf(maker, sizeof maker, "nvidia%u.%u", client->gpu, slot->maker);
     add_name(&totals->needed, maker, &totals->failed);
@@ -160,6 +167,11 @@ static void add_client(struct totals *totals, const struct store_client *client,
     struct store_usage *usage = &totals->usage[client->gpu];
     use(usage, client->gpu_instance, size_sum(client->context_bytes, client->overhead_bytes));
     use(usage, client->gpu_instance, size_sum(client->private_bytes, client->managed_bytes));
+    if (is_within(totals, client->cgroup)) {
+        uint64_t own = size_sum(client->private_bytes, client->managed_bytes);
+        uint64_t contexts = size_sum(client->context_bytes, client->overhead_bytes);
+        totals->cgroup_bytes = size_sum(totals->cgroup_bytes, size_sum(own, contexts));
+    }
     usage->bar1_used = size_sum(usage->bar1_used, client->bar1_bytes);
     totals->initialised[client->gpu] = true;
     if (client->gpu_instance < STORE_INSTANCE_IDS)
@@ -178,7 +190,7 @@ static void read_live_export(struct totals *totals, int fd, uint32_t serial) {
     struct store_export header;
     if (store_export_read(fd, &header) != 0 || header.gpu >= STORE_MAX_GPUS) return;
     add_claim(totals, (struct claim){header.object, header.nbytes, CLAIM_DESCRIPTOR, header.gpu, header.gpu_instance,
-                                     serial, NOBODY});
+                                     serial, NOBODY, is_within(totals, header.cgroup)});
     add_name(&totals->needed, header.data_file, &totals->failed);
 }
 
@@ -252,6 +264,8 @@ static void charge_objects(struct totals *totals) {
         const struct claim *claim = &((const struct claim *)totals->claims.items)[i];
         if (i > 0 && claim[-1].object == claim->object) continue;
         use(&totals->usage[claim->gpu], claim->instance, claim->nbytes);
+        if (claim->within && (totals->only == EVERY_GPU || claim->gpu == (uint32_t)totals->only))
+            totals->cgroup_bytes = size_sum(totals->cgroup_bytes, claim->nbytes);
         if (claim->process == NOBODY) continue;
         struct store_process *process = &((struct store_process *)totals->processes.items)[claim->process];
         process->charged_bytes = size_sum(process->charged_bytes, claim->nbytes);
@@ -277,7 +291,8 @@ static void complete(const struct totals *totals, struct store_usage *usage) {
         const struct store_gpu *gpu = &config->gpu[index];
         use_for_init(totals, index, &usage[index]);
         use(&usage[index], STORE_NO_INSTANCE, gpu->windows_bytes);
-        usage[index].free_bytes = size_left(size_left(gpu->total_bytes, gpu->reserved_bytes), usage[index].used_bytes);
+        uint64_t used = size_sum(usage[index].used_bytes, gpu->cpu_bytes);
+        usage[index].free_bytes = size_left(size_left(gpu->total_bytes, gpu->reserved_bytes), used);
         /* All memory in use is mapped through the window, up to the window's size. */
         uint64_t seen = size_sum(size_sum(gpu->bar1_base_bytes, usage[index].used_bytes), usage[index].bar1_used);
         usage[index].bar1_used = seen < gpu->bar1_bytes ? seen : gpu->bar1_bytes;
@@ -423,6 +438,19 @@ int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes) {
     totals_begin(&totals, usage, (int)gpu);
     int error = walk(&totals);
     if (!error) *nbytes = free_of(&usage[gpu], gpu, gpu_instance);
+    release(&totals);
+    uint64_t headroom = store_cgroup_headroom(gpu);
+    if (!error && headroom < *nbytes) *nbytes = headroom;
+    return error;
+}
+
+int store_cgroup_used(uint32_t gpu, const char *cgroup, uint64_t *nbytes) {
+    struct store_usage usage[STORE_MAX_GPUS];
+    struct totals totals;
+    totals_begin(&totals, usage, (int)gpu);
+    totals.cgroup = cgroup;
+    int error = walk(&totals);
+    if (!error) *nbytes = totals.cgroup_bytes;
     release(&totals);
     return error;
 }

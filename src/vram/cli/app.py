@@ -24,7 +24,7 @@ GROUPS = {
     "Free": ("free", "release", "trim", "park", "unpark", "kill", "wait", "borrow"),
     "Record": ("run", "attach", "report"),
     "Serve": ("serve", "history", "fleet", "slurm"),
-    "Check": ("check", "doctor", "explain"),
+    "Check": ("check", "limit", "doctor", "explain"),
     "More": ("reset", "snapshot", "lab", "demo", "virtual", "help", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

@@ -18,15 +18,6 @@ LASTS_S = 180.0
 _MIN_PERCENT = 50
 _MIN_UNATTRIBUTED = 64 * MIB  # as much as the finding about unattributed memory needs
 _UNREAD = ("failed", "timeout", "lost")
-_ADVICE = {
-    "gpu-reset": "reset the GPU",
-    "node-reboot": "restart the machine",
-    "drain-p2p": "end what its NVLink peers do",
-    "drain-and-reset": "end what its NVLink peers do, and reset the GPU",
-    "recover-imex-domain": "recover the IMEX domain",
-    "bus-reset": "reset the GPU's PCIe bus",
-    "system-reboot": "restart the machine",
-}
 _RESTARTS = ("node-reboot", "system-reboot")
 _DRAINS = ("drain-p2p", "drain-and-reset", "recover-imex-domain")
 
@@ -100,7 +91,7 @@ class BusyTime:
 
 
 def _finding(ledger: Ledger, gpu: GpuLedger, facts: GpuFacts, *, lasts: bool) -> Finding:
-    advice = _ADVICE.get(facts.recovery_action or "")
+    advice = words.RECOVERY_ADVICE.get(facts.recovery_action or "")
     unreadable = ledger.unreadable_processes
     unused = "no process is listed there" + ("" if unreadable else " and none has its files open")
     percent = f"{facts.utilization} %"
@@ -142,6 +133,7 @@ def _remedies(gpu: GpuLedger, facts: GpuFacts) -> tuple[Remedy, ...]:
         text = "Restart the machine, as the driver advises: everything on it ends."
         return (log, Remedy(step="service", target="host", text=text, harm="affects-others"))
     if action in _DRAINS:
-        text = f"Do what the driver advises: {_ADVICE[action]}. Programs on other GPUs are affected."
+        advised = words.RECOVERY_ADVICE[action]
+        text = f"Do what the driver advises: {advised}. Programs on other GPUs are affected."
         return (log, Remedy(step="drain", target=target, text=text, harm="affects-others"))
     return (log, remedies.reset(gpu, "A reset ends what runs there."))

@@ -49,7 +49,7 @@ def _evidence_of(holds: Sequence[Hold]) -> tuple[str, ...]:
 
 
 def hidden_holds(
-    ledger: Ledger, reason: Literal["namespace", "permission"]
+    ledger: Ledger, reason: Literal["namespace", "permission", "cgroup"]
 ) -> Iterator[tuple[GpuLedger, list[Hold]]]:
     """What on each GPU is held by processes that are hidden for this *reason*."""
     # Where an entry gives none, it is the namespace that vram runs in, unless that is the first one.

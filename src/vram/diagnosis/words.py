@@ -16,6 +16,17 @@ _PIDS_SHOWN = 4
 _RANKS_SHOWN = 16
 _MEMBERS = {"Jupyter": "kernel", "vLLM": "process", "SGLang": "process", "debugpy": "program"}
 
+RECOVERY_ADVICE = {
+    "gpu-reset": "reset the GPU",
+    "node-reboot": "restart the machine",
+    "drain-p2p": "end what its NVLink peers do",
+    "drain-and-reset": "end what its NVLink peers do, and reset the GPU",
+    "recover-imex-domain": "recover the IMEX domain",
+    "bus-reset": "reset the GPU's PCIe bus",
+    "system-reboot": "restart the machine",
+}
+"""What the driver advises for a GPU that had a fault, to go on with: "it advises to …"."""
+
 
 def shown(text: str) -> str:
     """*text* with every control, bidi or broken character spelled out; ordinary text as it is."""

@@ -38,6 +38,8 @@ KIND_NUMBERS: dict[Kind, int] = {
     "free": 16,
     "outside": 17,
     "preallocated": 18,
+    "cpu": 19,
+    "withheld": 20,
 }
 KINDS_BY_NUMBER = {number: kind for kind, number in KIND_NUMBERS.items()}
 
@@ -93,8 +95,9 @@ CREATE TABLE progress (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT RO
 """
 
 _VERSION_2 = "ALTER TABLE sample ADD COLUMN preallocated INTEGER"
+_VERSION_3 = "ALTER TABLE sample ADD COLUMN cpu INTEGER; ALTER TABLE sample ADD COLUMN withheld INTEGER"
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 """What leads from each version to the next; the first makes a new file."""
 VERSION = len(MIGRATIONS)
 

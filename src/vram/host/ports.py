@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from vram.children import Sent as Sent
+from vram.model.cgroups import CgroupLimit, DmemFacts
 from vram.model.files import ClientFacts, DeviceFile, ElsewhereCode
 from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
@@ -159,6 +160,39 @@ class Drm(Protocol):
     def nvidia_gpus(self) -> int: ...
 
 
+class DmemUse(Struct, frozen=True):
+    """What a control group has of the GPU at a PCI address, without groups below it."""
+
+    address: str
+    nbytes: int
+    facts: DmemFacts
+
+
+class LimitAnswer(Struct, frozen=True):
+    """What NVML answered about a control group's limit; ``code`` None: nothing in time."""
+
+    cgroup: str
+    code: int | None
+    limit: CgroupLimit | None = None
+
+
+class ControlGroups(Protocol):
+    """Control groups as the kernel counts GPU memory for them, and their limits, which are the driver's.
+
+    ``counts_device_memory``: whether the kernel does. ``problem`` is why a path is no group that could have a
+    limit. Limits are asked of NVML and set through it, in a process that a deadline can end.
+    """
+
+    @property
+    def counts_device_memory(self) -> bool: ...
+    def device_memory(self) -> Sequence[DmemUse]: ...
+    def problem(self, cgroup: str) -> str | None: ...
+    def limits(self, uuid: str, cgroups: Sequence[str], deadline_s: float) -> Sequence[LimitAnswer]: ...
+    def set_limit(
+        self, uuid: str, cgroup: str, soft: int, hard: int | None, deadline_s: float
+    ) -> LimitAnswer: ...
+
+
 class Exports(Protocol):
     """Tells exported allocations from ordinary control descriptors.
 
@@ -228,11 +262,15 @@ class ClaimFile(Protocol):
 
 
 class ParkTarget(Struct, frozen=True):
-    """A process that is to be moved, the claim on it, and what it has on its GPUs."""
+    """A process that is to be moved, the claim on it, and what it has on its GPUs.
+
+    ``pairs`` are old and new UUID of every GPU that it sees, where it comes back on another one.
+    """
 
     handle: PidHandle
     claim: ClaimFile
     shares: tuple[GpuShare, ...]
+    pairs: tuple[tuple[str, str], ...] = ()
 
 
 class CheckpointWorker(Protocol):
@@ -372,6 +410,8 @@ class Host(Protocol):
     def drm(self) -> Drm: ...
     @property
     def exports(self) -> Exports: ...
+    @property
+    def cgroups(self) -> ControlGroups: ...
     @property
     def proc(self) -> Proc: ...
     @property

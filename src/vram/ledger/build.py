@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.ledger import mig
+from vram.ledger.cgroups import by_cgroup, inside_limit, limit_notes, withheld, withheld_entry
 from vram.ledger.charges import charged_entries
 from vram.ledger.exports import Place, PlacedExports, place_exports
 from vram.ledger.file_holders import with_files_open
@@ -34,6 +35,7 @@ from vram.ledger.remainder import (
     remainder_entries,
     split,
 )
+from vram.ledger.shared import is_shared, on_own_node, shared_notes, shared_remainder
 from vram.model.gpu import MemoryFacts
 from vram.model.ledger import Entry, GpuLedger, Ledger, Note, OpenOnly, known_bytes
 from vram.model.observation import Survey
@@ -48,6 +50,7 @@ class GpuDraft(Struct):
     gpu: GpuObservations
     memory: MemoryFacts
     charged: tuple[Entry, ...]
+    """What the driver's lists claim, and what the kernel counts on a node of its own."""
     rest: int
     """Used bytes that no charge covers."""
 
@@ -78,14 +81,21 @@ def _gpus(survey: IndexedSurvey) -> tuple[GpuLedger, ...]:
         for index, gpu in survey.gpus.items()
         if gpu.driver == "nvidia" and (gpu.memory or index in divided)
     }
+    claims, outside = _split_by_limit(survey, claims)
     drafts = {
         place: draft for index in claims for place, draft in _drafts(survey, index, divided, claims[index][0])
     }
     # What CUDA costs beyond all charges is no room for exported memory.
+    unbounded = {place for place, draft in drafts.items() if is_shared(draft.memory)}
     rooms = {place: _room(survey, draft) for place, draft in drafts.items()}
     # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
-    taken = [place for place, draft in drafts.items() if managed_explains(survey, draft.gpu, rooms[place])]
-    builder = LedgerBuilder(survey, drafts, place_exports(survey, rooms | dict.fromkeys(taken, 0)), claims)
+    taken = [
+        place
+        for place, draft in drafts.items()
+        if place not in unbounded and managed_explains(survey, draft.gpu, rooms[place])
+    ]
+    exports = place_exports(survey, rooms | dict.fromkeys(taken, 0), unbounded)
+    builder = LedgerBuilder(survey, drafts, exports, claims, outside)
     return tuple(builder.gpu(gpu, divided.get(index)) for index, gpu in sorted(survey.gpus.items()))
 
 
@@ -94,8 +104,23 @@ def _claims(survey: IndexedSurvey, gpu: GpuObservations) -> Claims:
     return [*entries, *ended_entries(gpu), *unnamed_entries(gpu)], open_only
 
 
+def _split_by_limit(
+    survey: IndexedSurvey, claims: dict[int, Claims]
+) -> tuple[dict[int, Claims], dict[int, tuple[Entry, ...]]]:
+    """Claims that are in the sums, and what is outside of a limit that the driver answers as the total."""
+    outside: dict[int, tuple[Entry, ...]] = {}
+    for index, (entries, open_only) in claims.items():
+        memory = survey.gpus[index].memory
+        if memory is not None and memory.limit is not None:
+            inside, others = inside_limit(survey, memory, entries)
+            claims[index], outside[index] = (inside, open_only), tuple(others)
+    return claims, outside
+
+
 def _room(survey: IndexedSurvey, draft: GpuDraft) -> int:
     """Bytes that no process is charged for, and that are no overhead: unknown without the lists, so none."""
+    if is_shared(draft.memory):
+        return draft.rest
     return max(0, draft.rest - expected(survey, draft.gpu)) if draft.gpu.lists == "ok" else 0
 
 
@@ -145,8 +170,9 @@ def _drafts(
 
 
 def _draft(gpu: GpuObservations, memory: MemoryFacts, claims: Sequence[Entry]) -> GpuDraft:
-    used = split(memory)[2]
+    used = split(memory)[2] - withheld(memory)
     charged = fit(claims, used)
+    charged = (*charged, *on_own_node(memory, used - known_bytes(charged)))
     return GpuDraft(gpu, memory, charged, used - known_bytes(charged))
 
 
@@ -159,7 +185,9 @@ class LedgerBuilder:
         drafts: dict[Place, GpuDraft],
         exports: dict[Place, PlacedExports],
         claims: dict[int, Claims],
+        outside: dict[int, tuple[Entry, ...]],
     ) -> None:
+        self._outside = outside
         self._survey = survey
         self._drafts = drafts
         self._exports = exports
@@ -174,10 +202,20 @@ class LedgerBuilder:
         draft = self._drafts.get((gpu.index, None))
         if draft is None or gpu.memory is None:
             return _without_draft(self._survey, gpu)
+        entries = _with_unused(self._held((gpu.index, None)), gpu.memory)
+        outside = self._outside.get(gpu.index, ())
         return replace(
             _read(gpu),
-            entries=_with_unused(self._held((gpu.index, None)), gpu.memory),
-            notes=(*_notes(draft), *mig.note(gpu, mig.parts(gpu))),
+            entries=entries,
+            notes=(
+                *shared_notes(gpu.memory, entries),
+                *limit_notes(gpu.memory, outside),
+                *_vgpu_note(gpu),
+                *_notes(draft),
+                *mig.note(gpu, mig.parts(gpu)),
+            ),
+            limits=tuple(facts for facts, _ in gpu.cgroups),
+            outside=outside,
             open_only=self._open_only(gpu.index),
         )
 
@@ -203,9 +241,12 @@ class LedgerBuilder:
         survey, draft = self._survey, self._drafts[place]
         exported = fit(self._exports[place][0], draft.rest)
         rest = draft.rest - known_bytes(exported)
+        if is_shared(draft.memory):
+            return (*draft.charged, *exported, *shared_remainder(survey, draft.gpu, rest))
         managed = managed_entries(survey, draft.gpu, rest - expected(survey, draft.gpu))
         rest -= known_bytes(managed)
-        return (*draft.charged, *exported, *managed, *remainder_entries(survey, draft.gpu, rest))
+        known = (*draft.charged, *exported, *managed)
+        return (*known, *by_cgroup(survey, draft.gpu, known, remainder_entries(survey, draft.gpu, rest)))
 
     def _open_only(self, index: int) -> tuple[OpenOnly, ...]:
         return (*self._claims[index][1], *self._importers.get(index, ()))
@@ -222,11 +263,14 @@ def _with_unused(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...
     """*held* and what no process holds: together all there is."""
     free, reserved, _ = split(memory)
     frame = [Entry(kind="reserved", nbytes=reserved, evidence=(_OWN_FIGURE,))] if reserved else []
-    unused = Entry(kind="free", nbytes=free, evidence=(_OWN_FIGURE,))
+    figure = _KERNELS_FIGURE if is_shared(memory) else _OWN_FIGURE
+    unused = Entry(kind="free", nbytes=free, evidence=(figure,))
+    frame += withheld_entry(memory)
     return (*sorted(held, key=lambda entry: -(entry.nbytes or 0)), *frame, unused)
 
 
 _OWN_FIGURE = "the driver's own figure"
+_KERNELS_FIGURE = "what the kernel says is available: unused, and cached files that give way"
 
 
 def _notes(draft: GpuDraft) -> tuple[Note, ...]:
@@ -242,6 +286,14 @@ def _notes(draft: GpuDraft) -> tuple[Note, ...]:
     return (*notes, *list_notes(draft.gpu), *ended_notes(draft.gpu.ended), *_apart(draft.memory))
 
 
+def _vgpu_note(gpu: GpuObservations) -> tuple[Note, ...]:
+    if gpu.facts is None or gpu.facts.virtualization != "vgpu":
+        return ()
+    return (
+        Note("vgpu", "a vGPU: the total is its profile's, other virtual machines' memory is not visible"),
+    )
+
+
 def _moved(memory: MemoryFacts) -> tuple[Note, ...]:
     if not memory.moved_bytes:
         return ()
@@ -251,7 +303,7 @@ def _moved(memory: MemoryFacts) -> tuple[Note, ...]:
 
 def _apart(memory: MemoryFacts) -> tuple[Note, ...]:
     gap = memory.total - memory.free - memory.used - (memory.reserved or 0)
-    if not gap:
+    if gap == withheld(memory):
         return ()
     text = f"the driver's totals differ by {size(abs(gap))}; used is taken as total minus free"
     return (Note("totals-apart", text),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ Place = tuple[int, int | None]
 
 _PIDS_SHOWN = 4
 
+_CLOSE = 2
 _ANY = 1 << 63  # a charge without a figure may be of any size
 _NONE = -1
 
@@ -39,13 +40,18 @@ class _Draft(Struct):
 _SLACK = 16
 
 
-def place_exports(survey: IndexedSurvey, rooms: dict[Place, int]) -> dict[Place, PlacedExports]:
+def place_exports(
+    survey: IndexedSurvey, rooms: dict[Place, int], unbounded: Collection[Place] = ()
+) -> dict[Place, PlacedExports]:
     """Place every exported allocation; *rooms* are bytes there that no process is charged for.
 
     While its maker lives, an exported allocation is part of the maker's own charge, and
     there is no room for it: then a process that has it open holds it only when the maker has ended.
     Nothing says who made an allocation. So those that no listed process is charged enough
     for come first, and those whose holder is close to a possible maker last.
+
+    In *unbounded* places CPU programs have bytes without a charge too, and room proves nothing: there a
+    possible maker that is close to the holder is taken to be charged.
     """
     drafts = {place: _Draft(room=room) for place, room in rooms.items()}
 
@@ -64,7 +70,8 @@ def place_exports(survey: IndexedSurvey, rooms: dict[Place, int]) -> dict[Place,
             continue
         draft = drafts[place]
         nbytes = shares[0].nbytes
-        if nbytes - nbytes // _SLACK <= draft.room:
+        is_charged = place in unbounded and makers(shares).closeness(shares) == _CLOSE
+        if nbytes - nbytes // _SLACK <= draft.room and not is_charged:
             draft.kept.append((shares, certain))
             draft.room = max(0, draft.room - nbytes)
         else:
@@ -115,7 +122,8 @@ class _Makers:
         nbytes = shares[0].nbytes
         if self._largest < nbytes:
             return 0
-        return 2 if any(self._close_to(pid) >= nbytes for pid in {each.process.pid for each in shares}) else 1
+        pids = {each.process.pid for each in shares}
+        return _CLOSE if any(self._close_to(pid) >= nbytes for pid in pids) else 1
 
     def _close_to(self, pid: int) -> int:
         """The most that this process, one above it, or one of its session is charged."""

@@ -256,7 +256,8 @@ class _Drafts:
             return self._keyed(("windows", pid or place), _Draft("windows", unseen_pid=pid))
         if entry.kind == "hidden":
             pid = entry.holder.pid if entry.holder else entry.charged_pid
-            return self._keyed(("hidden", pid or place), _Draft("hidden", unseen_pid=pid))
+            group = entry.cgroup.path if entry.cgroup else None
+            return self._keyed(("hidden", pid or place, group), _Draft("hidden", unseen_pid=pid))
         if entry.kind_facts.charged and living:
             return self._among("together", "", living)
         dead = entry.charged_pid or (entry.holder.pid if entry.holder and not living else None)

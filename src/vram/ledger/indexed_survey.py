@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from vram.ledger.ancestry import Ancestry
 from vram.ledger.launchers import find_jobs
+from vram.model.cgroups import DmemFacts
 from vram.model.files import (
     CapacityFacts,
     ClientFacts,
@@ -98,6 +99,8 @@ class GpuObservations(Struct):
     compute: list[Charge] = []
     """ROCm's figures of the GPU's own memory, and of the machine's that it uses instead."""
     compute_system: list[Charge] = []
+    cgroups: list[tuple[DmemFacts, int]] = []
+    """What the kernel counts for control groups: with the bytes of each without groups below it."""
 
     @property
     def driver(self) -> str:
@@ -356,6 +359,8 @@ def _place_on_gpu(gpu: GpuObservations, observation: Observation) -> None:
             gpu.capacity = facts.total
         case SystemMemoryFacts() as facts:
             gpu.system = facts
+        case DmemFacts() as facts:
+            gpu.cgroups.append((facts, observation.nbytes or 0))
         case None if observation.probe == "drm.memory":
             gpu.size_unknown = observation.message
         case None if _cost_the_lists(observation):

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vram.model.cgroups import CgroupLimit
+
 Vendor = Literal["nvidia", "amd", "intel"]
 
 
@@ -49,19 +51,47 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     retired_pending: bool | None = None
     utilization: int | None = None
     recovery_action: str | None = None
-    """What the driver itself advises, asked of GPUs that work: "none", "gpu-reset", "node-reboot"..."""
+    """What the driver itself advises: "none", "gpu-reset", "node-reboot"..."""
     vendor: Vendor = "nvidia"
     driver: str = "nvidia"
     driver_version: str | None = None
     integrated: bool = False
     nodes: tuple[int, ...] = ()
+    numa_node: int | None = None
+    """The machine's node of memory that is this GPU's, asked of GPUs without a BAR1 window."""
+    virtualization: str | None = None
+    """Of a virtual machine's: "passthrough" or "vgpu" inside of one, "host-vgpu" where it serves them."""
+    addressing: str | None = None
+    """How it reaches the machine's memory, asked of the same ones: "none", "hmm" or "ats"."""
+
+
+class SystemMemoryUse(Struct, frozen=True):
+    """What shares a GPU's memory with it, as the kernel counts: in all of the machine's memory, or in a node.
+
+    ``programs`` is memory of programs on the processor, ``files`` cached files, which give way to others,
+    ``kernel`` the kernel's own. What the GPU's driver takes is in none of them.
+    """
+
+    node: int | None
+    programs: int
+    files: int
+    kernel: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.programs + self.files + self.kernel
 
 
 class MemoryFacts(Struct, frozen=True, tag="memory"):
     """One reading of a GPU's memory.
 
     Version 1 of the driver's call counts what the driver reserves as used, version 2
-    does not; where only version 1 answers, ``reserved`` is None.
+    does not; where only version 1 answers, ``reserved`` is None. ``counted_by`` the kernel: the driver
+    refuses totals, for the GPU has no memory of its own; the total is the machine's, and ``free`` what is
+    available there. ``system`` is what shares the memory with the GPU, where anything does.
+
+    ``limit`` is that of the control group that we are in. Where it is the total, the driver answers for the
+    group alone (version 615 and later), and ``device_total`` is the GPU's, where that is known.
     """
 
     total: int
@@ -71,6 +101,10 @@ class MemoryFacts(Struct, frozen=True, tag="memory"):
     v1_used: int | None = None
     moved_bytes: int = 0
     """How far ``used`` moved while the process lists were read, after all retries."""
+    counted_by: Literal["driver", "kernel"] = "driver"
+    system: SystemMemoryUse | None = None
+    limit: CgroupLimit | None = None
+    device_total: int | None = None
 
 
 class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):

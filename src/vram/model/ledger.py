@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from vram.model.cgroups import CgroupHolder, DmemFacts
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts, Vendor
 from vram.model.observation import HostFacts, ProbeRun, Status
 from vram.model.process import Job, ParkedProcess, Workload
@@ -31,6 +32,8 @@ Kind = Literal[
     "guest",
     "overhead",
     "preallocated",
+    "cpu",
+    "withheld",
     "unattributed",
     "unreported",
     "unassigned",
@@ -65,6 +68,8 @@ KINDS: dict[Kind, KindFacts] = {
     "overhead": KindFacts(used=True, held=False, charged=False, leftover="no"),
     # What is not proved to be it may be a hidden process's: diagnosis/verdict.py asks the confidence, too.
     "preallocated": KindFacts(used=True, held=False, charged=False, leftover="no"),
+    "cpu": KindFacts(used=True, held=False, charged=False, leftover="no"),
+    "withheld": KindFacts(used=True, held=False, charged=False, leftover="no"),
     "process": _CHARGED,
     "context": _CHARGED,
     "live": _CHARGED,
@@ -102,6 +107,8 @@ MEANINGS: dict[Kind, tuple[str, tuple[str, ...]]] = {
         "the driver's reserve for managed memory; it goes with the last CUDA process",
         ("VR408",),
     ),
+    "cpu": ("CPU programs and the kernel, where a GPU uses the same memory", ()),
+    "withheld": ("within a control group's limit, and not available: others use the GPU, or it is kept", ()),
     "windows": ("held by a Windows program, under WSL2", ("VR602",)),
     "guest": ("held by Linux processes together, as Windows counts them under WSL2", ("VR604",)),
     "unassigned": ("in no MIG instance: no program can use it", ("VR406",)),
@@ -134,6 +141,9 @@ NoteCode = Literal[
     "windows-apart",
     "not-divided",
     "queried",
+    "system-memory",
+    "cgroup-limit",
+    "vgpu",
 ]
 """What a note is about; docs/reference/json.md has a line for each."""
 Sharing = Literal["all", "one", "together"]
@@ -200,7 +210,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     driver's own figure where figures overlap and not all of it could be counted here.
     ``medium`` says what keeps an exported entry alive, or that bytes of a process are managed memory, or
     shared by several clients of a GPU. ``hidden_by`` is what keeps us from naming the holder of a
-    hidden entry ("end": it ended while it was read). ``windows`` is the Windows process that holds the
+    hidden entry ("end": it ended while it was read; "cgroup": the kernel says for which control group it is,
+    ``cgroup``, and not for which process). ``windows`` is the Windows process that holds the
     bytes, or that Windows counts a guest's under: no holder, for its pid is not one of Linux. ``proof`` says
     why the holders of a dead pid's memory are a fact: each is of its session, group or children ("relative"),
     or has lost its own parent, and no living process can be the source of its files ("adopted").
@@ -221,7 +232,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     claimed: int | None = None
     charged_state: str | None = None
     medium: Medium | None = None
-    hidden_by: Literal["namespace", "permission", "windows", "end"] | None = None
+    hidden_by: Literal["namespace", "permission", "windows", "end", "cgroup"] | None = None
     windows: WindowsProcess | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
@@ -229,6 +240,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     unheld: int = 0
     proof: Proof | None = None
     taken_over: tuple[TakenOver, ...] = ()
+    cgroup: CgroupHolder | None = None
 
     @property
     def kind_facts(self) -> KindFacts:
@@ -336,6 +348,10 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     """Under WSL2, what the other side says."""
     instances: tuple[Instance, ...] = ()
     mig: str | None = None
+    limits: tuple[DmemFacts, ...] = ()
+    """Control groups with memory or limits here, where the kernel counts that."""
+    outside: tuple[Entry, ...] = ()
+    """Where the total is the limit of our own group: what processes outside it hold, in no sum here."""
 
     @property
     def accounted(self) -> tuple[Entry, ...]:
@@ -352,6 +368,11 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
         for entry in self.accounted:
             sums[entry.kind] = sums.get(entry.kind, 0) + (entry.nbytes or 0)
         return sums
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether its total is a GPU's, not the machine's memory: parking moves from one to the other."""
+        return self.memory is None or self.memory.counted_by != "kernel"
 
     @property
     def driver(self) -> str:

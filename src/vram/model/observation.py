@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.model.cgroups import DmemFacts
 from vram.model.files import (
     CapacityFacts,
     ClientFacts,
@@ -45,6 +46,7 @@ Facts: TypeAlias = (
     | SystemMemoryFacts
     | AdapterFacts
     | WindowsMemoryFacts
+    | DmemFacts
 )
 
 

@@ -16,7 +16,8 @@ class ReleaseOrder(Struct, frozen=True, kw_only=True):
     """A server that may be asked. ``target`` is the process that listens, ``pid`` the one that was named.
 
     ``gpus`` and ``charged`` are about ``pids``, the server and its processes. ``predicted_bytes`` is the
-    server's own count, where it has one. ``whole_gpu``: only the GPUs' totals tell what was freed (WSL2).
+    server's own count, where it has one. ``whole_gpu``: only the GPUs' totals tell what was freed (WSL2; GPUs
+    without memory of their own).
     """
 
     pid: int

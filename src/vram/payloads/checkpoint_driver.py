@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from vram.payloads.driver_threads import CannotHold, DriverThreads, is_stopped, resume, stop
@@ -31,6 +31,33 @@ class Unavailable(Exception):
 
 class CheckpointLockArgs(ctypes.Structure):
     _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_uint), ("more", ctypes.c_uint64 * 7))
+
+
+class GpuPair(ctypes.Structure):
+    """CUcheckpointGpuPair: what was on the old GPU is to be on the new one."""
+
+    _fields_ = (("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16))
+
+
+class CheckpointRestoreArgs(ctypes.Structure):
+    """CUcheckpointRestoreArgs. In CUDA 13.4 there is custom storage in what is reserved here: none."""
+
+    _fields_ = (
+        ("pairs", ctypes.POINTER(GpuPair)),
+        ("count", ctypes.c_uint),
+        ("padding", ctypes.c_uint),
+        ("reserved", ctypes.c_ubyte * 48),
+    )
+
+
+def restore_args(pairs: Sequence[Sequence[str]]) -> CheckpointRestoreArgs:
+    """Arguments that map GPUs by their UUIDs, "GPU-…"."""
+    made = (GpuPair * len(pairs))(*(GpuPair(_uuid_bytes(old), _uuid_bytes(new)) for old, new in pairs))
+    return CheckpointRestoreArgs(made, len(pairs))
+
+
+def _uuid_bytes(name: str) -> ctypes.Array[ctypes.c_ubyte]:
+    return (ctypes.c_ubyte * 16)(*bytes.fromhex(name.removeprefix("GPU-").replace("-", "")))
 
 
 class CheckpointDriver:
@@ -53,7 +80,7 @@ class CheckpointDriver:
         code = int(self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state)))
         return code, None if code else state.value
 
-    def make(self, call: str, pid: int, arguments: CheckpointLockArgs | None = None) -> int:
+    def make(self, call: str, pid: int, arguments: ctypes.Structure | None = None) -> int:
         """The driver's answer to *call*, cuCheckpointProcessLock for example."""
         pointer = None if arguments is None else ctypes.byref(arguments)
         return int(getattr(self._cuda, call)(pid, pointer))
@@ -62,8 +89,11 @@ class CheckpointDriver:
 class Move:
     """What is done to one process: what the driver answered last, and how long its calls took."""
 
-    def __init__(self, driver: CheckpointDriver, pid: int, pidfd: int) -> None:
+    def __init__(
+        self, driver: CheckpointDriver, pid: int, pidfd: int, pairs: Sequence[Sequence[str]] = ()
+    ) -> None:
         self._driver = driver
+        self._pairs = pairs  # for a restore onto other GPUs: old and new UUID of each
         self.pid = pid
         self._pidfd = pidfd
         self.call = ""
@@ -106,7 +136,7 @@ class Move:
         """Bring the memory back, where it is away."""
         if not self._checkpointed:
             return True
-        restored = self._make("Restore")
+        restored = self._make("Restore", restore_args(self._pairs) if self._pairs else None)
         # One that failed half-way for good may run on: what it has in host memory can still be saved.
         self._checkpointed = not restored and self._driver.state(self.pid)[1] == CHECKPOINTED
         return restored
@@ -146,7 +176,7 @@ class Move:
         self._checkpointed = state == CHECKPOINTED
         return not self._checkpointed or ((self._stopped or self.stop()) and self.restore())
 
-    def _make(self, verb: str, arguments: CheckpointLockArgs | None = None) -> bool:
+    def _make(self, verb: str, arguments: ctypes.Structure | None = None) -> bool:
         call, began = f"cuCheckpointProcess{verb}", time.monotonic()
         code = self._driver.make(call, self.pid, arguments)
         self.took_s += time.monotonic() - began

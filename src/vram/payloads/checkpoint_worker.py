@@ -6,7 +6,7 @@ one message per packet:
 
     {"do": "state", "pid"}                             the driver's state of a process
     {"do": "park", "processes": [{"pid", "room"}], ...}    + a pidfd and a claim of each: all of them, or none
-    {"do": "unpark", "pid", "room", ...} + pidfd, claim    bring one back
+    {"do": "unpark", "pid", "room", ...} + pidfd, claim    bring one back; "pairs": to other GPUs
     {"do": "keep", "pids"}                             keep them parked, also after this worker has ended
     {"do": "until"} + pidfd                            bring nothing back before this process has ended
 
@@ -255,7 +255,7 @@ class CheckpointServer:
                 return self._reply(ended=True, pid=pid)
             if short:
                 return self._reply(short=short)
-            move = Move(self._driver, pid, owed.pidfd)
+            move = Move(self._driver, pid, owed.pidfd, order["pairs"])
             with self._obligations.counted(), self._reporting(order, [uuid for uuid, _ in order["room"]]):
                 if move.unpark() and pid in self._owed_processes:
                     self._forget(pid)

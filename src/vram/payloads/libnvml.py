@@ -91,6 +91,10 @@ class Nvml:
         self.gone = self.gone or code in _GONE
         return code
 
+    def call(self, function: str, *arguments: object) -> int:
+        """Any of its functions; raises AttributeError where the library has no such."""
+        return self._call(function, *arguments)
+
     def count(self) -> int:
         number = c_uint()
         return 0 if self._call("nvmlDeviceGetCount_v2", byref(number)) else number.value

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vram import untrusted
 from vram.errors import BadSnapshot, NewerSnapshot
 from vram.files import write_file
+from vram.model.cgroups import CgroupLimit, DmemFacts
 from vram.model.files import (
     CapacityFacts,
     ClientFacts,
@@ -158,7 +159,15 @@ def _check(survey: Survey, origin: str) -> None:
 
 def _sizes(facts: Facts | None) -> Iterator[Any]:
     facts = facts.memory if isinstance(facts, MigFacts) else facts
-    if isinstance(facts, MemoryFacts | CapacityFacts | SystemMemoryFacts):
+    if isinstance(facts, MemoryFacts):
+        yield from (facts.total, facts.free, facts.used, facts.reserved, facts.v1_used, facts.moved_bytes)
+        if facts.limit is not None:
+            yield from (facts.limit.hard, facts.limit.soft, facts.limit.used, facts.device_total)
+        if facts.system is not None:
+            yield from (facts.system.programs, facts.system.files, facts.system.kernel)
+    elif isinstance(facts, DmemFacts):
+        yield from (facts.limit.hard, facts.limit.soft, facts.limit.used)
+    elif isinstance(facts, CapacityFacts | SystemMemoryFacts):
         yield from msgspec.structs.astuple(facts)
     elif isinstance(facts, WindowsMemoryFacts | AdapterFacts):
         names = ("local", "non_local", "dedicated", "shared", "total")
@@ -198,6 +207,14 @@ class _StandIns:
 
     def word(self, kind: str, name: str | None) -> str | None:
         return None if name is None else f"{kind}{self.number(kind, name)}"
+
+    def group(self, path: str | None) -> str | None:
+        """A control group's path, each part by a number: what lies within what is the same."""
+        if path is None:
+            return None
+        parts = path.strip("/").split("/")
+        above = ["/".join(parts[: at + 1]) for at in range(len(parts)) if parts[at]]
+        return "/" + "/".join(self.word("group", each) or "" for each in above)
 
     def user(self, name: str | None) -> str | None:
         return name if name in (None, "root") else self.word("user", name)
@@ -243,6 +260,11 @@ def _facts(facts: Facts | None, stand_ins: _StandIns) -> Facts | None:
         case WindowsMemoryFacts():
             public = (facts.name or "").lower() in _PUBLIC_WINDOWS
             return replace(facts, name=facts.name if public else "redacted")
+        case MemoryFacts(limit=CgroupLimit() as limit):
+            return replace(facts, limit=replace(limit, cgroup=stand_ins.group(limit.cgroup) or ""))
+        case DmemFacts(limit=limit):
+            named = replace(limit, cgroup=stand_ins.group(limit.cgroup) or "")
+            return DmemFacts(named, _workload(facts.workload, stand_ins.word))
         case UnreadableFacts():
             return replace(facts, users=tuple(stand_ins.user(user) or "" for user in facts.users))
     return facts
@@ -257,7 +279,7 @@ def _process(facts: ProcessFacts, stand_ins: _StandIns) -> ProcessFacts:
         executable=None,
         uid=stand_ins.uid(facts.uid),
         user=stand_ins.user(facts.user),
-        cgroup=None,
+        cgroup=stand_ins.group(facts.cgroup),
         workload=_workload(facts.workload, stand_ins.word),
     )
 

@@ -94,6 +94,10 @@ def _read_all(
     if elsewhere.is_needed(me, collected.observed):
         all_asked = exports.asks_all(collected.observed)
         collected.take(elsewhere.NAME, elsewhere.observe(host, collected.left_s(), all_asked=all_asked))
+    if host.cgroups.counts_device_memory:
+        from vram.probes.sources import cgroups  # most kernels count none
+
+        collected.take(cgroups.NAME, cgroups.observe(host, collected.observed))
     if host.drm.drivers:
         from vram.probes.sources import drm  # most machines have no such GPU
 

@@ -138,6 +138,14 @@ def used_bytes(host: Host, gpus: tuple[int, ...]) -> int | None:
     return sum(found.values()) if found and len(found) == len(wanted) else None
 
 
+def uses_system_memory(host: Host, gpus: tuple[int, ...]) -> bool:
+    """Whether one of *gpus* has no memory of its own, but the machine's."""
+    return any(
+        isinstance(each.facts, MemoryFacts) and each.gpu in gpus and each.facts.counted_by == "kernel"
+        for each in host.nvml.read(READ_S)
+    )
+
+
 def _in_instances(seen: Iterable[Observation]) -> dict[int | None, int]:
     """What all GPU instances of a GPU use; devices of the same one tell the same memory."""
     instances = {

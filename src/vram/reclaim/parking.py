@@ -252,9 +252,14 @@ class Parking:
             self.worker.keep_parked(pids)
 
     def unpark(
-        self, entry: Parked, *, room_patience_s: float = 0.0, deadline_s: float | None = None
+        self,
+        entry: Parked,
+        *,
+        room_patience_s: float = 0.0,
+        deadline_s: float | None = None,
+        pairs: tuple[tuple[str, str], ...] = (),
     ) -> Moved:
-        """Bring a process back to its GPU. Raises why it stays parked.
+        """Bring a process back to its GPU, or, by *pairs*, to another. Raises why it stays parked.
 
         A GPU that is full is waited for up to *room_patience_s*.
         """
@@ -262,7 +267,7 @@ class Parking:
         began = self._host.clock.monotonic()
         _, claim = self._loans.pop(pid, (entry, None))
         with claim or self._claim_parked(entry) as claim:
-            answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s)
+            answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s, pairs)
         if answer.status != "ok":
             raise explain(answer, entry, "unpark")
         took_s = self._host.clock.monotonic() - began
@@ -351,12 +356,13 @@ class Parking:
         claim: ProcessClaim,
         room_patience_s: float = 0.0,
         deadline_s: float | None = None,
+        pairs: tuple[tuple[str, str], ...] = (),
     ) -> CheckpointAnswer:
-        with self._open_parked(entry) as process, self._audited(action, entry, claim) as outcome:
+        with self._open_parked(entry) as process, self._audited(action, entry, claim, pairs) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
                 answer = self.worker.unpark(
-                    ParkTarget(process.handle, claim, _with_margin(entry.shares)),
+                    ParkTarget(process.handle, claim, _with_margin(entry.shares), pairs),
                     room_patience_s=room_patience_s,
                     deadline_s=deadline_s,
                     watch=self._watch,
@@ -436,11 +442,15 @@ class Parking:
             yield [logs.enter_context(self._audited("park", each.entry, each.claim)) for each in members]
 
     @contextmanager
-    def _audited(self, action: str, entry: Parked, claim: ProcessClaim) -> Iterator[dict[str, Any]]:
+    def _audited(
+        self, action: str, entry: Parked, claim: ProcessClaim, pairs: Sequence[tuple[str, str]] = ()
+    ) -> Iterator[dict[str, Any]]:
         """Log what is intended and its outcome; an error also releases the claim."""
         record = {"action": action, "target": entry.target, "nbytes": entry.nbytes, "purpose": entry.purpose}
         if isinstance(entry, Unrecorded):
             record["found_by"] = "asking the driver"
+        if pairs:
+            record["gpus"] = pairs
         more: dict[str, Any] = {}
         try:
             token = audit.log_intent(record)

@@ -290,6 +290,8 @@ class _Choice:
         caches = "" if "trim" in _actions(context) else "; --caches also releases caches of live processes"
         if context.ledger.host.wsl_facts is not None:
             more = "--pid PID allows terminating a healthy process; close Windows programs in Windows"
+        elif not any(gpu.has_own_memory for gpu in context.ledger.gpus):
+            more = "--pid PID allows terminating a healthy process; CPU programs use the same memory"
         else:
             more = "--park-idle parks idle processes, --pid PID adds one by name"
         return f"`vram who` shows who holds the rest{caches}; {more}"

@@ -263,6 +263,13 @@ def _gpus_can(report: DriverReport, lines: Sequence[ListedProcess]) -> None:
                 f"GPU {line.gpu} is divided by MIG, where the driver cannot park processes",
                 hint="ask its owner to save the work and end it",
             )
+        memory = report.memory.get(line.gpu)
+        if memory is not None and memory.counted_by == "kernel":
+            raise CannotPark(
+                f"GPU {line.gpu} has no memory of its own: to park a process would free nothing, its memory"
+                " would stay in the machine's",
+                hint="`vram trim PID` releases unused cached memory, `vram kill PID` terminates the process",
+            )
 
 
 def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) -> None:

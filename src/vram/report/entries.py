@@ -20,7 +20,9 @@ FOLD_AFTER = 32
 MAX_OF_A_KIND = 64
 _MAX_REASONS = 32
 _MAX_REASON_LENGTH = 600
-_LAST: tuple[Kind, ...] = ("preallocated", "overhead", "reserved", "unreported", "unassigned", "free")
+_LAST: tuple[Kind, ...] = (
+    *("cpu", "withheld", "preallocated", "overhead", "reserved", "unreported", "unassigned", "free"),
+)
 """The order of what no process holds, after everything else."""
 _NARROW_COLUMNS = 36
 

@@ -106,7 +106,16 @@ class ResetReport(Struct, frozen=True, kw_only=True):
     blockers: tuple[Blocker, ...]
     command: str
     receipt: Receipt | None
+    advice: str | None = None
+    """What the driver itself advises for the GPU; null: it says nothing."""
 
 
-def reset(gpu: int, blockers: tuple[Blocker, ...], command: str, receipt: Receipt | None) -> bytes:
-    return encode(ResetReport(gpu=gpu, blockers=blockers, command=command, receipt=receipt))
+def reset(
+    gpu: int,
+    blockers: tuple[Blocker, ...],
+    command: str,
+    receipt: Receipt | None,
+    advice: str | None = None,
+) -> bytes:
+    report = ResetReport(gpu=gpu, blockers=blockers, command=command, receipt=receipt, advice=advice)
+    return encode(report)

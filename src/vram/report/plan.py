@@ -350,14 +350,20 @@ def _whom(step: Step, options: RenderOptions) -> str:
 
 
 def reset(
-    gpu: int, blockers: tuple[Blocker, ...], command: str, receipt: Receipt | None, options: RenderOptions
+    gpu: int,
+    blockers: tuple[Blocker, ...],
+    command: str,
+    receipt: Receipt | None,
+    options: RenderOptions,
+    advice: str | None = None,
 ) -> RenderableType:
-    """Return the answer: blockers, or the command, or what came of it."""
+    """Return the answer: blockers, or the command, or what came of it. *advice* is the driver's own."""
     if blockers:
-        return Group(*_blocked(gpu, blockers, options))
+        return Group(*_blocked(gpu, blockers, options), *_advised(advice))
     if receipt is None:
         return Group(
             Text(f"Nobody uses GPU {gpu}: it can be reset.", style="bold"),
+            *_advised(advice),
             paragraph("", Text("With --yes, as root, vram would run:"), options),
             Text(f"    {options.clean(command)}", style="bold"),
         )
@@ -366,6 +372,13 @@ def reset(
         Text(f"GPU {gpu}: reset {done.status}", style="bold"),
         paragraph("  ", done.message or "", options),
     )
+
+
+def _advised(advice: str | None) -> list[Text]:
+    if advice is None:
+        return []
+    needs = words.RECOVERY_ADVICE.get(advice)
+    return [Text(f"The driver's own advice: {needs or 'nothing needs to be done'}.")]
 
 
 def _blocked(gpu: int, blockers: tuple[Blocker, ...], options: RenderOptions) -> Iterator[RenderableType]:

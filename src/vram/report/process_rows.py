@@ -187,6 +187,8 @@ def _notes(hold: Hold, workers: tuple[Holder, ...]) -> Iterator[str]:
     if hold.what == "hidden":
         first = hold.parts[0].entry
         hidden = _HIDDEN_BY.get(first.hidden_by or "", "")
+        if first.cgroup is not None:
+            hidden = f"of {workload(first.cgroup.workload) or first.cgroup.path}"
         if note := "Linux processes, as Windows counts them" if first.kind == "guest" else hidden:
             yield note
     if hold.parked is not None:

@@ -312,6 +312,7 @@ def screen(
     """
     top = [masthead(ledger, options)] if source else []
     top += gpu_lines(gpu_bars(ledger), options)
+    top += total_lines(ledger, options)
     if not ledger.gpus:
         top.append(Text("No GPU was found."))
     found = rows_by_job(ledger)
@@ -339,6 +340,17 @@ def screen(
     if missing:
         lines += [Text(), *missing]
     return Group(*lines)
+
+
+def total_lines(ledger: Ledger, options: RenderOptions) -> list[Text]:
+    """Which totals are not a whole GPU's own memory, and whose they are: one line for the same words."""
+    alike: dict[str, list[int]] = {}
+    for gpu in ledger.gpus:
+        for note in gpu.notes:
+            if note.code in ("system-memory", "cgroup-limit", "vgpu"):
+                alike.setdefault(note.text, []).append(gpu.index)
+    said = [options.clean(f"{gpu_range(numbers)}: {text}") for text, numbers in alike.items()]
+    return [Text(line, style="dim") for each in said for line in wrap(each, options.width)]
 
 
 def unseen(ledger: Ledger) -> list[str]:

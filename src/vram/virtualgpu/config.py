@@ -31,6 +31,8 @@ SIZES = (
     "bar1_bytes",
     "bar1_base_bytes",
     "windows_bytes",
+    "cpu_bytes",
+    "cache_bytes",
 )
 SWITCHES = (
     "ecc_enabled",
@@ -44,18 +46,29 @@ SWITCHES = (
     "retires_pages",
     "retired_pending",
     "wddm",
+    "unified",
 )
 NUMBERS = (
+    "numa_node",
     "remapped_correctable",
     "remapped_uncorrectable",
     "retired_pages",
     "ecc_uncorrected",
     "utilization",
+    "virtualization",
     "recovery_action",
     "compute_mode",
 )
 TEXTS = ("name", "uuid")
 MIG = "mig"
+# A machine whose GPU has no memory of its own, idle: a DGX Spark as an owner reported it (nvitop#208).
+UNIFIED: dict[str, str | int] = {
+    "name": "NVIDIA GB10",
+    "total_bytes": 127_600_748 * 1024,
+    "cpu_bytes": 9_034_380 * 1024,
+    "cache_bytes": 2 * GIB,
+    "reserved_bytes": 0,
+}
 OF_THE_MACHINE = ("driver_version", "cuda_version", "wddm")
 COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive_process": 3}
 
@@ -66,6 +79,10 @@ def first_lines(gpus: int, settings: dict[str, Setting]) -> list[str]:
     """The file as it is first written: how many GPUs, and what holds for all of them."""
     if not 0 <= gpus <= MAX_GPUS:
         raise UsageError(f"{gpus} virtual GPUs cannot be made", hint=f"from 0 to {MAX_GPUS} can")
+    if settings.get("unified"):
+        if gpus > 1:
+            raise UsageError("only one virtual GPU can have the machine's memory", hint="leave out --gpus")
+        settings = UNIFIED | settings
     _check_room(settings)
     return [f"gpus = {gpus}", *lines(settings)]
 
@@ -93,6 +110,12 @@ def sizes_in(said: str, gpu: int | None) -> tuple[int, int]:
     return values["total_bytes"], values["reserved_bytes"]
 
 
+def gpu_totals(said: str) -> list[int]:
+    """The memory of each GPU of a config file."""
+    gpus = [int(each.partition("=")[2]) for each in said.splitlines() if each.startswith("gpus =")]
+    return [sizes_in(said, index)[0] for index in range(gpus[-1] if gpus else 1)]
+
+
 def line(key: str, value: Setting, gpu: int | None = None) -> str:
     prefix = "" if gpu is None or key in OF_THE_MACHINE else f"gpu{gpu}."
     return f"{prefix}{key} = {_format_value(key, value)}"
@@ -105,6 +128,12 @@ def virtual_name(name: str) -> str:
 
 def _check_room(settings: dict[str, Setting]) -> None:
     total, reserved = settings.get("total_bytes"), settings.get("reserved_bytes", RESERVED_BYTES)
+    taken = int(settings.get("cpu_bytes", 0)) + int(settings.get("cache_bytes", 0))
+    if total is not None and taken and int(total) <= taken:
+        raise UsageError(
+            f"{size(int(total))} of memory is less than the {size(taken)} that others use there",
+            hint="give the virtual GPU more memory, or set cpu_bytes and cache_bytes",
+        )
     if total is not None and int(total) <= int(reserved):
         raise UsageError(
             f"{size(int(total))} of memory is less than the {size(int(reserved))} that the driver reserves",

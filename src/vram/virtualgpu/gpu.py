@@ -125,6 +125,25 @@ class VirtualGpu:
         with path.open("a") as file:
             file.writelines(f"{line}\n" for line in lines)
 
+    def add_cgroup(self, path: str, *, limited: bool = True) -> str:
+        """Make a control group ("/user.slice/a.scope") and those above it: the kernel counts GPU memory then.
+
+        A process is in it by VRAM_VIRTUAL_CGROUP in its environment, which this returns the value of. Not
+        *limited*: the group has no controller, and limits above it are its own.
+        """
+        root = self.folder / "cgroup"
+        folder = root / path.strip("/")
+        for each in reversed((folder, *folder.parents)):
+            if root in each.parents and not each.exists():
+                each.mkdir(parents=True)
+                if limited or each != folder:
+                    for name in ("dmem.max", "dmem.min"):
+                        (each / name).touch()
+        counts = config.gpu_totals((self.folder / "config").read_text())
+        lines = (f"nvidia/00000000:{at + 1:02x}:00.0/vidmem {nbytes}\n" for at, nbytes in enumerate(counts))
+        (root / "dmem.capacity").write_text("".join(lines))
+        return f"/{path.strip('/')}"
+
     def fail(
         self,
         function: str,

@@ -60,8 +60,9 @@ def _tell(args: Namespace, ready: Readiness, receipt: Receipt | None) -> None:
     if args.json:
         from vram.report import json_reports
 
-        emit(json_reports.reset(ready.gpu, ready.blockers, ready.command, receipt))
+        emit(json_reports.reset(ready.gpu, ready.blockers, ready.command, receipt, ready.advice))
     else:
         from vram.report import plan
 
-        show(args, lambda options: plan.reset(ready.gpu, ready.blockers, ready.command, receipt, options))
+        words = (ready.gpu, ready.blockers, ready.command, receipt)
+        show(args, lambda options: plan.reset(*words, options, ready.advice))

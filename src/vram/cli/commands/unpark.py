@@ -23,7 +23,9 @@ The GPU must have room for all of the process's memory. This is checked right be
 driver call, because a process that is unparked to a full GPU hangs for good.
 A process that the driver reports as parked is resumed even without a journal entry. Its
 size is unknown then: at most all of its host memory, which must be free on every GPU that
-it may use, unless --anyway is given."""
+it may use, unless --anyway is given.
+--gpu N: on another GPU of the same chip (driver 580; on ARM 595). The GPU that it was on takes
+N's place for the process where it sees both."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -31,6 +33,7 @@ def add_arguments(parser: Parser) -> None:
     add_pids_argument(parser)
     parser.add_flag("--all", help="all processes that you parked")
     parser.add_duration("--wait", zero=True, default=0.0, help="wait up to this long for room on a full GPU")
+    parser.add_argument("--gpu", type=int, metavar="N", help="bring it back on this GPU, of the same chip")
     parser.add_flag("--anyway", help="without a journal entry, let the driver decide whether there is room")
     add_yes_argument(parser)
     parser.add_flag("--json", help="one JSON object instead of text")
@@ -40,9 +43,12 @@ def run(args: Namespace) -> int:
     pids = numbers(args.pids)
     if bool(pids) == args.all:
         raise UsageError("no pid given", hint="`vram unpark PID…` or `vram unpark --all`")
+    if args.gpu is not None and (args.all or args.anyway):
+        raise UsageError("--gpu cannot be combined with --all or --anyway", hint="name the process")
     host = open_host(reads_driver=False, parks=True)
     from vram.reclaim.audit import refusals_logged
     from vram.reclaim.parking import Parking
+    from vram.reclaim.remap import Remap, plan_remap
     from vram.report.phrases import unparked_sentence
 
     parks = ParkRun(args.json, unparked_sentence)
@@ -50,10 +56,15 @@ def run(args: Namespace) -> int:
         recover(parking)
         with refusals_logged("unpark", pids):
             entries = parking.entries_of(pids, anyway=args.anyway) if pids else _find_journaled(parking)
-        for entry in entries:
-            pid = entry.target.process.pid
-            with parks.attempt(f"resuming pid {pid}", [pid], entry.nbytes):
-                parks.done(parking.unpark(entry, room_patience_s=args.wait))
+            # All of them are judged before the first one is touched.
+            moves = [
+                Remap(entry, ()) if args.gpu is None else plan_remap(host, entry, args.gpu)
+                for entry in entries
+            ]
+        for move in moves:
+            pid = move.entry.target.process.pid
+            with parks.attempt(f"resuming pid {pid}", [pid], move.entry.nbytes):
+                parks.done(parking.unpark(move.entry, room_patience_s=args.wait, pairs=move.pairs))
     return parks.finish()
 
 

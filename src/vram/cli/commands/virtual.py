@@ -43,6 +43,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_flag(
         "--wsl", help="behave like Windows' driver under WSL2: one device, no figures per process"
     )
+    parser.add_flag(
+        "--unified", help="behave like a GB10: no memory of its own, the driver refuses to give totals"
+    )
     option(
         "--mig",
         metavar="PROFILES",
@@ -85,6 +88,7 @@ def _command(words: Sequence[str]) -> list[str]:
 
 def _made(args: argparse.Namespace, lines: Sequence[str]) -> VirtualGpu:
     said: dict[str, Any] = {"context_bytes": args.context, "mig": args.mig, "wddm": args.wsl or None}
+    said["unified"] = args.unified or None
     settings = {key: value for key, value in said.items() if value is not None}
     gpu = VirtualGpu.create(args.gpus, args.memory, args.name, **settings)
     for line in lines:

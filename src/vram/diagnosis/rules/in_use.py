@@ -64,9 +64,10 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
             yield _finding(ledger, hold, hold.holders[0])
 
 
-def _can_be_parked(hold: Hold, holder: Holder) -> bool:
-    """The driver checkpoints nothing that runs under MIG or through MPS."""
-    return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in hold.entries)
+def _can_be_parked(ledger: Ledger, hold: Hold, holder: Holder) -> bool:
+    """Under MIG and through MPS the driver cannot; where a GPU has no memory of its own, nothing is freed."""
+    own = all(gpu.has_own_memory for gpu in ledger.gpus if gpu.index in hold.gpus)
+    return own and "mps" not in holder.lists and all(entry.gpu_instance is None for entry in hold.entries)
 
 
 def _taken_over(hold: Hold) -> str:
@@ -101,7 +102,7 @@ def _finding(ledger: Ledger, hold: Hold, holder: Holder) -> Finding:
                     holder,
                     certain=hold.certain,
                     drivers=remedies.drivers(ledger, hold.gpus),
-                    parks=_can_be_parked(hold, holder),
+                    parks=_can_be_parked(ledger, hold, holder),
                     trims=not bare,
                 ),
                 *remedies.end(ledger.host, everyone(hold), certain=hold.certain),

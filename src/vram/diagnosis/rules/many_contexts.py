@@ -94,7 +94,8 @@ def _remedies(
 ) -> tuple[Remedy, ...]:
     hide = "Start workers that need no GPU with CUDA_VISIBLE_DEVICES= (empty) in their environment."
     share = "Let one process own the GPU and serve the others."
-    parks = all(entry.gpu_instance is None for hold in small for entry in hold.entries)  # not under MIG
+    # Not under MIG, and not where it would free nothing.
+    parks = gpu.has_own_memory and all(entry.gpu_instance is None for hold in small for entry in hold.entries)
     return (
         *remedies.look(holders, "Check which of them still work, and who started them."),
         Remedy(step="change", target="program", text=hide),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vram.diagnosis.words import RECOVERY_ADVICE
 from vram.doctor.check import (
     NO_DRIVER,
     CheckAnswer,
@@ -13,7 +14,7 @@ from vram.doctor.check import (
     not_applicable,
     ok,
 )
-from vram.model.gpu import ChargeFacts, GpuFacts
+from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
 from vram.units import counted, size
 
 
@@ -78,6 +79,75 @@ def _count_repairs(index: int, gpu: GpuFacts) -> str:
     }
     said = ", ".join(f"{'unknown' if count is None else count} {name}" for name, count in figures.items())
     return f"GPU {index}: {said}"
+
+
+@check("gpu.recovery", ("why", "check", "reset"), needs_gpu=True)
+def check_recovery(facts: DoctorFacts) -> CheckAnswer:
+    """gpu.recovery  Does the driver advise to reset a GPU, or to restart the machine?
+
+    What it checks:
+    The driver's recovery action of every GPU (NVML field 230), which it sets after a fault.
+
+    What it means:
+    Until what it advises has been done, programs on that GPU may fail, or run slower.
+
+    What to do:
+    - Reset: let the work on that GPU finish, then `vram reset GPU`.
+    - Restart: let the work on the machine finish, then restart it.
+    - End what its NVLink peers do: end the programs that exchange data with it.
+    """
+    advised = {index: gpu.recovery_action for index, gpu in facts.gpus.items() if gpu.recovery_action}
+    needed = {index: action for index, action in advised.items() if action in RECOVERY_ADVICE}
+    if not needed:
+        return ok("the driver advises nothing") if advised else not_applicable("the driver does not say")
+    index, action = next(iter(needed.items()))
+    resets = action in ("gpu-reset", "drain-and-reset", "bus-reset")
+    return limited(
+        seen=f"the driver advises for {gpu_names(list(needed))}: {RECOVERY_ADVICE[action]}",
+        details=tuple(f"GPU {each}: {RECOVERY_ADVICE[word]}" for each, word in needed.items()),
+        means="Until then programs there may fail, or run slower.",
+        fix="Let the work on it finish, then do it.",
+        command=f"vram reset {index}" if resets else "sudo dmesg --ctime | grep -iE 'xid|nvrm'",
+    )
+
+
+@check("gpu.own-memory", ("park", "borrow"), needs_gpu=True)
+def check_own_memory(facts: DoctorFacts) -> CheckAnswer:
+    """gpu.own-memory  Is the memory of each GPU its own, and all of it visible?
+
+    What it checks:
+    Whether the driver refuses totals because a GPU uses the system's memory (GB10, Jetson), and whether it
+    is a vGPU of a virtual machine, or serves such.
+
+    What it means:
+    Without memory of its own: the total is the system's, and `vram park` and `borrow` refuse, for they would
+    free nothing. A vGPU: the total is its profile's, and other virtual machines are not visible. A GPU that
+    serves vGPUs: memory of virtual machines is in no process list.
+
+    What to do:
+    Nothing: so the machine is built.
+    """
+    shared = {
+        each.gpu
+        for each in facts.survey.observations
+        if isinstance(each.facts, MemoryFacts) and each.facts.counted_by == "kernel" and each.gpu is not None
+    }
+    if shared:
+        return limited(
+            seen=f"{gpu_names(sorted(shared))}: no memory of its own, the total is the system's",
+            means="vram park and borrow refuse there: they would free nothing.",
+            fix="Use `vram trim` or `vram release` instead.",
+        )
+    words = {"vgpu": "a vGPU, the total is its profile's", "host-vgpu": "it serves vGPUs of virtual machines"}
+    virtual = {index: gpu.virtualization for index, gpu in facts.gpus.items() if gpu.virtualization in words}
+    if virtual:
+        mode = next(iter(virtual.values()))
+        return limited(
+            seen=f"{gpu_names(list(virtual))}: {words[mode or '']}",
+            means="Memory of other virtual machines is in no process list here.",
+            fix="Ask the administrator of the host who else uses the GPU.",
+        )
+    return ok("memory of their own")
 
 
 @check("gpu.mig", ("park", "borrow"), needs_gpu=True)

@@ -12,6 +12,7 @@ from vram.children import Child, driver_environment, interpreter, spawn, start
 from vram.payloads import command
 
 if TYPE_CHECKING:
+    from vram.host.local.cgroups import LocalCgroups
     from vram.host.local.checkpoint import LocalCheckpoint
     from vram.host.local.drm import LocalDrm
     from vram.host.local.exports import LocalExports
@@ -151,6 +152,12 @@ class LocalHost:
         from vram.host.local.exports import LocalExports
 
         return LocalExports()
+
+    @cached_property
+    def cgroups(self) -> LocalCgroups:
+        from vram.host.local.cgroups import LocalCgroups
+
+        return LocalCgroups()
 
     @cached_property
     def signals(self) -> LocalSignals:

@@ -111,6 +111,7 @@ class LocalCheckpointWorker:
             "pid": target.handle.pid,
             "room": _room(target.shares),
             "patience_s": room_patience_s,
+            "pairs": target.pairs,
         }
         descriptors = (_pidfd(target.handle), target.claim.fileno())
         return _of_one(self._ask(order, descriptors, deadline_s, watch))

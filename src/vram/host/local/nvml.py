@@ -19,7 +19,8 @@ import msgspec
 
 from vram.children import Child, Inbox
 from vram.host.local import EVERYTHING, FIGURES, start_kept_reader, start_reader
-from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
+from vram.model.cgroups import CgroupLimit
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, SystemMemoryUse
 from vram.model.observation import Observation, Status
 from vram.model.process import ProcessRef
 
@@ -292,4 +293,8 @@ def _facts(fields: dict[str, Any]) -> Any:
     kind = _FACTS[fields.pop("type")]
     if kind is MigFacts and fields["memory"]:
         fields["memory"] = _facts(fields["memory"])
+    if fields.get("limit"):
+        fields["limit"] = CgroupLimit(**fields["limit"])
+    if fields.get("system"):
+        fields["system"] = SystemMemoryUse(**fields["system"])
     return kind(**fields)

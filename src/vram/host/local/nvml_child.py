@@ -51,6 +51,12 @@ _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
+_NOT_SUPPORTED = 3
+_LIMITS_SINCE = 615
+_NO_LIMIT = (1 << 64) - 1
+_VIRTUALIZATIONS = ("none", "passthrough", "vgpu", "host-vgpu", "host-vsga")
+_ADDRESSING_MODES = ("none", "hmm", "ats")
+_MAX_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
 _UNDER_MIG = "under MIG only root may read the whole GPU; its instances are read one by one"
 
 _Failure = tuple[str, Exception]  # of the list with that name
@@ -74,6 +80,10 @@ class Reader:
         self._pipe = pipe
         self._probe = "nvml.init"
         self._gpu: int | None = None
+        self._nodes: dict[int | None, int | None] = {}
+        """GPUs that may share the machine's memory, and the node of it that is theirs."""
+        self._cgroup: str | None = None
+        """The control group that this process is in, where the driver knows limits."""
 
     def say(self, **fields: Any) -> None:
         self._send("saw", self._statement(fields))
@@ -131,7 +141,13 @@ class Reader:
     def _say_driver(self) -> None:
         self.say()
         self._probe = "nvml.driver"
-        self.say(facts=driver_facts(self.ask))
+        facts = driver_facts(self.ask)
+        self.say(facts=facts)
+        major = (facts["driver_version"] or "").partition(".")[0]
+        if major.isdigit() and int(major) >= _LIMITS_SINCE:
+            from vram.host.local.cgroup_root import own_cgroup
+
+            self._cgroup = own_cgroup()
 
     def _start_library(self) -> None:
         try:
@@ -169,6 +185,12 @@ class Reader:
         pci = self.ask("nvmlDeviceGetPciInfo", handle)
         rates = self.ask("nvmlDeviceGetUtilizationRates", handle)
         name = text(self.ask("nvmlDeviceGetName", handle)) or "unknown GPU"
+        # Only those that are reached over no bus have no such window: GB10 and GH200, as reported.
+        shares = bar1 is None
+        node = _count(self.ask("nvmlDeviceGetNumaNodeId", handle)) if shares else None
+        addressing = self.ask("nvmlDeviceGetAddressingMode", handle) if shares else None
+        if shares:
+            self._nodes[self._gpu] = node
         return {
             "type": "gpu",
             "uuid": text(self.call("nvmlDeviceGetUUID", handle)) or "",
@@ -192,9 +214,16 @@ class Reader:
             "remap_failed": _flag(rows[3]),
             "retired_pending": _flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
             "utilization": _count(rates.gpu) if rates else None,
-            # Needed where a GPU works and no process is there: one that does not work is not asked.
-            "recovery_action": self._recovery_action(handle) if rates and rates.gpu else None,
+            "recovery_action": self._recovery_action(handle),
+            "virtualization": _VIRTUALIZATIONS[mode] if (mode := self._virtualization(handle)) else None,
+            "numa_node": node,
+            "addressing": _ADDRESSING_MODES[addressing] if addressing in (0, 1, 2) else None,
         }
+
+    def _virtualization(self, handle: Any) -> int | None:
+        """How a virtual machine is involved, by NVML's number; None or 0: not at all, as far as is known."""
+        mode = self.ask("nvmlDeviceGetVirtualizationMode", handle)
+        return int(mode) if mode is not None and 0 < int(mode) < len(_VIRTUALIZATIONS) else None
 
     def _recovery_action(self, handle: Any) -> str | None:
         """What the driver advises; None where driver or binding does not know the field or value."""
@@ -226,6 +255,9 @@ class Reader:
             said = self._statement_of(error)
             message = f"the list of {name} processes could not be read: {said['message']}"
             self.say(**(_without_lists() or {**said, "message": message}))
+        if after[0] and after[0].get("counted_by") == "kernel":
+            # A Jetson's library was reported to list pids that are none.
+            figures = {key: figure for key, figure in figures.items() if 0 < key[0] <= _MAX_PID}
         found = {pid: _read_start(pid) for pid, _, _ in figures}
         dead = {pid for pid, (started_at, _) in found.items() if started_at is None}
         ended = self._unlisted(handle, devices, dead) if dead else dead
@@ -266,6 +298,26 @@ class Reader:
             return None
 
     def _memory(self, handle: Any) -> dict[str, Any]:
+        if self._gpu not in self._nodes:
+            return self._driver_memory(handle)
+        from vram.host.local.system_memory import node_memory, node_use, system_memory
+
+        node = self._nodes[self._gpu]
+        refusal: Exception | None = None
+        try:
+            memory = self._driver_memory(handle)
+        except Exception as error:
+            if getattr(error, "value", None) != _NOT_SUPPORTED:
+                raise
+            refusal, memory = error, {"total": 0}
+        if memory["total"]:
+            return {**memory, "system": None if node is None else node_use(node)}
+        counted = (None if node is None else node_memory(node)) or system_memory()
+        if counted is None:
+            raise refusal or ValueError("the driver reports a GPU without memory")
+        return counted
+
+    def _driver_memory(self, handle: Any) -> dict[str, Any]:
         one = self.call("nvmlDeviceGetMemoryInfo", handle)
         try:
             two = self.call(
@@ -275,9 +327,39 @@ class Reader:
             if is_loss(error):
                 raise
             return _plausible(total=one.total, free=one.free, used=one.used, v1_used=one.used)
-        return _plausible(
-            total=two.total, free=two.free, used=two.used, reserved=two.reserved, v1_used=one.used
-        )
+        sizes = {"total": two.total, "free": two.free, "used": two.used, "reserved": two.reserved}
+        limit = self._limit(handle) if self._cgroup else None
+        if limit is not None and limit["hard"] == two.total:
+            # Version 1 is not said to answer for the group: what it calls used may be more than the limit.
+            whole = _count(one.total) if one.total > two.total else None
+            return {**_plausible(**sizes), "limit": limit, "device_total": whole}
+        memory: dict[str, Any] = _plausible(**sizes, v1_used=one.used)
+        return memory if limit is None else {**memory, "limit": limit}
+
+    def _limit(self, handle: Any) -> dict[str, Any] | None:
+        """Of the group that we are in; None where it has none, or where that is not to be learned."""
+        from vram.host.local.cgroup_root import root
+
+        kind = getattr(self._nvml, "c_nvmlGetMemoryLimits_v1_t", None)
+        if kind is None:
+            return None
+        path = root() + (self._cgroup or "").rstrip("/")
+        asked = kind(nameSpace=path.encode())
+        try:
+            self.call("nvmlDeviceGetMemoryLimits_v1", handle, asked)
+        except Exception as error:
+            if is_loss(error):
+                raise GpuGone(error) from error
+            return None
+        if asked.hardLimit == _NO_LIMIT and not asked.softLimit:
+            return None
+        hard = None if asked.hardLimit == _NO_LIMIT else int(asked.hardLimit)
+        return {
+            "cgroup": self._cgroup,
+            "hard": hard,
+            "soft": int(asked.softLimit),
+            "used": int(asked.currentUsed),
+        }
 
     def _figures(self, handle: Any, devices: _MigDevices) -> tuple[_Figures, _Failure | None]:
         """Every listed pid with its bytes, and what kept a list from us.
@@ -390,7 +472,11 @@ class KeptReader(Reader):
     def _memories(self, handle: Any, devices: _MigDevices) -> list[_Memory]:
         """As they were, where the figure that every allocation changes is the same."""
         known = self._used.get(self._gpu) if self._figures_only and devices is None else None
-        if known is not None and known.get("reserved") is not None:
+        if (
+            known is not None
+            and known.get("reserved") is not None
+            and known.keys().isdisjoint(("system", "limit"))
+        ):
             version = getattr(self._nvml, "nvmlMemory_v2", 0x02000028)
             now = self.call("nvmlDeviceGetMemoryInfo", handle, version=version)
             self._moved = now.used != known["used"]
@@ -503,6 +589,8 @@ def _instance(listed: Any, field: str) -> int | None:
 
 
 def _moved(before: _Memory, after: _Memory) -> int:
+    if after and after.get("counted_by") == "kernel":
+        return 0  # the whole machine's memory never rests
     return abs(after["used"] - before["used"]) if before and after else 0
 
 

@@ -14,7 +14,7 @@ from vram.children import LocalPidHandle
 from vram.folders import is_root
 from vram.host.local.identity import user_name
 from vram.host.local.launch import launch
-from vram.host.local.workload import ContainerNames, membership, named, processes, uid_in, workload
+from vram.host.local.workload import ContainerNames, membership, named, processes, uid_in, variables, workload
 from vram.host.ports import ProcessCondition
 from vram.model.process import LaunchClaim, ProcessFacts, ProcessRef, RestFacts
 from vram.payloads.procfs import (
@@ -35,6 +35,8 @@ _MAX_COMMAND_LENGTH = 16 * 1024
 _DELETED = " (deleted)"
 # Environments reach megabytes too; what names a job or a notebook is set early on.
 _MAX_ENVIRONMENT = 256 * 1024
+# Which group of the virtual GPU's machine a process is in: the kernel knows nothing of these.
+_VIRTUAL_CGROUP = frozenset((b"VRAM_VIRTUAL_CGROUP",))
 _TELLING = (b"SLURM_JOB_ID=", b"KUBERNETES_SERVICE_HOST=", b"JPY_SESSION_NAME=")
 
 
@@ -64,6 +66,9 @@ class LocalProc:
         # What only its command line tells counts where the rest may be read, too.
         if read is not None and (launched := launch(folder, facts, environ)):
             facts = replace(facts, launch=self._with_recorded(launched, stat, facts))
+        if b"VRAM_VIRTUAL_CGROUP=" in environ and os.environ.get("VRAM_VIRTUAL_GPU"):
+            group = variables(environ, _VIRTUAL_CGROUP).get(b"VRAM_VIRTUAL_CGROUP")
+            facts = replace(facts, cgroup=group, workload=workload(group))
         nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
         if nameless and not any(word in environ for word in _TELLING):
             return facts

@@ -11,7 +11,8 @@ from vram.units import size
 
 def _idle(situation: Situation) -> Iterator[Subject]:
     ledger = situation.ledger
-    on_nvidia = {gpu.index for gpu in ledger.gpus if gpu.driver == "nvidia" and not gpu.instances}
+    whole = (gpu for gpu in ledger.gpus if gpu.driver == "nvidia" and not gpu.instances)
+    on_nvidia = {gpu.index for gpu in whole if gpu.has_own_memory}
     for process in processes(ledger).values():
         holder = process.holder
         if (process.pid, holder.started_at) not in situation.allowed or not _may_be_parked(

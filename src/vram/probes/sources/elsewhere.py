@@ -42,7 +42,8 @@ def _missing(observed: Iterable[Observation]) -> Iterable[tuple[int, int]]:
     contexts: Counter[int | None] = Counter()
     for each in observed:
         if isinstance(each.facts, MemoryFacts):
-            missing[each.gpu] += each.facts.used
+            # Where the machine's memory is the GPU's, what no process is charged for is no reserve.
+            missing[each.gpu] += 0 if each.facts.system else each.facts.used
         elif isinstance(each.facts, ChargeFacts):
             missing[each.gpu] -= each.nbytes or 0
             contexts[each.gpu] += 1

@@ -33,26 +33,29 @@ Place = tuple[int | None, int | None]
 def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
     """Prove candidates of processes that hold no GPU; then, if bytes are still missing, the rest.
 
-    What a listed process may be charged for explains nothing that is missing.
+    What a listed process may be charged for explains nothing that is missing. Where programs on the processor
+    use the same memory, bytes are always missing: there the rest is not asked.
     """
     observed = list(observed)
     places = _places(observed)
     views = _views(observed)
     unexplained, contexts = residual(observed)
+    own, _ = residual(observed, shared=False)
     charges = [each.nbytes for each in observed if isinstance(each.facts, ChargeFacts)]
     chargeable = max((_ANY if nbytes is None else nbytes for nbytes in charges), default=0)
     deadline = host.clock.monotonic() + deadline_s
-    for candidates, ordinary in zip(
-        candidates_of(observed), (0, contexts * MAX_CONTEXT_OVERHEAD), strict=True
+    explained = 0
+    for candidates, missing, ordinary in zip(
+        candidates_of(observed), (unexplained, own), (0, contexts * MAX_CONTEXT_OVERHEAD), strict=True
     ):
-        if not candidates or unexplained < ordinary + _MIN_NBYTES:
+        if not candidates or missing - explained < ordinary + _MIN_NBYTES:
             continue
         sizes: dict[object, int] = {}
         reported: set[tuple[int, str | None]] = set()
         for proof in _prove(host, candidates, deadline, views):
             sizes[_identity(proof.candidate)] = proof.nbytes or 0
             yield from _statement(proof, places, reported)
-        unexplained -= sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
+        explained += sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
 
 
 def asks_all(observed: Sequence[Observation]) -> bool:
@@ -66,11 +69,15 @@ def asks_all(observed: Sequence[Observation]) -> bool:
     return is_enough and not failed and len(files) <= _MAX_CANDIDATES
 
 
-def residual(observed: Sequence[Observation]) -> tuple[int, int]:
+def residual(observed: Sequence[Observation], *, shared: bool = True) -> tuple[int, int]:
     """Bytes in use that no list accounts for, over all GPUs, and how many contexts there are.
 
-    Where the driver does not say how much a process has, nothing is known to be missing.
+    Where the driver does not say how much a process has, nothing is known to be missing. Without *shared*,
+    GPUs that use the machine's memory are left out.
     """
+    if not shared:
+        apart = {each.gpu for each in observed if isinstance(each.facts, MemoryFacts) and each.facts.system}
+        observed = [each for each in observed if each.gpu not in apart or each.gpu is None]
     used: dict[int | None, int] = {}
     instances: dict[Place, int] = {}
     contexts = 0

@@ -25,7 +25,7 @@ from vram.reach.http import NoAnswer, ServerRequest
 from vram.reach.sockets import NotConnected
 from vram.reclaim import audit, state
 from vram.reclaim.actions import target_of
-from vram.reclaim.device_state import read_ledger, settled_bytes, used_bytes
+from vram.reclaim.device_state import read_ledger, settled_bytes, used_bytes, uses_system_memory
 from vram.reclaim.identity import identify, open_verified, require_certain
 from vram.reclaim.server_search import (
     FoundServer,
@@ -212,7 +212,9 @@ def _order(
     )
     if not order.gpus:  # all is released: where it will be again is not known
         order = replace(order, gpus=_all_gpus(host))
-    if host.facts().wsl_facts is not None and (used := used_bytes(host, order.gpus)) is not None:
+    # What a server moves to the machine's memory it is charged with no more, and there that frees nothing.
+    apart = host.facts().wsl_facts is not None or uses_system_memory(host, order.gpus)
+    if apart and (used := used_bytes(host, order.gpus)) is not None:
         order = replace(order, charged=used, whole_gpu=True)
     return order
 

@@ -28,6 +28,8 @@ class Readiness(Struct, frozen=True, kw_only=True):
     blockers: tuple[Blocker, ...]
     command: str
     plan: Plan
+    advice: str | None = None
+    """What the driver itself advises for the GPU, by its word: "none", "gpu-reset"; None: it says nothing."""
 
 
 def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
@@ -50,8 +52,10 @@ def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
         reversible=False,
         reason="you named it",
     )
+    facts = ledger.gpus[0].facts
     return Readiness(
         gpu=gpu,
+        advice=facts.recovery_action if facts else None,
         blockers=blockers(ledger, ledger.gpus[0]),
         command=" ".join(host.vendor.reset_command(gpu)),
         plan=with_digest(ledger.taken_at, host.limits.boot_id(), None, (gpu,), (step,)),

@@ -1,0 +1,1 @@
+"""Limits of GPU memory by control group."""

@@ -1,0 +1,1 @@
+"""Machines whose GPU shares the system's memory, by whole commands."""
