@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from vram.host.local.seccomp import given_up, is_beside_us, main_thread_limits, read_limits
+from vram.host.local.seccomp import ThreadLimits, given_up, is_beside_us, limited_threads, read_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import ProcessFolder, read_status, started_at
 from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach, while_stopped
@@ -51,7 +51,8 @@ _NEEDED: Mapping[int, Mapping[int, int]] = {
 _LAST_CALL = 600
 
 Program = tuple[tuple[int, int, int, int], ...]
-_known: dict[tuple[int, int | None, object], bool] = {}
+_known: dict[tuple[int, int | None, frozenset[ThreadLimits]], bool] = {}
+_MAX_KNOWN = 1000
 
 
 def let_visits_pass(pid: int) -> bool:
@@ -62,8 +63,11 @@ def let_visits_pass(pid: int) -> bool:
     """
     if given_up(pid) != "filters" or is_beside_us(pid):
         return False
-    key = (pid, started_at(pid), main_thread_limits(pid))
+    # Filters are only added, and then their number shows it.
+    key = (pid, started_at(pid), frozenset(limited_threads(pid)))
     if key not in _known:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
         _known[key] = _may_read() and _judge(pid)
     return _known[key]
 
@@ -127,7 +131,8 @@ def _read_stopped(threads: StoppedThreads, tid: int, memory: TargetMemory) -> se
         registers = threads.registers(tid)
         number, result = signed(registers["orig_rax"]), signed(registers["rax"])
         may_restart = bool(found) and all(_run(each, _RESTART, {}) <= _MADE for each in found)
-        if number in _EPOLL and result == _EINTR and lasts(number, arguments_of(registers), memory):
+        is_wait = number in _EPOLL and result == _EINTR and not threads.signal(tid)
+        if is_wait and lasts(number, arguments_of(registers), memory):
             threads.set_registers(tid, repeated(registers, number))
         elif number >= 0 and result == _RESTART_BLOCK and not may_restart:
             threads.set_registers(tid, {**registers, "rax": _EINTR, "orig_rax": -1})
