@@ -87,6 +87,19 @@ def test_a_trace_is_not_fetched_through_a_link(start: Start, secret: Path, tmp_p
     assert secret.read_text() == "the host's"
 
 
+@pytest.mark.fault(28)
+def test_an_endless_trace_is_not_fetched(start: Start, tmp_path: Path) -> None:
+    program = start("reading")
+    trace = Path(f"/proc/{program.pid}/root/tmp/vram-trace-1.vram")
+    with trace.open("wb") as file:
+        file.truncate(1 << 50)
+    found = TraceElsewhere(target_of(program.pid), "/tmp/vram-trace-1.vram")
+    with pytest.raises(CannotRecord, match="free here"):
+        found.bring(str(tmp_path / "here.vram"))
+    found.close()
+    assert not (tmp_path / "here.vram").exists()
+
+
 # ---- sockets ----
 
 

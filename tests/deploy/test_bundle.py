@@ -8,12 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 import vram
 from tests.deploy.tools import DEPLOY, ROOT, SUPPORTED, build_wheel, bundle

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from vram.host.local.seccomp import given_up, is_beside_us, main_thread_limits, read_limits
+from vram.host.local.seccomp import ThreadLimits, given_up, is_beside_us, limited_threads, read_limits
 from vram.payloads import ptrace
 from vram.payloads.procfs import ProcessFolder, read_status, started_at
 from vram.reach.machines import this_machine
@@ -52,7 +52,8 @@ _NEEDED: Mapping[int, Mapping[int, int]] = {
 _LAST_CALL = 600
 
 Program = tuple[tuple[int, int, int, int], ...]
-_known: dict[tuple[int, int | None, object], bool] = {}
+_known: dict[tuple[int, int | None, frozenset[ThreadLimits]], bool] = {}
+_MAX_KNOWN = 1000
 
 
 def let_visits_pass(pid: int) -> bool:
@@ -63,8 +64,11 @@ def let_visits_pass(pid: int) -> bool:
     """
     if given_up(pid) != "filters" or is_beside_us(pid):
         return False
-    key = (pid, started_at(pid), main_thread_limits(pid))
+    # Filters are only added, and then their number shows it.
+    key = (pid, started_at(pid), frozenset(limited_threads(pid)))
     if key not in _known:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
         _known[key] = _may_read() and _judge(pid)
     return _known[key]
 
@@ -128,15 +132,11 @@ def _read_stopped(threads: StoppedThreads, tid: int, memory: TargetMemory) -> se
         machine, registers = this_machine(), threads.registers(tid)
         call = machine.interrupted(registers, memory.read)
         may_restart = bool(found) and all(_run(each, _RESTART, {}) <= _MADE for each in found)
-        if call is not None and call.result == RESTART_BLOCK and not may_restart:
+        if call is not None and call.number in _EPOLL and call.result == EINTR:
+            if not threads.signal(tid) and lasts(call.number, call.arguments, memory):
+                threads.set_registers(tid, machine.repeating(registers, call))
+        elif call is not None and call.result == RESTART_BLOCK and not may_restart:
             threads.set_registers(tid, machine.after_eintr(registers, call))
-        elif (
-            call is not None
-            and call.result == EINTR
-            and call.number in _EPOLL
-            and lasts(call.number, call.arguments, memory)
-        ):
-            threads.set_registers(tid, machine.repeating(registers, call))
     return set(found)
 
 

@@ -183,14 +183,12 @@ class NativeVisit:
         """Have one thread load *library* soon. Raises UnsafeToAttach, and then nothing was done."""
         return self._have_call(Call(self._dlopen, (TEXT, _RTLD_NOW)), library, until)
 
-    def carry(self, content: bytes, pidfd: int, until: float) -> str:
-        """Have the program make a file in memory, and fill it: the path that leads it there.
+    def carry(self, content: bytes, name: str, pidfd: int, until: float) -> str:
+        """Have the program make the file *name* in memory, and fill it: the path that leads it there.
 
         It belongs to the program, so no user's right, file system or namespace matters. The library closes
-        it when it is loaded; were vram to be killed before that, the next one does. Raises UnsafeToAttach.
+        it when it is loaded, and those of visits that were killed before that. Raises UnsafeToAttach.
         """
-        # The library knows by its deadline which one is its own, and which were left.
-        name = f"{visitor_library.MEMORY_FILE}-{int(until * 1e9):x}-{os.urandom(4).hex()}"
         make = Call(_function("memfd_create", self._libc), (TEXT, _CLOSE_ON_EXEC))
         thread = self._have_call(make, name, until)
         number, file = self._find_memory_file(name, thread, pidfd, until)
@@ -225,12 +223,11 @@ class NativeVisit:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, FIRST_PAUSE_S)
 
-    def remove(self, library: str, until: float) -> None:
+    def remove(self, library: str, name: str) -> None:
         """Have the program close what :meth:`carry` made, where that was not loaded."""
         number = int(library.rpartition("/")[2])
-        name = os.fsencode(f"/memfd:{visitor_library.MEMORY_FILE}-{int(until * 1e9):x}-")
         with suppress(OSError, UnsafeToAttach), ProcessFolder("/proc", self._pid) as folder:
-            if (folder.link(f"fd/{number}") or b"").startswith(name):
+            if folder.link(f"fd/{number}") == f"/memfd:{name} (deleted)".encode():
                 close = Call(_function("close", self._libc), (number,))
                 self._have_call(close, "", time.monotonic() + _LOOKING_S)
 
@@ -424,12 +421,12 @@ def unavailable_reason(process: TargetProcess) -> str | None:
 def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     with attach(process, NativeVisit, lambda: LibraryDrop(request, process, until)) as (visit, drop, pidfd):
-        library = drop.library or visit.carry(drop.content, pidfd, until)
+        library = drop.library or visit.carry(drop.content, drop.memory_file, pidfd, until)
         try:
             thread = visit.load(library, until)
         except UnsafeToAttach:
             if drop.library is None:
-                visit.remove(library, until)
+                visit.remove(library, drop.memory_file)
             raise
         missing = 0
         while not drop.wait(pidfd, min(until, time.monotonic() + FIRST_PAUSE_S)):
@@ -438,7 +435,7 @@ def run(process: TargetProcess, request: PayloadRequest, deadline_s: float) -> R
             missing = missing + 1 if visit.has_not_loaded(thread, library) else 0
             if missing > _NOT_LOADED:
                 if drop.library is None:
-                    visit.remove(library, until)
+                    visit.remove(library, drop.memory_file)
                 raise NotReachable(
                     f"pid {process.pid} was asked to load vram's library, and did not; nothing was done",
                     hint="a security module may forbid it",

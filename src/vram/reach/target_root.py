@@ -37,9 +37,10 @@ def sees_our_files(pid: int) -> bool:
     """Whether a path means the same file to *pid* as to us: our mount namespace, and our root in it."""
     try:
         ours, theirs = (os.stat(f"/proc/{each}/ns/mnt").st_ino for each in ("self", pid))
-        if ours != theirs:
+        # A link of /proc is read without asking the file system that it leads to, which may be its user's.
+        if ours != theirs or os.readlink(f"/proc/{pid}/root") != "/":
             return False
-        here, there = os.stat("/"), os.stat(f"/proc/{pid}/root")
+        here, there = os.stat("/"), os.stat(f"/proc/{pid}/root")  # of us, it may be, in a chroot
     except OSError:
         return True  # it has ended, or may not be read: then nothing is done with it
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

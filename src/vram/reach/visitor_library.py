@@ -39,8 +39,8 @@ class LibraryDrop(VisitDrop):
         self._request = request
         self._carried = b""
         self.library: str | None = None
-        """Its path; None where the program has to make a file for it, of this content:"""
-        self.content = b""
+        """Its path; None where the program has to make a file for it in memory, of that name and content:"""
+        self.memory_file, self.content = "", b""
         super().__init__(process, until)
 
     def _make_place(self) -> PrivateFolder | NamedSocket:
@@ -57,6 +57,8 @@ class LibraryDrop(VisitDrop):
             os.close(self.place.write(LIBRARY, content, 0o755))
             self.library = os.path.join(self.place.path, LIBRARY)
             return
+        # The library finds by the name of the socket who has died: nobody listens there any more.
+        self.memory_file = self.place.name.replace("vram-", f"{MEMORY_FILE}-", 1)
         self._carried = dict(self._request.read_files()).get("library", b"")
         self.content = filled(
             f"@{self.place.name}",

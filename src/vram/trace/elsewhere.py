@@ -14,11 +14,13 @@ from contextlib import suppress
 from msgspec import Struct, json
 
 from vram import untrusted
-from vram.errors import CannotRecord
+from vram.errors import CannotRecord, VramError
 from vram.files import new_file
 from vram.model.plan import Target
 from vram.payloads.procfs import started_at
+from vram.reach.deadline import run_with_deadline
 from vram.reach.target_root import open_entry, open_files
+from vram.units import size
 
 _LOOKING_S = 5.0
 _MAX_FILES = 200
@@ -29,8 +31,8 @@ class Elsewhere(Struct, frozen=True):
     """Where a trace was recorded: the boot, what files its process saw, and that process, as we see it."""
 
     boot: str
-    files: tuple[int, int, int]
-    """The mount namespace, and the device and inode of the root in it."""
+    files: tuple[int, str]
+    """The mount namespace, and the root in it as we see it."""
     pid: int
     started_at: int
 
@@ -74,9 +76,8 @@ def read(text: bytes) -> Elsewhere | None:
         return None
 
 
-def _files_of(pid: int | str) -> tuple[int, int, int]:
-    namespace, root = os.stat(f"/proc/{pid}/ns/mnt"), os.stat(f"/proc/{pid}/root")
-    return namespace.st_ino, root.st_dev, root.st_ino
+def _files_of(pid: int | str) -> tuple[int, str]:
+    return os.stat(f"/proc/{pid}/ns/mnt").st_ino, os.readlink(f"/proc/{pid}/root")
 
 
 def _boot() -> str:
@@ -100,25 +101,39 @@ class TraceElsewhere:
         self._file = found[path]
 
     def bring(self, path: str) -> None:
-        """Copy it to *path*, and remove it there. Raises UsageError where *path* cannot be written."""
+        """Copy it to *path*, and remove it there. Raises UsageError where *path* cannot be written.
+
+        Raises CannotRecord where it would take most of the room here: its process may make it endless.
+        """
+        pid, about = self.target.process.pid, os.fstat(self._file)
+        room = os.statvfs(os.path.dirname(path) or ".")
+        free = room.f_bavail * room.f_frsize
+        if about.st_size > free // 2:
+            raise CannotRecord(
+                f"the trace {self.path} of pid {pid} has {size(about.st_size)}; {size(free)} are free here",
+                hint="copy it out of its container, or bring it to another file system with -o",
+            )
         with new_file(path) as stream:
             at = 0
-            while part := os.pread(self._file, _COPIED_AT_ONCE, at):
+            while part := os.pread(self._file, min(_COPIED_AT_ONCE, about.st_size - at), at):
                 stream.write(part)
                 at += len(part)
-        self._remove()
+        with suppress(VramError):
+            run_with_deadline(
+                _LOOKING_S, pid, self.target.uid, lambda: _remove(pid, self.path, about.st_dev, about.st_ino)
+            )
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _remove(self) -> None:
-        """The very file, where it still lies there."""
-        with suppress(OSError):
-            folder = open_entry(self.target.process.pid, os.path.dirname(self.path), os.O_DIRECTORY)
-            try:
-                name = os.path.basename(self.path)
-                about, ours = os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(self._file)
-                if (about.st_dev, about.st_ino) == (ours.st_dev, ours.st_ino):
-                    os.unlink(name, dir_fd=folder)
-            finally:
-                os.close(folder)
+
+def _remove(pid: int, path: str, device: int, inode: int) -> None:
+    """Remove the very file that was copied, where it still lies there; in a child that may be abandoned."""
+    with suppress(OSError):
+        folder = open_entry(pid, os.path.dirname(path), os.O_DIRECTORY)
+        try:
+            about = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
+            if (about.st_dev, about.st_ino) == (device, inode):
+                os.unlink(os.path.basename(path), dir_fd=folder)
+        finally:
+            os.close(folder)

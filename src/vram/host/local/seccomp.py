@@ -46,7 +46,7 @@ def given_up(pid: int, proc: str = "/proc") -> GivenUp | None:
     Where vram and *pid* are in one container and have its filters alone, vram's own threads, files and
     sockets have shown that these do not kill.
     """
-    limited = _limited(pid, proc)
+    limited = limited_threads(pid, proc)
     if not limited:
         return None
     own = _own(proc)
@@ -60,7 +60,7 @@ def given_up_since_start(pid: int, proc: str = "/proc") -> GivenUp | None:
 
     Under the others the driver has started in it, and has opened its files and mapped its memory.
     """
-    limited = [each for each in _limited(pid, proc) if each.mode != _FILTERS or not each.imposed]
+    limited = [each for each in limited_threads(pid, proc) if each.mode != _FILTERS or not each.imposed]
     return given_up(pid, proc) if limited else None
 
 
@@ -80,7 +80,7 @@ def _own(proc: str) -> ThreadLimits | None:
         return None
 
 
-def _limited(pid: int, proc: str) -> set[ThreadLimits]:
+def limited_threads(pid: int, proc: str = "/proc") -> set[ThreadLimits]:
     """The limits of those threads of *pid* that have any: filters are a thread's own."""
     try:
         with ProcessFolder(proc, pid) as folder:
