@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from vram.errors import CannotPark, UsageError
 from vram.host.ports import Host
 from vram.model.gpu import GpuFacts
-from vram.model.parking import GpuShare, Parked
-from vram.reclaim.preflight import ON_ARM_SINCE, read_driver, seen_by_cuda
+from vram.model.parking import ON_ARM_SINCE, GpuShare, Parked
+from vram.reclaim.preflight import read_driver, seen_by_cuda
 
 SINCE = 580
 
