@@ -66,7 +66,8 @@ test: $(VENV)/ready-test native ## the whole suite; no GPU needed. Installs noth
 # What depends on the interpreter: .ci/run says why.
 OF_THE_INTERPRETER := tests/guard tests/inside tests/tracer tests/history tests/cli tests/pytest_plugin \
 	tests/reach/test_payload.py tests/reach/test_agent.py tests/reach/test_remote_exec.py \
-	tests/serve/test_http.py tests/serve/test_socket.py tests/test_python_310.py
+	tests/serve/test_http.py tests/serve/test_socket.py tests/doctor/test_other_eyes.py tests/release/test_faults.py \
+	tests/test_python_310.py
 
 newest: ## the parts of the suite that depend on the interpreter, with PYTHON=, in an environment of their own
 	@$(MAKE) VENV=.build/newest newest-here

@@ -142,8 +142,6 @@ def test_an_ordinary_user_sees_its_own_orphans_and_guesses_at_no_others(
     def as_nobody(command: str, **environment: str) -> list[str]:
         wanted = ("LD_LIBRARY_PATH", "LD_PRELOAD", "VRAM_VIRTUAL_GPU", "PYTHON_DISABLE_REMOTE_DEBUG")
         given = {name: crowded.environment[name] for name in wanted if crowded.environment.get(name)}
-        # That user may not go where the interpreter would look for its own library.
-        given["LD_LIBRARY_PATH"] += ":/mnt/python/lib"
         return as_another_user(crowded.text(command), **given, **environment)
 
     start_crowd(crowded, crowd, as_nobody("$$PYTHON $here/crowd.py $socket"))

@@ -68,6 +68,8 @@ def as_another_user(command: str, **environment: str) -> list[str]:
         "PYTHON": f"/mnt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}",
         **environment,
     }
+    # That user may not go where the interpreter would look for its own library.
+    settings["LD_LIBRARY_PATH"] += ":/mnt/python/lib"
     given = " ".join(f"{name}={value}" for name, value in settings.items())
     prepare = (
         f"mount -t tmpfs -o mode=755 none /mnt && {mounts}"
