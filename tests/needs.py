@@ -143,6 +143,11 @@ NEEDS = {
         "Debian: build-essential",
         programs=("cc", "gcc", "make", "readelf"),
     ),
+    "arm-compiler": Need(
+        "no compiler for aarch64",
+        "`make test-tools` installs it; Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross",
+        programs=("aarch64-linux-gnu-gcc",),
+    ),
     "clang": Need(
         "no clang++, or none of its sanitizers",
         "`make test-tools` installs them; Debian: clang, libclang-rt-dev",

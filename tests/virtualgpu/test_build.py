@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
+
 NATIVE = Path(__file__).parents[2] / "native"
 SCAN = Path("host/local/lib/libvramscan.so")
 
@@ -95,3 +97,39 @@ def test_a_compiler_that_fails_leaves_the_old_library(checkout: Path, tmp_path: 
     assert "Traceback" not in done.stderr
     assert (checkout / "src" / "vram" / SCAN).read_text() == "made\n"
     assert [path.name for path in (checkout / "src" / "vram" / SCAN).parent.glob(".build-*")] == []
+
+
+# ---- for another machine ----
+
+
+def test_another_machine_is_compiled_for_by_its_own_gcc(checkout: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    recording_compiler(folder, "cc")
+    recording_compiler(folder, "aarch64-linux-gnu-gcc")
+    words = ("--target", "aarch64-linux-gnu", "--into", str(tmp_path / "arm"))
+    done = build(checkout, *words, PATH=f"{folder}:/usr/bin:/bin", CC="cc")
+    assert done.returncode == 0, done.stderr
+    assert calls(folder) == ["aarch64-linux-gnu-gcc"]
+    assert (tmp_path / "arm" / SCAN).read_text() == "made\n"
+
+
+def test_another_machines_libraries_do_not_take_the_place_of_ours(checkout: Path) -> None:
+    done = build(checkout, "--target", "aarch64-linux-gnu")
+    assert done.returncode == 2
+    assert "--target needs --into" in done.stderr
+
+
+def test_without_its_compiler_it_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
+    words = ("--target", "riscv64-linux-gnu", "--into", str(tmp_path / "other"))
+    done = build(checkout, *words)
+    assert done.returncode == 1
+    assert "apt install gcc-riscv64-linux-gnu" in done.stderr
+
+
+@needs("aarch64-linux-gnu-gcc")
+def test_libraries_for_aarch64_are_for_aarch64(tmp_path: Path) -> None:
+    words = ("--target", "aarch64-linux-gnu", "--into", str(tmp_path), "--strict")
+    subprocess.run([sys.executable, NATIVE / "build.py", *words], check=True, capture_output=True)
+    for library in tmp_path.rglob("lib*.so*"):
+        assert library.read_bytes()[18] == 183, library  # EM_AARCH64
+    assert (tmp_path / "reach" / "lib" / "libvramvisitor.so").exists()
