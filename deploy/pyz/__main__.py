@@ -96,6 +96,8 @@ def unpack(archive, parent, name, machine, base, version, mode):
     import tempfile
     import zipfile
 
+    with zipfile.ZipFile(archive) as file:
+        require_compiled(set(file.namelist()), machine)
     os.umask(0o022)
     made = tempfile.mkdtemp(prefix=".new-", dir=parent)
     try:
@@ -127,6 +129,18 @@ def unpack(archive, parent, name, machine, base, version, mode):
         shutil.rmtree(made, ignore_errors=True)
         if not os.path.isdir(os.path.join(parent, name)):
             raise
+
+
+def require_compiled(names, machine):
+    """Refuse a processor, a Python or a C library that nothing in here was compiled for."""
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    if f"{machine}/msgspec/_core{EXTENSION_SUFFIXES[0]}" not in names:
+        python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+        refuse(
+            f"vram.pyz has nothing compiled for {python} on {machine} ({EXTENSION_SUFFIXES[0]})",
+            "install vram by pip, or run this with another Python: python3.12 vram.pyz",
+        )
 
 
 def refuse(what, hint):

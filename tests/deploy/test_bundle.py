@@ -136,6 +136,18 @@ def test_an_old_python_says_so(pyz: Path, cache: Path) -> None:
 
 
 @needs("hatchling")
+def test_a_processor_that_nothing_was_compiled_for_is_refused(
+    made: Path, cache: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made, tmp_path / "other")
+    (tmp_path / "other" / os.uname().machine).rename(tmp_path / "other" / "riscv64")
+    done = Start(bundle.write_pyz(tmp_path / "other", tmp_path / "other.pyz"), cache)("--version")
+    assert done.returncode == 1
+    assert f"nothing compiled for Python {PYTHON} on {os.uname().machine}" in done.stderr
+    assert list((cache / "vram-pyz").iterdir()) == []
+
+
+@needs("hatchling")
 def test_the_shell_finds_a_python_that_is_new_enough(pyz: Path, cache: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()

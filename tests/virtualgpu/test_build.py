@@ -87,6 +87,16 @@ def test_without_any_compiler_it_says_what_to_install(checkout: Path, tmp_path: 
     assert "Traceback" not in done.stderr
 
 
+def test_only_zig_compiles_for_an_older_c_library(checkout: Path, tmp_path: Path) -> None:
+    """Without it this machine's compiler is no substitute: the library would need this machine's glibc."""
+    made = recording_compiler(tmp_path / "bin", "cc")
+    words = ("--target", "aarch64-linux-gnu.2.17", "--into", str(tmp_path / "made"))
+    done = build(checkout, *words, PATH=str(made.parent))
+    assert done.returncode == 1
+    assert "pip install 'ziglang" in done.stderr
+    assert calls(made.parent) == []
+
+
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_a_compiler_that_fails_leaves_the_old_library(checkout: Path, tmp_path: Path, compiler: str) -> None:
     recording = str(recording_compiler(tmp_path / "bin", "cc"))
