@@ -18,9 +18,10 @@ from tests.fleet.snapshots import (
     without_driver,
 )
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
+from vram.model.cgroups import CgroupLimit
 from vram.model.gpu import MemoryFacts
 from vram.model.observation import Observation, Survey
-from vram.model.process import Workload
+from vram.model.process import ProcessFacts, ProcessRef, Workload
 from vram.units import GIB
 
 
@@ -142,3 +143,24 @@ def test_texts_of_a_node_are_cut() -> None:
     survey = replace(healthy(), program="x" * 10_000)
     node = judged(encoded(survey))
     assert len(node.program or "") < 100
+
+
+def test_a_node_inside_of_a_limit_is_believed_and_its_sums_are_the_limits() -> None:
+    """Of the limit little is free, and a process outside of it holds more than that."""
+    limit = CgroupLimit("/user.slice", 20 * GIB, 0, 0)
+    memory = MemoryFacts(20 * GIB, free=GIB, used=0, reserved=0, limit=limit, device_total=100 * GIB)
+    world = World()
+    world.observations.extend(with_memory(memory).observations)
+    world.charge(7, 60 * GIB).files(7)
+    outside = ProcessFacts(command="python", uid=0, user="root", state="S", cgroup="/other.slice")
+    world._see("proc.processes", process=ProcessRef(7, started_at=70), facts=outside)
+    node = judged(named(world.survey(), "gpu-1"))
+    (gpu,) = node.gpus
+    assert (node.state, gpu.total_bytes, gpu.free_bytes) == ("ok", 20 * GIB, GIB)
+    assert (gpu.held_bytes, gpu.other_bytes) == (0, 19 * GIB)
+
+
+def test_a_node_whose_gpu_uses_the_systems_memory_is_believed() -> None:
+    node = judged(named(World().shared(available=80 * GIB).cuda(7, 30 * GIB).survey(), "gpu-1"))
+    (gpu,) = node.gpus
+    assert (node.state, gpu.held_bytes, gpu.other_bytes) == ("ok", 30 * GIB, 10 * GIB)

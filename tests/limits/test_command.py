@@ -75,6 +75,17 @@ def test_the_group_of_a_process_is_found_by_its_pid(machine: LimitedMachine, hol
     assert "pod" in table
 
 
+def test_where_the_kernel_counts_nothing_the_driver_is_asked_for_the_groups_of_its_processes(
+    machine: LimitedMachine, hold: Hold
+) -> None:
+    """As on kernels before 6.14, where the driver counts by itself."""
+    hold(GIB, LEAF)
+    assert machine.vram("limit", "--gpu", "0", "--cgroup", LEAF, "8GiB", "--yes").returncode == 0
+    (machine.gpu.folder / "cgroup" / "dmem.capacity").unlink()
+    (found,) = listed(machine).values()
+    assert (found["cgroup"], found["hard"], found["used"] > GIB) == (LEAF, 8 * GIB, True)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -35,6 +35,9 @@ def test_the_total_is_the_limit_and_says_so(machine: LimitedMachine, hold: Hold)
     assert text.endswith("processes outside the group hold 30.5 GiB")
     assert [each["holder"]["pid"] for each in gpu["outside"]] == [other.pid]
     assert mine.pid in [each["holder"]["pid"] for each in gpu["entries"] if each["holder"]]
+    shown = machine.vram("why", "-v", cgroup=LEAF).stdout
+    assert "outside of the limit, and in no sum here:" in shown
+    assert f"pid {other.pid}" in shown
     screen = machine.vram(cgroup=LEAF).stdout.splitlines()
     assert "4.5/20.0 GiB" in screen[0]
     assert screen[1].startswith("GPU 0: the total is this control group's limit")

@@ -115,14 +115,29 @@ class Listing:
         return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid in next(self._lists)]
 
 
-def charges_told(*lists: list[int]) -> list[ChargeFacts]:
+def statements(library: Listing) -> list[Observation]:
     ours, theirs = os.pipe()
-    Reader(Listing(*lists), theirs).read(set())  # type: ignore[arg-type]
+    Reader(library, theirs).read(set())  # type: ignore[arg-type]
     os.close(theirs)
     with open(ours, "rb") as file:
         messages = Inbox().add(file.read())
-    told = [observation(message[1]) for message in messages if message[0] == "saw"]
+    return [observation(message[1]) for message in messages if message[0] == "saw"]
+
+
+def charges_told(*lists: list[int]) -> list[ChargeFacts]:
+    told = statements(Listing(*lists))
     return [each.facts for each in told if isinstance(each.facts, ChargeFacts)]
+
+
+def test_a_library_that_answers_zeros_and_lists_pids_that_are_none() -> None:
+    """As the owner of a Jetson Orin reported: then the kernel's figures count, and the pids do not."""
+    library = Listing([0, os.getpid(), 2**31 - 1])
+    library.nvmlDeviceGetMemoryInfo = lambda *_, **__: SimpleNamespace(total=0, free=0, used=0, reserved=0)
+    told = statements(library)
+    (memory,) = [each.facts for each in told if isinstance(each.facts, MemoryFacts)]
+    assert (memory.counted_by, memory.total > 0) == ("kernel", True)
+    pids = [each.process.pid for each in told if isinstance(each.facts, ChargeFacts) and each.process]
+    assert pids == [os.getpid()]
 
 
 @pytest.mark.fault(11)

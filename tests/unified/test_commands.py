@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.native
 CPU = int(UNIFIED["cpu_bytes"])
 TOTAL = int(UNIFIED["total_bytes"])
 
+WHY = ("COLUMNS=80", sys.executable, "-m", "vram")
 Hold = Callable[[int], Popen[str]]
 
 
@@ -34,6 +36,12 @@ def test_the_screen_says_which_sum_it_is_on_one_line(machine: SharedMachine, hol
     assert "/121.7 GiB" in lines[0]
     assert all(len(line) <= 80 for line in lines)
     assert not any("unknown" in line for line in lines)
+
+
+def test_the_command_line_makes_such_a_machine(machine: SharedMachine) -> None:
+    shown = machine.vram("virtual", "--unified", "--memory", "64GiB", "--", "env", *WHY).stdout
+    assert "/64.0 GiB" in shown
+    assert "the total is the system's memory" in shown
 
 
 def test_why_accounts_for_every_byte_and_names_the_cpus_part(machine: SharedMachine, hold: Hold) -> None:

@@ -97,7 +97,7 @@ def _require_honest(survey: Survey, asked: JudgeRequest) -> None:
         raise NodeFailed("other-host", f"its snapshot says that it is {said[:60]!r}")
     _require_time(survey.taken_at, asked.now)
     memory = ((seen.gpu, seen.facts) for seen in survey.observations)
-    totals = {gpu: facts.total for gpu, facts in memory if isinstance(facts, MemoryFacts)}
+    totals = {gpu: _whole(facts) for gpu, facts in memory if isinstance(facts, MemoryFacts)}
     for seen in survey.observations:
         _require_possible(seen, totals)
     _require_gpus(survey)
@@ -137,11 +137,23 @@ def _require_possible(seen: Observation, totals: dict[int | None, int]) -> None:
             raise NodeFailed("impossible", f"it has a process that started {age_s:.0f} seconds ago")
 
 
+def _is_limit(memory: MemoryFacts) -> bool:
+    """Whether the total is a control group's limit: processes outside the group may hold more."""
+    return memory.limit is not None and memory.limit.hard == memory.total
+
+
+def _whole(memory: MemoryFacts) -> int:
+    """What a process can hold at most."""
+    return (memory.device_total or _MAX_GPU_BYTES) if _is_limit(memory) else memory.total
+
+
 def _require_memory(gpu: int | None, memory: MemoryFacts) -> None:
     total = memory.total
     if total > _MAX_GPU_BYTES:
         raise NodeFailed("impossible", f"GPU {gpu} has {size(total)} of memory")
     gap = total - memory.free - memory.used - (memory.reserved or 0)
+    if _is_limit(memory) and gap >= 0:  # others use what is neither used here nor free
+        gap = 0
     if memory.free > total or memory.used > total or abs(gap) > total // _GAP_PART:
         parts = f"{size(memory.used)} used and {size(memory.free)} free"
         raise NodeFailed("impossible", f"GPU {gpu} has {parts} of {size(total)}: that does not add up")

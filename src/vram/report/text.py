@@ -145,6 +145,9 @@ def _gpu(gpu: GpuLedger, options: RenderOptions) -> Iterator[RenderableType]:
         yield entries_table(gpu.entries, gpu.total_bytes, options)
     for note in gpu.notes:
         yield paragraph("note: ", note.text, options, indent=2)
+    if gpu.outside:
+        yield Text("  outside of the limit, and in no sum here:", style="dim")
+        yield part_table(gpu.outside, None, options)
     yield from _system(gpu, options)
     yield from _open_only(gpu.open_only, options)
 
