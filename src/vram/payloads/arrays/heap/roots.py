@@ -104,7 +104,7 @@ def _names_bound(source: str) -> set[str]:
     try:
         # What a backslash means is the notebook's business: Python warns of those that mean nothing.
         text = re.sub(r"\\[^\r\n]", "__", source)
-        # A cell may wait; for symtable that is no Python since 3.14, and which names are bound does not change.
+        # A cell may await; for symtable that is no Python since 3.14. It binds the same names without.
         text = re.sub(r"\b(?:await|async)\b[ \t]*", "", text)
         tables = [symtable.symtable(text, "<cell>", "exec")]
         text = _text_run_by_magic(source)
