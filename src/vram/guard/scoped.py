@@ -149,7 +149,7 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         opened = scope(name_of(function), leak=self._leak, limit=self._limit, thread=True)
-        # In a list, which is emptied: an error that is held holds frames of the pool with what they were given.
+        # In a list, which is emptied: an error that is held holds frames of the pool with what they got.
         return super().submit(_on_behalf_of, current(), opened, [function, args, kwargs])
 
 
