@@ -57,7 +57,8 @@ def in_child(function):
 
 
 def run(gpu: VirtualGpu, program: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-X", "faulthandler", "-c", PREAMBLE + dedent(program)]
+    quiet = "ignore:This process:DeprecationWarning"  # of forks beside threads, which the driver has
+    argv = [sys.executable, "-W", quiet, "-X", "faulthandler", "-c", PREAMBLE + dedent(program)]
     environment = gpu.environment() | {"PYTHONPATH": str(SOURCE)}
     return gpu.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 

@@ -149,7 +149,8 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         opened = scope(name_of(function), leak=self._leak, limit=self._limit, thread=True)
-        return super().submit(_on_behalf_of, current(), opened, function, *args, **kwargs)
+        # In a list, which is emptied: an error that is held holds frames of the pool with what they got.
+        return super().submit(_on_behalf_of, current(), opened, [function, args, kwargs])
 
 
 def _in_threads_scope(run: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -168,12 +169,14 @@ def _run_once_in_scope(thread: Thread, run: Callable[[], None]) -> None:
     _in_scope(thread._scope, run)
 
 
-def _on_behalf_of(parent: ScopeNode | None, /, *work: Any, **kwargs: Any) -> Any:
+def _on_behalf_of(parent: ScopeNode | None, opened: Scope, work: list[Any]) -> Any:
+    function, args, kwargs = work
+    work.clear()
     with inside(parent):
         try:
-            return _in_scope(*work, **kwargs)
+            return _in_scope(opened, function, *args, **kwargs)
         finally:
-            del work, kwargs
+            del function, args, kwargs
 
 
 def _in_scope(opened: Scope, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

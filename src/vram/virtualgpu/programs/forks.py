@@ -24,7 +24,7 @@ def _fork_sleepers(*roles: str) -> None:
     driver.alloc(nbytes)
     pids = {"parent": os.getpid()}
     for role in roles:
-        pids[role] = os.fork()
+        pids[role] = protocol.fork()
         if pids[role] == 0:
             protocol.sleep_until_closed()
             os._exit(0)
@@ -42,7 +42,7 @@ def child_closes() -> None:
     driver.alloc(nbytes)
     close_now, tell = os.pipe()
     hear, closed = os.pipe()
-    child = os.fork()
+    child = protocol.fork()
     if child == 0:
         os.close(tell)
         _sleep_without_files(close_now, closed)

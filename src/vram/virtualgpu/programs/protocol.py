@@ -32,6 +32,15 @@ def ready(stage: str, *, pids: dict[str, int] | None = None, nbytes: int = 0, **
     print(json.dumps(line), flush=True)
 
 
+def fork() -> int:
+    """As os.fork. Since 3.12 Python warns where there are threads, and the driver has some everywhere."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def wait() -> str:
     """Wait for the line that says to go on, and return it; end of file ends the program."""
     line = sys.stdin.readline()
@@ -113,7 +122,7 @@ class ForkedWorker:
         from socket import socketpair
 
         ours, theirs = socketpair()
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             die_with_parent()
             ours.close()

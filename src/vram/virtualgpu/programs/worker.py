@@ -35,7 +35,7 @@ python_names: dict[str, Any] = {"driver": driver}
 def fork() -> int:
     """Fork a child that sleeps on whatever becomes of us; return its pid."""
     ours, theirs = socket.socketpair()
-    pid = os.fork()
+    pid = protocol.fork()
     if pid == 0:
         try:
             ours.close()

@@ -103,7 +103,10 @@ def _names_bound(source: str) -> set[str]:
 
     try:
         # What a backslash means is the notebook's business: Python warns of those that mean nothing.
-        tables = [symtable.symtable(re.sub(r"\\[^\r\n]", "__", source), "<cell>", "exec")]
+        text = re.sub(r"\\[^\r\n]", "__", source)
+        # A cell may await; for symtable that is no Python since 3.14. It binds the same names without.
+        text = re.sub(r"\b(?:await|async)\b[ \t]*", "", text)
+        tables = [symtable.symtable(text, "<cell>", "exec")]
         text = _text_run_by_magic(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return set()
