@@ -35,7 +35,7 @@ empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the 
 they are loaded. Arrays that only reference cycles hold stay, unless --collect is given; `vram inside
 PID` lists them.
 
-Any other program on x86-64 with glibc (C, C++, Rust) is entered by "native": one thread of it that
+Any other program with glibc (C, C++, Rust) is entered by "native": one thread of it that
 waits, usually the CUDA driver's own, stops for about a millisecond and loads a small library. That trims
 the driver's pools (the default and the current pool of each device, and that of CUDA graphs) and
 unloads itself. No driver lists other pools that a program made (cudaMemPoolCreate): they stay.
