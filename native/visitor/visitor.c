@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <linux/memfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -151,7 +153,8 @@ static int carried_library = -1;
 static bool receive_library(int connection) {
     static char part[1 << 16];
     if (!ours.carried) return true;
-    carried_library = memfd_create("libvramtracer.so", MFD_CLOEXEC);
+    // glibc has memfd_create() from 2.27 on, and nothing else here needs more than 2.17.
+    carried_library = (int)syscall(SYS_memfd_create, "libvramtracer.so", MFD_CLOEXEC);
     if (carried_library < 0) return false;
     for (size_t left = ours.carried; left;) {
         size_t nbytes = left < sizeof part ? left : sizeof part;
