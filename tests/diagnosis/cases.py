@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from tests.diagnosis.ledgers import (
     CONTEXT,
+    TOTAL,
     dead,
     entry,
     facts,
@@ -20,7 +21,7 @@ from tests.diagnosis.ledgers import (
     silent_gpu,
 )
 from vram.model.cgroups import CgroupHolder
-from vram.model.gpu import DriverFacts
+from vram.model.gpu import DriverFacts, MemoryFacts, SystemMemoryUse
 from vram.model.ledger import Ledger, OpenOnly
 from vram.model.observation import ProbeRun
 from vram.model.process import Workload
@@ -58,6 +59,10 @@ def _ranks(*contexts: int, **of_all: object) -> Ledger:
         gpu(*(process(200 + at, nbytes, **about[at]) for at, nbytes in enumerate(contexts))),
         *(gpu(process(200 + at, 9 * GIB, **about[at]), index=1 + at) for at in range(len(contexts))),
     )
+
+
+def _shared(files: int) -> MemoryFacts:
+    return memory(counted_by="kernel", system=SystemMemoryUse(None, 0, files, 0))
 
 
 def _spill(nbytes: int, **about: object) -> Ledger:
@@ -152,6 +157,10 @@ CASES: dict[str, Case] = {
         ledger(gpu(facts=facts(mig_enabled=True, mig_pending=True))),
     ),
     # The management library puts the CUDA release in front of the driver's version.
+    "VR409": Case(
+        ledger(gpu(memory=_shared(files=TOTAL // 10))),
+        ledger(gpu(memory=_shared(files=TOTAL // 10 - 1))),
+    ),
     "VR501": Case(
         _driver(module_version="580.159.04", library_version="13.590.10"),
         _driver(module_version="580.159.04", library_version="13.580.159.04"),

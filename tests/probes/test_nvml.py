@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -138,6 +139,21 @@ def test_a_library_that_answers_zeros_and_lists_pids_that_are_none() -> None:
     assert (memory.counted_by, memory.total > 0) == ("kernel", True)
     pids = [each.process.pid for each in told if isinstance(each.facts, ChargeFacts) and each.process]
     assert pids == [os.getpid()]
+
+
+def test_a_total_below_that_of_version_1_is_a_limit_whatever_else_is_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Version 615 answers version 2 for the control group; how its parts are adjusted was not measured."""
+    monkeypatch.setenv("VRAM_VIRTUAL_GPU", str(tmp_path))
+    library = Listing([])
+    library.nvmlSystemGetDriverVersion = lambda: "615.71.09"
+    library.nvmlDeviceGetMemoryInfo = lambda _, version=0: SimpleNamespace(
+        total=40 if version else 100, free=50, used=45, reserved=0
+    )
+    (memory,) = [each.facts for each in statements(library) if isinstance(each.facts, MemoryFacts)]
+    assert (memory.total, memory.free, memory.used, memory.device_total) == (40, 40, 40, 100)
+    assert (memory.limit, memory.v1_used) == (None, None)
 
 
 @pytest.mark.fault(11)

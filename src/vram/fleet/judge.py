@@ -139,7 +139,8 @@ def _require_possible(seen: Observation, totals: dict[int | None, int]) -> None:
 
 def _is_limit(memory: MemoryFacts) -> bool:
     """Whether the total is a control group's limit: processes outside the group may hold more."""
-    return memory.limit is not None and memory.limit.hard == memory.total
+    is_less = memory.device_total is not None
+    return is_less or (memory.limit is not None and memory.limit.hard == memory.total)
 
 
 def _whole(memory: MemoryFacts) -> int:

@@ -20,8 +20,9 @@ _MIN_NBYTES = 2 * MIB
 
 
 def is_limited(memory: MemoryFacts) -> bool:
-    """Whether the total is the limit of our own control group, not the GPU's."""
-    return memory.limit is not None and memory.limit.hard == memory.total
+    """Whether the total is the limit of our own control group, or near it, and not the GPU's."""
+    is_less = memory.device_total is not None
+    return is_less or (memory.limit is not None and memory.limit.hard == memory.total)
 
 
 def withheld(memory: MemoryFacts) -> int:
@@ -57,9 +58,9 @@ def inside_limit(
 def limit_notes(memory: MemoryFacts, outside: Sequence[Entry]) -> tuple[Note, ...]:
     """What the total is where it is a limit, and what of the GPU is not in it."""
     limit = memory.limit
-    if limit is None or limit.hard is None:
-        return ()
     if not is_limited(memory):
+        if limit is None or limit.hard is None:
+            return ()
         used = "" if limit.used is None else f", and uses {size(limit.used)}"
         return (Note("cgroup-limit", f"this control group may have {size(limit.hard)}{used}"),)
     text = "the total is this control group's limit"

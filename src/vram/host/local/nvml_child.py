@@ -329,10 +329,12 @@ class Reader:
             return _plausible(total=one.total, free=one.free, used=one.used, v1_used=one.used)
         sizes = {"total": two.total, "free": two.free, "used": two.used, "reserved": two.reserved}
         limit = self._limit(handle) if self._cgroup else None
-        if limit is not None and limit["hard"] == two.total:
-            # Version 1 is not said to answer for the group: what it calls used may be more than the limit.
-            whole = _count(one.total) if one.total > two.total else None
-            return {**_plausible(**sizes), "limit": limit, "device_total": whole}
+        # Version 1 is not said to answer for the group: what it calls used may be more than the limit.
+        whole = _count(one.total) if self._cgroup and one.total > two.total else None
+        if whole is not None or (limit is not None and limit["hard"] == two.total):
+            # Its parts are "adjusted", as the vendor's page says: none is more than the total here.
+            parts = {name: min(nbytes, two.total) for name, nbytes in sizes.items()}
+            return {**_plausible(**parts), "limit": limit, "device_total": whole}
         memory: dict[str, Any] = _plausible(**sizes, v1_used=one.used)
         return memory if limit is None else {**memory, "limit": limit}
 
