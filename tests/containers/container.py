@@ -30,6 +30,7 @@ APP = {
     "driver.py": PROGRAMS / "driver.py",
     "sandbox.py": REACH / "sandbox.py",
     "loop.py": HERE / "loop.py",
+    "states.py": REACH / "target_program.py",
     "as_others.py": HERE / "as_others.py",
 }
 ENVIRONMENT = {

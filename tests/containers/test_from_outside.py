@@ -192,13 +192,14 @@ def visit(process: Any) -> None:
     require_done(process.pid, raw.body)
 
 
-STATES = [("reading",), ("computing",), ("sleeping",), ("native",)]
+STATES = [("reading",), ("computing",), ("sleeping",), ("waiting-for-a-lock",), ("native",)]
 
 
 @pytest.mark.fault(20)
 @pytest.mark.parametrize("words", STATES, ids=lambda words: words[0])
 def test_visits_harm_nobody(start: Start, words: tuple[str, ...]) -> None:
-    program = start(*words)
+    waits = [PYTHON, "/app/states.py", "event", "3"] if words == ("waiting-for-a-lock",) else []
+    program = start(*words, argv=waits)
     process = examine(target_of(program.pid))
     for number in range(-(-VISITS // len(STATES))):
         visit(process)
