@@ -109,7 +109,7 @@ def test_a_servers_release_is_measured_by_what_is_available(machine: SharedMachi
     assert receipt["charged_before"] - receipt["charged_after"] > GIB
 
 
-def test_lists_who_and_inside(machine: SharedMachine, hold: Hold) -> None:
+def test_ps_who_and_the_page_of_a_process(machine: SharedMachine, hold: Hold) -> None:
     process = hold(4 * GIB)
     (row,) = machine.ask("ps")["processes"]
     assert (row["pid"], row["nbytes"]) == (process.pid, 4 * GIB + 518 * 2**20)
