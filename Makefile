@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo serve-demo fleet-demo test newest newest-here test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix dist arm explore gpu clean
+.PHONY: help native demo serve-demo fleet-demo test interpreter interpreter-here test-tools repeat faults sanitize lint format types bench bench-here docs map golden pictures matrix dist arm explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -33,7 +33,7 @@ groups-run =
 groups-demo = demo
 groups-test = test clients docs services
 groups-lint = lint test
-groups-newest = test clients
+groups-interpreter = test clients
 groups-docs = docs
 groups-bench = bench
 groups-dist = dist
@@ -63,16 +63,16 @@ test: $(VENV)/ready-test native ## the whole suite; no GPU needed. Installs noth
 		$(RUN)/python tools/pycuda_wheel.py --install; wait
 	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
-# What depends on the interpreter: .ci/run says why.
+# What depends on the interpreter: what other versions broke before. `make matrix` runs everything on all of them.
 OF_THE_INTERPRETER := tests/guard tests/inside tests/tracer tests/history tests/cli tests/pytest_plugin \
 	tests/reach/test_payload.py tests/reach/test_agent.py tests/reach/test_remote_exec.py \
 	tests/serve/test_http.py tests/serve/test_socket.py tests/doctor/test_other_eyes.py tests/release/test_faults.py \
 	tests/test_python_310.py
 
-newest: ## the parts of the suite that depend on the interpreter, with PYTHON=, in an environment of their own
-	@$(MAKE) VENV=.build/newest newest-here
+interpreter: ## those parts with PYTHON=, in an environment of their own
+	@$(MAKE) --no-print-directory VENV=.build/$(notdir $(PYTHON)) interpreter-here
 
-newest-here: $(VENV)/ready-newest native
+interpreter-here: $(VENV)/ready-interpreter native
 	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(OF_THE_INTERPRETER) $(ARGS)
 
 test-tools: ## Debian's packages that some tests drive: a browser, Slurm, shells...; needs root, says what it installs

@@ -344,7 +344,7 @@ def test_who_has_every_held_byte_once(ledger: Ledger) -> None:
     report = who(ledger)
     found = [held for group in report.groups for node in group.processes for held in held_below(node)]
     counted = [held for held in (*found, *report.unnamed) if held.shared_with is None]
-    beside = ("system", "overhead", "preallocated")
+    beside = ("system", "overhead", "preallocated", "cpu", "withheld")
     assert sums((held.gpu, held.nbytes) for held in counted if held.kind not in beside) == by_number(
         find_holds(ledger)
     )

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from vram.cli.manual import rules
 from vram.diagnosis.engine import diagnose
+from vram.model.cgroups import CgroupHolder, CgroupLimit, DmemFacts
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
 from vram.model.ledger import (
     Entry,
@@ -71,6 +72,7 @@ entries = any_of(
     co_holders=few(holders, 2),
     evidence=few(TEXTS, 2),
     claimed=st.none() | SIZES,
+    cgroup=st.none() | st.builds(CgroupHolder, TEXTS, st.just(Workload())),
     windows=st.none() | any_of(WindowsProcess, host_bytes=st.none() | SIZES),
 )
 sides = any_of(
@@ -100,6 +102,8 @@ gpus = any_of(
     windows=st.none() | sides,
     system=st.none() | any_of(SystemMemory, used_bytes=st.none() | SIZES, entries=few(entries, 2)),
     instances=few(instances, 2),
+    limits=few(st.builds(DmemFacts, any_of(CgroupLimit), st.just(Workload())), 1),
+    outside=few(entries, 1),
     mig=st.none() | st.just("0:1"),
 )
 ledgers = any_of(

@@ -182,7 +182,7 @@ def test_call_frame_tables(python: TargetProcess, copied: Copied) -> None:
     registers, _ = while_stopped(python.pid, stopped)
     sound = elf.Unwinder(copied, [libc])
     assert sound.caller(registers) is not None
-    entries = sound._tables[header][1]
+    entries = sound._tables[header]
     near = [
         header + each[1] for each in entries if abs(header + each[0] - registers[sound._frames.pc]) < 4096
     ]

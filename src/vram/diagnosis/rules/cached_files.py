@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.units import size
 
 CODE = "VR409"
@@ -47,7 +47,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
         use = gpu.memory.system if gpu.memory is not None else None
         if use is not None and not gpu.has_own_memory and use.files * _PART >= (gpu.total_bytes or 0) > 0:
-            yield _finding(gpu, use.files)
+            yield _finding(gpu, min(use.files, known_bytes(gpu.accounted)))
 
 
 def _finding(gpu: GpuLedger, nbytes: int) -> Finding:
