@@ -122,6 +122,10 @@ NEEDS = {
         "an interpreter without headers or without a shared library",
         "Debian: python3-dev; pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared",
     ),
+    "python-library": Need(
+        "an interpreter that came with a C library of its own, which no program here can load",
+        "pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared",
+    ),
     "no-sanitizers": Need(
         "not with sanitizers loaded",
         "`make test` runs them",

@@ -122,7 +122,7 @@ def build_source(into: Path) -> Path:
 
 def unpack(source: Path, folder: Path) -> Path:
     with tarfile.open(source) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder)
     (tree,) = folder.iterdir()
     return tree
 
