@@ -281,7 +281,10 @@ class UnixServer(socketserver.UnixStreamServer):
 
 
 class V4Server(HTTPServer):
-    allow_reuse_port = "shared" in modes
+    def server_bind(self) -> None:
+        if "shared" in modes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
 
 
 class V6Server(HTTPServer):
