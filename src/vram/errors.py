@@ -235,6 +235,14 @@ class CannotPark(Refused, exit_code=ExitCode.CANNOT_PARK):
     """A preflight check says that parking or unparking would fail half-way."""
 
 
+class NoRoom(CannotPark):
+    """A parked process does not fit on its GPU now. ``missing`` are bytes, by the UUID of the GPU."""
+
+    def __init__(self, message: str, *, hint: str = "", missing: dict[str, int] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing or {}
+
+
 class TimedOut(Refused, exit_code=ExitCode.TIMED_OUT):
     """The deadline passed; the target goes on unharmed."""
 

@@ -22,8 +22,8 @@ HEAVY = {"rich", "pathlib", "inspect", "dataclasses", "subprocess", "typing_exte
 
 SCREEN = """\
   Look      why (default) · ps · top · who · watch · inside PID · oom LOG
-  Free      free · release PID · trim PID · park · unpark · kill PID · wait SIZE
-            · borrow SIZE
+  Free      free · release PID · trim PID · park · unpark · sleep · wake ·
+            kill PID · wait SIZE · borrow SIZE
   Record    run · attach · report
   Serve     serve · history · fleet · slurm
   Check     check · limit · doctor · explain

@@ -147,6 +147,16 @@ ROWS = (
         "a PyTorch that trains and allocates in threads of C++ is looked into, recorded and trimmed",
         "it trains on: no gradient is asked for, no history ends under a reader, no workspace goes in use",
     ),
+    Row(
+        39,
+        "a program that sleeps is continued by hand (SIGCONT), sent signals, or killed",
+        "no thread of it runs without its memory; it is woken, or ends at once and its port is free",
+    ),
+    Row(
+        40,
+        "the waker, its standby or a checkpoint worker is killed while requests come for programs that sleep",
+        "every request is answered, and rightly",
+    ),
 )
 
 BUILT = tuple(row for row in ROWS if not row.whole)

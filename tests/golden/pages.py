@@ -487,6 +487,8 @@ def _live(situation: Situation) -> dict[str, str]:
         "trim": lambda: vram("trim") + vram("trim", train) + vram("trim", 1),
         "park": lambda: vram("park", train) + vram("park") + vram("park", "--tree"),
         "unpark": lambda: vram("unpark", train) + vram("unpark", train),
+        "sleep": lambda: vram("sleep", train) + vram("sleep") + vram("sleep", "--check"),
+        "wake": lambda: vram("wake", train) + vram("wake", train),
         "borrow": lambda: (
             vram("borrow", "18GiB", "--", "echo", "it runs") + vram("borrow", "40GiB", "--", "true")
         ),

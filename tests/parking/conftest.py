@@ -103,6 +103,10 @@ class Machine:
         assert program.told() == "ready"
         return program
 
+    def end_programs(self) -> None:
+        """End all that was started here, before the test's own end."""
+        self._stack.close()
+
     def worker(self, **more: str) -> Program:
         return self.program(WORKER, **more)
 

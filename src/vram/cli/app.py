@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Every command, in the order and under the headings of the help.
 GROUPS = {
     "Look": ("why", "ps", "top", "who", "watch", "inside", "oom"),
-    "Free": ("free", "release", "trim", "park", "unpark", "kill", "wait", "borrow"),
+    "Free": ("free", "release", "trim", "park", "unpark", "sleep", "wake", "kill", "wait", "borrow"),
     "Record": ("run", "attach", "report"),
     "Serve": ("serve", "history", "fleet", "slurm"),
     "Check": ("check", "limit", "doctor", "explain"),

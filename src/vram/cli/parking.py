@@ -33,6 +33,25 @@ def numbers(words: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
+def with_jobs(host: Host, pids: Sequence[int]) -> list[int]:
+    """*pids* and the others of their jobs; a launcher, which holds nothing, stands for what it launched."""
+    from vram.errors import NotOnGpu
+    from vram.ledger.jobs import job_of
+    from vram.reclaim.device_state import READ_S, read_ledger
+
+    ledger = read_ledger(host, (), READ_S)
+    found: dict[int, None] = {}
+    for pid in pids:
+        job = job_of(ledger, pid)
+        if job is None:
+            raise NotOnGpu(
+                f"pid {pid} belongs to no job that holds GPU memory: no launcher is known that started it",
+                hint=f"`vram park --tree {pid}` parks it and its descendants",
+            )
+        found.update(dict.fromkeys(job.pids))
+    return list(found)
+
+
 def recover(parking: Parking) -> tuple[Recovered, ...]:
     """Undo what a vram that died left behind, and say so."""
     words = {

@@ -291,7 +291,13 @@ class CheckpointWorker(Protocol):
         watch: Watch | None = None,
     ) -> tuple[CheckpointAnswer, ...]: ...
     def unpark(
-        self, target: ParkTarget, *, room_patience_s: float, deadline_s: float, watch: Watch | None = None
+        self,
+        target: ParkTarget,
+        *,
+        room_patience_s: float,
+        deadline_s: float,
+        watch: Watch | None = None,
+        on_restored: OnRestored | None = None,
     ) -> CheckpointAnswer: ...
     def keep_parked(self, pids: Sequence[int]) -> CheckpointAnswer: ...
     def until(self, handle: PidHandle) -> CheckpointAnswer: ...
@@ -299,6 +305,8 @@ class CheckpointWorker(Protocol):
 
 
 Watch = Callable[[dict[str, int]], None]
+OnRestored = Callable[[], None]
+"""Called when the memory is back, before the process runs: who holds its threads lets them off."""
 
 
 class Checkpoint(Protocol):

@@ -317,5 +317,5 @@ def _parked(ledger: Ledger) -> Iterator[Hold]:
             command=process.command,
             alive=True,
         )
-        state: State = "parked" if process.lent_to is None else "lent"
+        state: State = "asleep" if process.asleep else "parked" if process.lent_to is None else "lent"
         yield Hold(what="parked", state=state, holders=(holder,), parked=process)

@@ -17,7 +17,8 @@ RECORDER = "libvramtracer.so"
 CheckpointState = Literal["running", "locked", "parked", "failed"]
 """What the driver reports of a process. "failed" is permanent: its next CUDA call fails."""
 
-Purpose = Literal["park", "borrow"]
+Purpose = Literal["park", "borrow", "sleep"]
+"""Until when: until it is unparked, until a command has ended, or until the program is wanted."""
 
 CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
 """The first major versions of the driver that park processes."""

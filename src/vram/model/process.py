@@ -156,7 +156,9 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
 
 
 class ParkedProcess(Struct, frozen=True, kw_only=True):
-    """A process of ours whose GPU memory lies in host memory; ``lent_to`` is the pid of a vram borrow."""
+    """A process of ours whose GPU memory lies in host memory; ``lent_to`` is the pid of a vram borrow.
+
+    ``asleep``: until it is wanted."""
 
     pid: int
     user: str | None
@@ -165,4 +167,5 @@ class ParkedProcess(Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     since: str
     lent_to: int | None = None
+    asleep: bool = False
     started_at: int | None = None

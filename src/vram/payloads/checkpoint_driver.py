@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from vram.payloads.driver_threads import CannotHold, DriverThreads, is_stopped, resume, stop
@@ -90,9 +90,15 @@ class Move:
     """What is done to one process: what the driver answered last, and how long its calls took."""
 
     def __init__(
-        self, driver: CheckpointDriver, pid: int, pidfd: int, pairs: Sequence[Sequence[str]] = ()
+        self,
+        driver: CheckpointDriver,
+        pid: int,
+        pidfd: int,
+        pairs: Sequence[Sequence[str]] = (),
+        on_restored: Callable[[], None] | None = None,
     ) -> None:
         self._driver = driver
+        self._on_restored = on_restored
         self._pairs = pairs  # for a restore onto other GPUs: old and new UUID of each
         self.pid = pid
         self._pidfd = pidfd
@@ -164,6 +170,8 @@ class Move:
             restored = (
                 self._restore_where_parked()
             )  # parked by a program that lets it run: nothing is safer than this
+        if restored and self._on_restored is not None:
+            self._on_restored()  # a thread that is held until now may have a lock that unlocking needs
         return self.go_on() and restored
 
     def _restore_where_parked(self) -> bool:

@@ -255,13 +255,17 @@ class CheckpointServer:
                 return self._reply(ended=True, pid=pid)
             if short:
                 return self._reply(short=short)
-            move = Move(self._driver, pid, owed.pidfd, order["pairs"])
+            told = self._tell_restored if order["tell_restored"] else None
+            move = Move(self._driver, pid, owed.pidfd, order["pairs"], told)
             with self._obligations.counted(), self._reporting(order, [uuid for uuid, _ in order["room"]]):
                 if move.unpark() and pid in self._owed_processes:
                     self._forget(pid)
             return self._answer([move])
         finally:
             owed.close()
+
+    def _tell_restored(self) -> None:
+        self._reply(restored=True)
 
     def _answer(self, moves: list[Move]) -> None:
         fields = ("pid", "code", "call", "not_held", "took_s")

@@ -5,14 +5,19 @@ thread of the process that asks for a stream or an event dies of SIGSEGV and tak
 on an H200, driver 580.159.04). So the process is stopped by SIGSTOP, and only the driver's threads run: the
 kernel lets a tracer continue single threads of a stopped process. When the tracer is killed, the kernel stops
 them again, so the program never runs without its memory, whatever happens to us.
+
+The vram that started us may trace the other threads, so that they stay where they are, whoever continues the
+process: a thread that our parent traces counts as stopped.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from vram.payloads import ptrace
@@ -150,8 +155,10 @@ def driver_threads(pid: int) -> list[int]:
 
 def is_stopped(pid: int) -> bool:
     """Whether no thread of the program itself runs."""
-    states = [stat.state for stat in _threads(pid).values() if not is_driver_thread(stat.name)]
-    return bool(states) and all(state in "TZX" for state in states)
+    threads = {tid: stat.state for tid, stat in _threads(pid).items() if not is_driver_thread(stat.name)}
+    return bool(threads) and all(
+        state in "TZX" or (state == "t" and not _tracers(pid, [tid])) for tid, state in threads.items()
+    )
 
 
 def stop(pid: int, pidfd: int) -> None:
@@ -175,13 +182,18 @@ def resume(pidfd: int) -> None:
 
 
 def tracer_of(pid: int) -> int | None:
-    """Who traces one of its threads, a debugger for example."""
+    """Who traces one of its threads, a debugger for example; our parent does not count."""
+    return next(iter(_tracers(pid)), None)
+
+
+def _tracers(pid: int, threads: Iterable[int] | None = None) -> set[int]:
+    found: set[int] = set()
     with suppress(OSError), ProcessFolder("/proc", pid) as folder:
-        for thread in folder.names("task"):
-            tracer = int(folder.status(int(thread)).get(b"TracerPid", b"0"))
-            if tracer:
-                return tracer
-    return None
+        for thread in folder.names("task") if threads is None else threads:
+            found.add(int(folder.status(int(thread)).get(b"TracerPid", b"0")))
+    # The kernel names the thread that traces, not its process.
+    ours = f"/proc/{os.getppid()}/task"
+    return {tracer for tracer in found if tracer and not os.path.exists(f"{ours}/{tracer}")}
 
 
 def _threads(pid: int) -> dict[int, Stat]:

@@ -9,6 +9,7 @@ from vram.errors import (
     CannotPark,
     DeviceError,
     DriverMissing,
+    NoRoom,
     NoSuchProcess,
     NotOnGpu,
     NotPermitted,
@@ -116,15 +117,17 @@ def _no_room(answer: CheckpointAnswer, entry: Parked) -> VramError:
     share = next((each for each in entry.shares if each.uuid in answer.short), entry.shares[0])
     missing = answer.short.get(share.uuid, 0)
     if isinstance(entry, Unrecorded):
-        return CannotPark(
+        return NoRoom(
             f"pid {pid} may need up to {size(share.nbytes)} on GPU {share.gpu}, but {size(missing)} of"
             " that is not free",
             hint="it has no journal entry with its size, so this is all of its host memory; `vram unpark"
             f" --anyway {pid}` lets the driver try",
+            missing=answer.short,
         )
-    return CannotPark(
+    return NoRoom(
         f"pid {pid} needs {size(share.nbytes)} on GPU {share.gpu}, but {size(missing)} of that is not free",
         hint="it stays parked, unharmed; `vram who` shows who holds the memory",
+        missing=answer.short,
     )
 
 

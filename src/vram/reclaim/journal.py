@@ -206,6 +206,7 @@ def _describe_parked(entry: Parked) -> ParkedProcess:
         gpus=tuple(share.gpu for share in entry.shares),
         since=entry.since,
         lent_to=entry.by_pid if entry.purpose == "borrow" else None,
+        asleep=entry.purpose == "sleep",
         started_at=entry.target.process.started_at,
     )
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec.structs import replace
 
 from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
-from vram.host.ports import CheckpointWorker, Host, ParkTarget, Watch
+from vram.host.ports import CheckpointWorker, Host, OnRestored, ParkTarget, Watch
 from vram.interrupts import raise_if_interrupted
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare, Parked, Purpose, Unrecorded
 from vram.model.plan import Target
@@ -258,6 +258,7 @@ class Parking:
         room_patience_s: float = 0.0,
         deadline_s: float | None = None,
         pairs: tuple[tuple[str, str], ...] = (),
+        on_restored: OnRestored | None = None,
     ) -> Moved:
         """Bring a process back to its GPU, or, by *pairs*, to another. Raises why it stays parked.
 
@@ -267,7 +268,7 @@ class Parking:
         began = self._host.clock.monotonic()
         _, claim = self._loans.pop(pid, (entry, None))
         with claim or self._claim_parked(entry) as claim:
-            answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s, pairs)
+            answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s, pairs, on_restored)
         if answer.status != "ok":
             raise explain(answer, entry, "unpark")
         took_s = self._host.clock.monotonic() - began
@@ -357,6 +358,7 @@ class Parking:
         room_patience_s: float = 0.0,
         deadline_s: float | None = None,
         pairs: tuple[tuple[str, str], ...] = (),
+        on_restored: OnRestored | None = None,
     ) -> CheckpointAnswer:
         with self._open_parked(entry) as process, self._audited(action, entry, claim, pairs) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
@@ -366,6 +368,7 @@ class Parking:
                     room_patience_s=room_patience_s,
                     deadline_s=deadline_s,
                     watch=self._watch,
+                    on_restored=on_restored,
                 )
                 if answer.status != "died":
                     break
@@ -395,7 +398,7 @@ class Parking:
         if answer.state == "running" or (answer.status == "refused" and answer.code in NOT_KNOWN_TO_DRIVER):
             self.journal.remove(entry)
             return Recovered(entry, "running")
-        if answer.state == "parked" and entry.purpose == "park":
+        if answer.state == "parked" and entry.purpose != "borrow":
             return Recovered(entry, "parked")
         if answer.state in ("locked", "parked"):
             done: Done = "unlocked" if answer.state == "locked" else "brought back"

@@ -19,6 +19,7 @@ from vram.units import counted, duration, size
 
 _UNKNOWN = "?"
 ELSEWHERE = "elsewhere"
+ASLEEP = "asleep"
 STANDINGS = {
     "parked": "parked",
     "locked": "locked",
@@ -27,6 +28,7 @@ STANDINGS = {
     "failed": "failed: restart it",
     "unknown": "unknown to the driver",
     ELSEWHERE: "other namespace",
+    ASLEEP: "asleep",
 }
 
 
@@ -71,7 +73,8 @@ def line(entry: Parked, state: str, detail: str | None = None) -> ParkedLine:
         since=entry.since,
         by=entry.by_user,
         purpose=entry.purpose,
-        state=state,
+        # While it sleeps, its waker has the claim on it.
+        state=ASLEEP if entry.purpose == "sleep" and state in ("busy", "parked") else state,
         detail=detail,
     )
 
@@ -115,12 +118,16 @@ def _whole(lines: Sequence[ParkedLine]) -> str:
 
 def _way_back(lines: Sequence[ParkedLine]) -> str:
     found = [line.known_from == "driver" for line in lines]
-    words = "" if all(found) else "Resume them with `vram unpark PID` or `vram unpark --all`. "
+    asleep = [line.state == ASLEEP for line in lines]
+    resume = "Resume them with `vram unpark PID` or `vram unpark --all`. "
+    words = "" if all(found) or all(asleep) else resume
     if any(found):
         words += (
             "Those of unknown size were found by querying the driver; only `vram unpark PID` resumes them."
         )
     words = words.strip()
+    if any(asleep):
+        words = f"{words} Those asleep wake when they are wanted, or by `vram wake PID`.".strip()
     if any(line.state == ELSEWHERE for line in lines):
         words += " Unpark those parked in another PID namespace from there."
     return words

@@ -195,11 +195,12 @@ def percent(nbytes: int, total: int) -> str:
 def parked_process(process: ParkedProcess) -> str:
     """Return who is parked, how much of it lies in host memory, and until when."""
     user = f" · {process.user}" if process.user else ""
-    state = (
-        f"lent to pid {process.lent_to}"
-        if process.lent_to is not None
-        else f"paused until `vram unpark {process.pid}`"
-    )
+    if process.asleep:
+        state = "asleep until it is wanted"
+    elif process.lent_to is not None:
+        state = f"lent to pid {process.lent_to}"
+    else:
+        state = f"paused until `vram unpark {process.pid}`"
     return f"pid {process.pid}{user} · {size(process.nbytes)} · {state}"
 
 

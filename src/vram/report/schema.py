@@ -18,12 +18,14 @@ from vram.model.slurm import HookResult
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
+from vram.report.sleeping import SleepReport
 from vram.trace_report.json import FitReport, TraceDiffReport, TraceReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
 REPORTS: dict[str, Any] = {
     "why": WhyReport,
     "ps": ProcessesReport,
+    "sleep": SleepReport,
     "inside": InsideReport,
     "process": ProcessReport,
     "doctor": DoctorReport,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import Parser, add_yes_argument
-from vram.cli.parking import ParkRun, add_pids_argument, numbers, recover, warn_of_unasked
+from vram.cli.parking import ParkRun, add_pids_argument, numbers, recover, warn_of_unasked, with_jobs
 from vram.cli.prestart import open_host
 from vram.cli.terminal import add_terminal_arguments, show_report
 from vram.errors import ExitCode, UsageError
@@ -70,7 +70,7 @@ def run(args: Namespace) -> int:
         if args.tree:
             pids = _with_descendants(host, report.listed, pids)
         if args.job:
-            pids = _with_jobs(host, pids)
+            pids = with_jobs(host, pids)
         with refusals_logged("park", pids):
             orders = parks.check_all(host, parking, report, pids, anyway=args.anyway)
         named = f"pid {pids[0]}" if len(pids) == 1 else counted(len(pids), "process")
@@ -107,25 +107,6 @@ def _list_parked(args: Namespace) -> int:
     report = parked.report(standings, set_aside, host.clock.now())
     show_report(args, report, lambda options: parked.text(report, options))
     return ExitCode.OK
-
-
-def _with_jobs(host: Host, pids: Sequence[int]) -> list[int]:
-    """*pids* and the others of their jobs; a launcher, which holds nothing, stands for what it launched."""
-    from vram.errors import NotOnGpu
-    from vram.ledger.jobs import job_of
-    from vram.reclaim.device_state import READ_S, read_ledger
-
-    ledger = read_ledger(host, (), READ_S)
-    found: dict[int, None] = {}
-    for pid in pids:
-        job = job_of(ledger, pid)
-        if job is None:
-            raise NotOnGpu(
-                f"pid {pid} belongs to no job that holds GPU memory: no launcher is known that started it",
-                hint=f"`vram park --tree {pid}` parks it and its descendants",
-            )
-        found.update(dict.fromkeys(job.pids))
-    return list(found)
 
 
 def _with_descendants(host: Host, on_gpu: Collection[int], pids: Sequence[int]) -> list[int]:

@@ -14,7 +14,7 @@ from vram.units import counted
 
 if TYPE_CHECKING:
     from vram.model.parking import Parked
-    from vram.reclaim.parking import Parking
+    from vram.reclaim.parking import Moved, Parking
 
 HELP = "move parked processes back to their GPU and resume them"
 
@@ -63,18 +63,38 @@ def run(args: Namespace) -> int:
             ]
         for move in moves:
             pid = move.entry.target.process.pid
+            if move.entry.purpose == "sleep":
+                # Its waker has the claim on it.
+                with parks.attempt(f"waking pid {pid}", [pid], move.entry.nbytes):
+                    parks.done(_wake(move.entry))
+                continue
             with parks.attempt(f"resuming pid {pid}", [pid], move.entry.nbytes):
                 parks.done(parking.unpark(move.entry, room_patience_s=args.wait, pairs=move.pairs))
     return parks.finish()
 
 
+def _wake(entry: Parked) -> Moved:
+    from time import monotonic
+
+    from vram.reclaim.parking import Moved
+    from vram.sleeping import client
+
+    began = monotonic()
+    client.ask("wake", [(entry.target.process.pid, 0)])
+    return Moved(entry, monotonic() - began, 0.0)
+
+
 def _find_journaled(parking: Parking) -> list[Parked]:
     """Those in the journal. Who parked any others is unknown: they must be named."""
-    entries = list(parking.journal.entries())
+    journaled = parking.journal.entries()
+    entries = [entry for entry in journaled if entry.purpose != "sleep"]
+    if len(entries) < len(journaled):
+        asleep = counted(len(journaled) - len(entries), "process")
+        say(f"skipped, asleep: {asleep}; `vram wake --all` wakes them")
     elsewhere = parking.journal.other_namespaces()
     if elsewhere:
         say(f"skipped, parked in another PID namespace: {counted(len(elsewhere), 'process')}")
-    unjournaled = parking.find_unjournaled([entry.target.process.pid for entry in entries])
+    unjournaled = parking.find_unjournaled([entry.target.process.pid for entry in journaled])
     warn_of_unasked(unjournaled)
     for found in unjournaled.processes:
         pid = found.target.process.pid

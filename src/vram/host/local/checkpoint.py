@@ -14,7 +14,7 @@ from msgspec import Struct
 from vram import children, untrusted
 from vram.errors import DeviceError
 from vram.host.local import start_checkpoint_worker
-from vram.host.ports import ParkTarget, PidHandle, Watch
+from vram.host.ports import OnRestored, ParkTarget, PidHandle, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare
 from vram.payloads.procfs import read_stat
 
@@ -49,6 +49,7 @@ class _Packet(_Answer):
     ended: bool = False
     short: dict[str, int] | None = None
     moved: list[_Answer] | None = None
+    restored: bool = False
 
 
 class LocalCheckpoint:
@@ -104,7 +105,13 @@ class LocalCheckpointWorker:
         return tuple(by_pid.get(each.handle.pid, _DIED) for each in targets)
 
     def unpark(
-        self, target: ParkTarget, *, room_patience_s: float, deadline_s: float, watch: Watch | None = None
+        self,
+        target: ParkTarget,
+        *,
+        room_patience_s: float,
+        deadline_s: float,
+        watch: Watch | None = None,
+        on_restored: OnRestored | None = None,
     ) -> CheckpointAnswer:
         order = {
             "do": "unpark",
@@ -112,9 +119,10 @@ class LocalCheckpointWorker:
             "room": _room(target.shares),
             "patience_s": room_patience_s,
             "pairs": target.pairs,
+            "tell_restored": on_restored is not None,
         }
         descriptors = (_pidfd(target.handle), target.claim.fileno())
-        return _of_one(self._ask(order, descriptors, deadline_s, watch))
+        return _of_one(self._ask(order, descriptors, deadline_s, watch, on_restored))
 
     def keep_parked(self, pids: Sequence[int]) -> CheckpointAnswer:
         """Let what is parked stay parked when we are gone."""
@@ -132,7 +140,12 @@ class LocalCheckpointWorker:
         return self._child.wait(wait_s)
 
     def _ask(
-        self, order: dict[str, Any], descriptors: Sequence[int], deadline_s: float, watch: Watch | None = None
+        self,
+        order: dict[str, Any],
+        descriptors: Sequence[int],
+        deadline_s: float,
+        watch: Watch | None = None,
+        on_restored: OnRestored | None = None,
     ) -> _Packet | CheckpointAnswer:
         """The worker's reply, or why there is none."""
         if self._ready is None:
@@ -146,9 +159,12 @@ class LocalCheckpointWorker:
             socket.send_fds(self._socket, [packet], descriptors)
         except OSError:
             return _DIED
-        return self._receive(time.monotonic() + deadline_s, watch, "the driver has not answered")
+        silence = "the driver has not answered"
+        return self._receive(time.monotonic() + deadline_s, watch, silence, on_restored)
 
-    def _receive(self, deadline: float, watch: Watch | None, silence: str) -> _Packet | CheckpointAnswer:
+    def _receive(
+        self, deadline: float, watch: Watch | None, silence: str, on_restored: OnRestored | None = None
+    ) -> _Packet | CheckpointAnswer:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -165,6 +181,10 @@ class LocalCheckpointWorker:
                 return CheckpointAnswer(status="died", message=message)
             if reply.order != self._order:
                 continue  # the answer to an order that was given up
+            if reply.restored:
+                if on_restored is not None:
+                    on_restored()
+                continue
             if reply.used is None:
                 return reply
             if watch is not None:
