@@ -77,6 +77,8 @@ class Forecaster:
         self.forecasts: tuple[Forecast, ...] = ()
         self._after_s = after_s
         self._block_s = max(after_s / MIN_BLOCKS, _READINGS_A_BLOCK * interval_s)
+        self.spans = (self._after_s, self._block_s)
+        """What tells it from one with other settings."""
         self._block = 0
         self._holds: Tracker[KnownHold[_ByArea]] = Tracker()
         self._areas: dict[_AreaKey, _Area] = {}

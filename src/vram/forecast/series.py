@@ -16,8 +16,8 @@ from vram.model.forecast import Growth
 
 MIN_BLOCKS, MAX_BLOCKS = 8, 16
 SCALES = 8
-# Of Kendall's test, in standard deviations. By chance alone, eight blocks meet the first once in 40,000 times; a
-# growth that was found stays until less than the second is left of it.
+# Of Kendall's test, in standard deviations. By chance alone, eight blocks meet the first once in 40,000
+# times; a growth that was found stays until less than the second is left of it.
 _TO_FIND, _TO_KEEP = 3.4, 2.3
 _INTERVAL = 1.96
 _MAX_CHANGE = 4.0

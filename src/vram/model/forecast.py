@@ -24,7 +24,8 @@ class Growth(Struct, frozen=True, kw_only=True):
 class GrowingHold(Struct, frozen=True, kw_only=True):
     """What of one hold grows on one GPU. ``key`` and ``members`` are those of :class:`vram.model.hold.Hold`.
 
-    ``full_in_s``: when its GPU would be full if this one alone went on like that.
+    ``full_in_s``: when its GPU would be full if this one alone went on like that. ``line``: where it grows,
+    as the recorder has it; None where nothing is recorded.
     """
 
     key: tuple[str | int | None, ...]
@@ -36,6 +37,7 @@ class GrowingHold(Struct, frozen=True, kw_only=True):
     started_at: int | None = None
     user: str | None = None
     command: str | None = None
+    line: str | None = None
 
 
 class Forecast(Struct, frozen=True, kw_only=True):

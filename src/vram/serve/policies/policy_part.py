@@ -139,7 +139,7 @@ class PolicyPart(ServicePart):
             ledger=ledger,
             moment=reading.moment,
             good=reading.error is None,
-            longest_pause_s=3 * self._service.config.interval_s + 2 * self._service.most_reading_s,
+            longest_pause_s=self._service.longest_pause_s,
             waiters=self.waiting.waiters,
             allowed=self._find_allowed(ledger),
             cpu_s=cpu_times(self._orphans(ledger)),
