@@ -84,10 +84,10 @@ def _policy_report(policy: Policy, who: Viewer) -> PolicyReport:
 
 def _decision(decision: Decision, who: Viewer) -> Decision:
     """Evidence and messages name processes in sentences: they are shown to those who may see them all."""
-    targets = tuple(map(who.named, decision.targets))
-    if targets == decision.targets:
+    targets, told = tuple(map(who.named, decision.targets)), tuple(map(who.named, decision.told))
+    if (targets, told) == (decision.targets, decision.told):
         return decision
-    return replace(decision, targets=targets, evidence=(), message="")
+    return replace(decision, targets=targets, told=told, evidence=(), message="")
 
 
 # ---- to owners and administrators ----
@@ -109,6 +109,12 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notific
             "Evidence:",
             *(f"  {line}" for line in decision.evidence[:5]),
         ]
+    elif decision.do == "relieve":
+        title = f"vram on {host_name}: {where} is nearly full"
+        lines = [f"{decision.reason}.", "What grows is yours:"]
+        lines += [f"  pid {target.pid}  {target.command or ''}" for target in decision.told]
+        lines += [f"  {line}" for line in decision.evidence[:5]]
+        lines += [f"Which line: vram attach {decision.told[0].pid}, then vram top"] if decision.told else []
     else:
         title = f"vram on {host_name}: {size(decision.nbytes)} of a dead process is held on {where}"
         lines = [f"It has been held for {duration(decision.held_s)}, by:"]
@@ -127,7 +133,7 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notific
         **({"ends_in_s": decision.notice_s} if decision.do == "announce" else {}),
         "processes": [
             {"pid": each.pid, "user": inert(each.user or ""), "command": inert(each.command or "")}
-            for each in decision.targets
+            for each in decision.told or decision.targets
         ],
         "evidence": [inert(line) for line in decision.evidence],
     }
