@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -17,14 +17,15 @@ PROGRAM = Path(__file__).with_name("leaking.py")
 
 
 class GrowingProgram:
-    """It holds its context when the constructor returns, and its leaks when :meth:`grow` does."""
+    """It holds its context when the constructor returns, and its leaks when :meth:`grow` does.
 
-    def __init__(
-        self, gpu: VirtualGpu, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._process = gpu.popen(
-            [*prefix, sys.executable, str(PROGRAM)],
-            env={**os.environ, "PYTHONPATH": str(PROGRAMS), **(environment or {})},
+    *environment* is a whole one, with a GPU, in place of the usual one.
+    """
+
+    def __init__(self, gpu: VirtualGpu, environment: Mapping[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            env={**(environment or gpu.environment(dict(os.environ))), "PYTHONPATH": str(PROGRAMS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

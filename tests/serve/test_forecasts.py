@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.forecast.growing_program import GrowingProgram
+from tests.forecast.growing_program import PROGRAM, GrowingProgram
+from tests.recording.conftest import Workplace
 from tests.serve.conftest import StartService
 from tests.serve.running import RunningService
 from vram.virtualgpu import VirtualGpu
@@ -69,6 +70,35 @@ def test_readers_see_no_command_where_the_configuration_says_never(
     service = configured(start_service, tmp_path, '[show]\ncommands = "never"\n')
     (program,) = forecast(service, growing)["growing"]
     assert (program["pid"], program["command"]) == (growing.pid, None)
+
+
+@pytest.mark.parametrize("show", ["always", "as-proc"])
+def test_the_line_of_a_recorded_program_is_for_readers_who_may_see_everything(
+    start_service: StartService, virtual_gpu: VirtualGpu, tmp_path: Path, stack: ExitStack, show: str
+):
+    (tmp_path / "recorded").mkdir()
+    work = Workplace(virtual_gpu, tmp_path / "recorded")
+    stack.callback(work.close)
+    program = stack.enter_context(GrowingProgram(virtual_gpu, work.recorder_environment("trace")))
+    service = configured(start_service, tmp_path, f'[show]\ncommands = "{show}"\n')
+    leaks = next(at for at, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "# the leak" in line)
+    if show == "always":
+
+        def line() -> str | None:
+            (first,) = forecast(service, program)["growing"]
+            return first["line"]
+
+        assert service.until(line) == f"leaking.py:{leaks}"
+        (said,) = service.get("/page/now.json")["forecasts"]
+        assert f"at leaking.py:{leaks}" in said["text"]
+    else:
+        forecast(service, program)
+        for _ in range(6):
+            program.grow()
+            service.readings(1)
+            assert [each["growing"][0]["line"] for each in service.get("/api/v1/forecasts")["forecasts"]] == [
+                None
+            ]
 
 
 def test_a_program_that_does_not_grow_has_no_forecast(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.errors import NotPermitted
 from vram.forecast.forecaster import Forecaster
+from vram.forecast.lines import GrowingLines
 from vram.model.forecast import Forecast
+from vram.model.hold import Identity
 from vram.model.moment import Moment, rfc3339
+from vram.report.escape import inert
 from vram.serve.part import ServicePart, gauge
+from vram.serve.socket.peers import owner_of
+from vram.serve.socket.worker import WorkerRequest
+from vram.serve.socket.worker_process import start_worker
 from vram.serve.viewer import Viewer
 
 if TYPE_CHECKING:
@@ -20,6 +29,9 @@ if TYPE_CHECKING:
     from vram.serve.config import ServeConfig
     from vram.serve.service import Service
     from vram.serve.state import Reading
+
+
+_LINE_S, _MAX_LINE = 30.0, 200
 
 
 class ForecastsReport(Struct, frozen=True, kw_only=True):
@@ -39,6 +51,8 @@ class ForecastPart(ServicePart):
         self._service = service
         self._forecaster = _forecaster(service.config)
         self._made: Moment | None = None
+        self._lines = GrowingLines()
+        self._asking: asyncio.Task[None] | None = None
 
     async def on_reading(self, reading: Reading) -> None:
         if reading.ledger is None:
@@ -48,6 +62,12 @@ class ForecastPart(ServicePart):
             return
         self._forecaster.take(reading.ledger, reading.moment, self._service.longest_pause_s)
         self._made = reading.moment
+        self._ask_for_a_line(reading.moment.boot)
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
 
     async def reload(self, config: ServeConfig) -> None:
         """With another interval, or another time that growth must last, everything begins anew."""
@@ -58,12 +78,36 @@ class ForecastPart(ServicePart):
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
         """As of the last good reading."""
-        return self._forecaster.forecasts
+        return self._lines.added_to(self._forecaster.forecasts)
 
     @property
     def made(self) -> Moment | None:
         """When the last good reading was."""
         return self._made
+
+    def _ask_for_a_line(self, boot: float) -> None:
+        """One at a time, and only where readers may see it."""
+        process = self._lines.due(self._forecaster.forecasts, boot)
+        is_shown = self._service.config.show.commands == "always"
+        if process is not None and is_shown and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._ask_for(process, boot))
+
+    async def _ask_for(self, process: Identity, boot: float) -> None:
+        """Ask a worker with the rights of the owner, whose file a recording is."""
+        pid, started_at = process
+        owner = owner_of(pid, started_at) if started_at is not None else None
+        line = ""
+        if owner is not None and started_at is not None:
+            with suppress(NotPermitted):
+                order = WorkerRequest(job="growing-line", targets=((pid, started_at),))
+                worker = start_worker(order, owner, _LINE_S)
+                try:
+                    answer = await worker.last()
+                    line = "" if answer.error else inert(answer.message[:_MAX_LINE])
+                finally:
+                    worker.end(late=False)
+                    await worker.has_ended.wait()
+        self._lines.note(process, boot, line or None)
 
     def report(self, who: Viewer) -> ForecastsReport:
         """The forecasts as *who* may see them."""

@@ -29,7 +29,17 @@ MAX_ANSWER = 16 << 20
 _RANK: tuple[OutcomeStatus, ...] = ("done", "not-needed", "refused", "failed", "unkillable")
 
 WorkerJob = Literal[
-    "plan", "run", "end", "end-orphans", "park", "trim", "release", "unpark", "recover", "notify"
+    "plan",
+    "run",
+    "end",
+    "end-orphans",
+    "park",
+    "trim",
+    "release",
+    "unpark",
+    "recover",
+    "notify",
+    "growing-line",
 ]
 
 
@@ -298,6 +308,16 @@ def _notify(request: WorkerRequest) -> None:
     _say(WorkerAnswer(is_last=True, status="done" if done else "failed", message=message))
 
 
+def _growing_line(request: WorkerRequest) -> None:
+    """Which line of a process grows, as its recording has it; nothing where it is not recorded."""
+    from vram.host.local import LocalHost
+    from vram.trace.growing import growing_line
+
+    ((pid, started_at),) = request.targets
+    line = growing_line(pid) if LocalHost().proc.started_at(pid) == started_at else None
+    _say(WorkerAnswer(is_last=True, status="done", message=line or ""))
+
+
 _JOBS = {
     "plan": _plan,
     "run": _run,
@@ -309,4 +329,5 @@ _JOBS = {
     "unpark": _unpark,
     "recover": _recover,
     "notify": _notify,
+    "growing-line": _growing_line,
 }
