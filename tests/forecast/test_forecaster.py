@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from tests.forecast.histories import PAUSE_S, TOTAL, Found, Read, forecasts, leak, ledger, run
+from tests.forecast.histories import PAUSE_S, TOTAL, Found, Read, forecasts, ledger, run
 from tests.policy.conftest import holder, unexplained
 from tests.policy.conftest import ledger as whole_ledger
 from vram.forecast.forecaster import Forecaster
@@ -296,9 +296,3 @@ def test_a_steady_leak_is_the_same_wherever_its_blocks_begin():
         found = last(forecasts(run(lambda at_s, offset=offset: growing(at_s + offset), until_s=900.0)))
         assert found is not None
         assert found.growth.bytes_per_s == pytest.approx(RATE, rel=0.05)
-
-
-def test_leaks_of_the_histories_are_leaks():
-    from random import Random
-
-    assert leak(Random(1), 1200.0)(1200.0) >= TOTAL

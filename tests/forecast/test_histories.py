@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import os
-from random import Random
 
 import pytest
 
-from tests.forecast.histories import LEAKS, QUIET, collected, forecasts, leaking, quiet, run
+from tests.forecast.histories import LEAKS, QUIET, forecasts, leaking, quiet, run, slow_pool
 
 HISTORIES = int(os.environ.get("VRAM_FORECAST_HISTORIES", "10"))
 """Of each kind; two days of a server take longest."""
@@ -42,7 +41,7 @@ def test_the_interval_holds_the_truth(kind: str):
 def test_a_pool_that_takes_long_is_mistaken_once_at_most_and_never_after_it_was_collected():
     """Until it is collected for the first time, nothing tells it from a leak."""
     for seed in range(HISTORIES):
-        pool = collected(Random(seed), 600.0, 1800.0)
+        pool = slow_pool(seed)
         reads = list(run(pool, until_s=3 * 3600.0))
         sizes = [sum(read.held.values()) for read in reads if read.held]
         fell = next(reads[at].at_s for at in range(1, len(sizes)) if sizes[at] < sizes[at - 1] * 0.9)
