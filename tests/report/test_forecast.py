@@ -41,11 +41,17 @@ def test_it_names_time_program_rate_and_line():
 
 
 def test_without_a_recorder_it_names_the_program():
-    found = forecast(260.0, 250.0, 290.0, growing(command="python train.py"), growing(7))
+    found = forecast(260.0, 250.0, 290.0, growing(command="/opt/bin/python train.py"), growing(7))
     expected = (
         "GPU 0 full in 4 min at this rate; pid 4711 grows by 1.2 GiB/min: python train.py, and 1 other too"
     )
     assert forecast_text(found) == expected
+
+
+def test_a_command_of_any_length_is_one_short_line():
+    text = forecast_text(forecast(260.0, 250.0, 290.0, growing(command="python -c\n" + "x" * 100_000)))
+    assert len(text) < 300
+    assert "\n" not in text
 
 
 def test_memory_of_nobody_is_said_to_be_that():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from math import ceil, floor
 
 from vram.model.forecast import Forecast, GrowingHold, Growth
-from vram.report.phrases import one_line
+from vram.report.phrases import one_line, without_folder
 from vram.units import MIB, counted, duration, size
 
 # How exact a time is told: from so many seconds on, in steps of so many.
 _STEPS_S = ((0, 10), (120, 60), (3600, 300), (7200, 1800), (86400, 21600))
 _MIN_A_MINUTE = 100 * MIB
+_MAX_COMMAND = 160
 
 
 def forecast_text(forecast: Forecast, age_s: float = 0.0) -> str:
@@ -62,4 +63,6 @@ def _who(growing: GrowingHold) -> str:
 def _where(growing: GrowingHold) -> str:
     if growing.line is not None:
         return f" at {growing.line}"
-    return f": {one_line(growing.command)}" if growing.command else ""
+    command = without_folder(one_line(growing.command or ""))
+    cut = command[:_MAX_COMMAND] + ("…" if len(command) > _MAX_COMMAND else "")
+    return f": {cut}" if command else ""
