@@ -144,6 +144,38 @@ def test_a_lost_gpu_has_no_forecast():
     assert {each for seconds, each in reads if 700.0 <= seconds < 740.0} == {None}
 
 
+def test_a_lost_gpu_ends_nothing_of_its_programs_on_others_nor_their_own_on_it_for_a_moment():
+    """A rank that is on two GPUs, of which one does not answer now and then."""
+
+    def made(second: float) -> Ledger:
+        mine = holder(7)
+        sizes = int(growing(second)) + 1, int(growing(second, 0.9 * RATE)) + 1
+        gpus = [
+            GpuLedger(
+                index=at,
+                uuid=f"GPU-{at}",
+                name="H200",
+                total_bytes=TOTAL,
+                entries=(
+                    Entry(kind="process", nbytes=nbytes, holder=mine),
+                    Entry(kind="free", nbytes=TOTAL - nbytes),
+                ),
+            )
+            for at, nbytes in enumerate(sizes)
+        ]
+        if 700 <= second < 730:
+            gpus[1] = replace(gpus[1], status="lost", total_bytes=None, entries=())
+        return whole_ledger(*gpus)
+
+    forecaster = Forecaster(5.0)
+    take(forecaster, made, range(0, 700, 5))
+    assert [each.gpu for each in forecaster.forecasts] == [0, 1]
+    take(forecaster, made, range(700, 730, 5))
+    assert [each.gpu for each in forecaster.forecasts] == [0]
+    take(forecaster, made, range(730, 735, 5))
+    assert [each.gpu for each in forecaster.forecasts] == [0, 1]
+
+
 def test_a_wall_clock_that_is_set_changes_nothing():
     def jumping(reads: Iterator[Read]) -> Iterator[Read]:
         for read in reads:

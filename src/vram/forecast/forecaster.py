@@ -157,13 +157,17 @@ class Forecaster:
 
     def _take_hold(self, ledger: Ledger, hold: Hold, watched: _ByArea, boot: float, is_first: bool) -> None:
         sizes = _sizes(ledger, hold)
-        for key in watched.keys() - sizes.keys():  # released, or its size is unknown now
-            self._note_release((key,))
-            del watched[key]
+        for key in watched.keys() - sizes.keys():
+            area = self._areas.get(key)
+            if area is None or area.read_at == boot:  # it was released, or its size is unknown now
+                self._note_release((key,))
+                del watched[key]
         for key, nbytes in sizes.items():
             area, mine = self._areas.get(key), watched.get(key)
             if area is None or area.read_at != boot:
                 continue
+            if mine is not None and self._has_fallen(mine.series, nbytes, area):
+                self._note_release((key,))
             if mine is None:
                 started_s = _age_s(hold) if is_first else 0.0
                 from_s = boot + max(0.0, self._after_s - started_s)
@@ -172,11 +176,12 @@ class Forecaster:
                 mine.since = boot
                 mine.series = Series(self._block, nbytes, self._block_s)
             else:
-                if mine.series.nbytes - nbytes > area.total // MUCH and nbytes < mine.series.lowest_lately:
-                    self._note_release((key,))
                 mine.series.add(self._block, nbytes)
                 if mine.series.growth is not None:
                     self._growing.append((key, hold, mine.series))
+
+    def _has_fallen(self, series: Series, nbytes: int, area: _Area) -> bool:
+        return nbytes < series.lowest_lately and series.nbytes - nbytes > area.total // MUCH
 
     def _note_release(self, keys: Iterable[_AreaKey]) -> None:
         """What was in use before says nothing any more about what may be in use again."""
