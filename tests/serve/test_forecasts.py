@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,13 @@ def test_a_leak_is_forecast_with_its_program_until_it_ends(
     (line,) = service.get("/page/now.json")["forecasts"]
     assert line["gpu"] == 0
     assert re.match(r"GPU 0 full in .* at this rate.*; pid \d+ grows by .*: .*leaking\.py$", line["text"])
+    said = subprocess.run(
+        [sys.executable, "-m", "vram", "serve", "status", "--socket", str(service.socket)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"^forecast  GPU 0 full in .* at this rate", said.stdout, re.MULTILINE), said.stdout
     metrics = service.metrics()
     assert metrics["vram_gpu_growth_bytes_per_second", "0", ""] > 0
     full_at = metrics["vram_gpu_full_timestamp_seconds", "0", ""]
