@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -97,9 +98,11 @@ def test_a_cache_comes_back_before_a_leak_fills_the_gpu_and_the_owner_is_written
     growing.grow(1)  # it lives, and may go on
 
 
-def test_a_dry_run_says_whom_it_would_ask_and_touches_nobody(serving: Start, place: World):
+def test_a_dry_run_says_whom_it_would_ask_and_touches_nobody(serving: Start, place: World, tmp_path: Path):
     agreed = place.subject("reading", **{AGREES: "trim"})
     service = serving(table("dry-run", min_free="1000GiB"))
+    checked = place.vram("serve", "--check-config", "--config", tmp_path / "serve.toml").stdout
+    assert re.search(rf"now: would trim, or ask to release, pid {agreed.pid} .*: GPU 0 nearly full", checked)
     said = decided(service)
     assert (said["verdict"], [each["pid"] for each in said["targets"]]) == ("dry-run", [agreed.pid])
     service.readings(4)

@@ -12,12 +12,12 @@ from vram.errors import VramError
 from vram.host.ports import Host
 from vram.ledger.processes import processes
 from vram.model.ledger import Ledger
-from vram.policy.kinds import KINDS, subjects
+from vram.policy.kinds import KINDS, before_oom, subjects
 from vram.policy.policy import Decision, Policy, PolicyMatch, PolicyMode
 from vram.policy.subjects import Subject
 from vram.reclaim.device_state import read_and_diagnose
 from vram.report.escape import inert
-from vram.serve.socket.peers import opted_in
+from vram.serve.socket.peers import agreed_to, opted_in
 from vram.serve.socket.worker import Notification
 from vram.serve.viewer import Viewer
 from vram.units import duration, size
@@ -167,7 +167,7 @@ def preview(policies: tuple[Policy, ...], host: Host, deadline_s: float) -> Iter
 
 def _found(policy: Policy, ledger: Ledger, host: Host) -> tuple[Subject, ...]:
     allowed, own_pids = _find_allowed(policy, ledger), host.signals.self_and_ancestors()
-    return tuple(subjects(policy, ledger, allowed, own_pids=own_pids))
+    return tuple(subjects(policy, ledger, allowed, own_pids=own_pids, agreed=_find_agreed(policy, ledger)))
 
 
 def _describe(policy: Policy) -> str:
@@ -188,6 +188,17 @@ def _whom(subject: Subject) -> str:
         for each in subject.targets
     )
     return f"{people}: {subject.what}" if people else subject.what
+
+
+def _find_agreed(policy: Policy, ledger: Ledger) -> frozenset[tuple[int, int]]:
+    """Who may be asked for memory before a GPU is full."""
+    if policy.do != before_oom.KIND.name:
+        return frozenset()
+    return frozenset(
+        (each.pid, each.holder.started_at)
+        for each in processes(ledger).values()
+        if each.holder.started_at is not None and agreed_to(each.pid, each.holder.started_at)
+    )
 
 
 def _find_allowed(policy: Policy, ledger: Ledger) -> frozenset[tuple[int, int]]:
