@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.forecast.growing_program import GrowingProgram
 from tests.reach.conftest import CACHED, World
 from tests.release.conftest import StandIn
 from tests.serve.running import RunningService
+from tests.serve.users import UsersMachine, needs_root
 from vram.virtualgpu import VirtualGpu
 
 AGREES = "VRAM_ALLOW_BEFORE_OOM"
@@ -131,3 +133,26 @@ def test_a_server_that_agreed_is_asked_to_release(serving: Start, place: World, 
     assert done["freed_bytes"] > 0, done
     service.until(lambda: charged(service, server.pid) < before)
     assert "/api/generate" in server.posts()
+
+
+@needs_root
+@pytest.mark.fault(15)
+def test_each_is_asked_with_the_rights_of_its_owner_and_only_where_that_owner_agreed(
+    virtual_gpu: VirtualGpu, stack: ExitStack
+):
+    machine = UsersMachine(virtual_gpu, stack)
+    service = machine.start()
+    hers = machine.demo("alice", "pools.trim", CACHED, **{AGREES: "trim"})
+    hers.go()
+    his = machine.demo("bob", "pools.trim", CACHED)
+    his.go()
+    pids = hers.pids["self"], his.pids["self"]
+    (machine.folder / "serve.toml").write_text(table(min_free="1000GiB"))
+    service.send(signal.SIGHUP)
+    done = decided(service)
+    assert [each["pid"] for each in done["targets"]] == [pids[0]]
+    assert f"trim of pid {pids[0]}" in done["message"]
+    assert machine.audit("alice")
+    assert machine.audit("bob") == []
+    service.until(lambda: charged(service, pids[0]) < CACHED)
+    assert charged(service, pids[1]) >= CACHED
