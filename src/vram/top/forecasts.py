@@ -13,7 +13,7 @@ from vram.model.ledger import Ledger
 from vram.model.moment import Moment
 from vram.trace.growing import growing_line
 
-_LONGEST_PAUSE_S = 55.0
+_MAX_PAUSE_S = 55.0
 """What the service allows between two readings, too, with its usual interval."""
 
 
@@ -27,7 +27,7 @@ class TopForecasts:
         ask: Callable[[int], str | None] = growing_line,
     ) -> None:
         self._forecaster = Forecaster(every_s, after_s)
-        self._longest_pause_s = max(_LONGEST_PAUSE_S, 3 * every_s)
+        self._longest_pause_s = max(_MAX_PAUSE_S, 3 * every_s)
         self._ask = ask
         self._lines = GrowingLines()
         self._asking: asyncio.Task[None] | None = None
