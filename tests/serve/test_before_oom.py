@@ -136,7 +136,6 @@ def test_a_server_that_agreed_is_asked_to_release(serving: Start, place: World, 
 
 
 @needs_root
-@pytest.mark.fault(15)
 def test_each_is_asked_with_the_rights_of_its_owner_and_only_where_that_owner_agreed(
     virtual_gpu: VirtualGpu, stack: ExitStack
 ):
