@@ -22,8 +22,6 @@ def forecast(full_in_s: float, index: int = 0, pid: int = 7) -> Forecast:
         bytes_per_s=RATE, least_bytes_per_s=RATE, most_bytes_per_s=RATE, span_s=600.0, apart_s=37.5
     )
     hold = GrowingHold(
-        key=("process", pid, pid * 10),
-        members=frozenset(),
         nbytes=8 * GIB,
         growth=growth,
         full_in_s=full_in_s,

@@ -15,7 +15,7 @@ def growth(a_minute: int) -> Growth:
 
 
 def growing(pid: int | None = 4711, **more: object) -> GrowingHold:
-    facts = {"key": ("process",), "members": frozenset(), "nbytes": GIB, "full_in_s": 260.0, "pid": pid}
+    facts = {"nbytes": GIB, "full_in_s": 260.0, "pid": pid}
     return GrowingHold(**{**facts, "growth": growth(1229 * MIB), **more})  # type: ignore[arg-type]
 
 

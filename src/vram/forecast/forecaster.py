@@ -231,8 +231,6 @@ def _together(growths: Collection[Growth]) -> Growth:
 def _growing_hold(hold: Hold, series: Series, growth: Growth, free: int) -> GrowingHold:
     holder = hold.holder
     return GrowingHold(
-        key=hold.key,
-        members=hold.members,
         nbytes=series.nbytes,
         growth=growth,
         full_in_s=free / growth.bytes_per_s,

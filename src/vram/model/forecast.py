@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from vram.model.hold import Identity
-
 
 class Growth(Struct, frozen=True, kw_only=True):
     """How fast memory grows, in bytes a second; between the least and the most is likely.
@@ -22,14 +20,12 @@ class Growth(Struct, frozen=True, kw_only=True):
 
 
 class GrowingHold(Struct, frozen=True, kw_only=True):
-    """What of one hold grows on one GPU. ``key`` and ``members`` are those of :class:`vram.model.hold.Hold`.
+    """What of one hold grows on one GPU: by its first holder, if one is visible.
 
     ``full_in_s``: when its GPU would be full if this one alone went on like that. ``line``: where it grows,
     as the recorder has it; None where nothing is recorded.
     """
 
-    key: tuple[str | int | None, ...]
-    members: frozenset[Identity]
     nbytes: int
     growth: Growth
     full_in_s: float
