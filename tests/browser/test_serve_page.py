@@ -16,6 +16,7 @@ import pytest
 from tests.browser import large_service
 from tests.browser.chromium import Browser, Page
 from tests.browser.test_trace_page import CONTRAST, choose, click, fill, place, shown, text
+from tests.forecast.growing_program import GrowingProgram
 from tests.serve.running import RunningService
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -597,3 +598,30 @@ def test_two_thousand_processes_stay_fluid(browser: Browser, tmp_path: Path) -> 
         assert page.run("document.documentElement.scrollWidth") == 1280
         assert not page.events("Runtime.exceptionThrown")
         page.close()
+
+
+# ---- forecasts ----
+
+
+def test_the_page_says_when_a_gpu_will_be_full_and_no_longer_when_its_program_has_ended(
+    own_machine: Machine, opened: OpenPage
+) -> None:
+    own_machine.config.write_text('[forecast]\nafter = "2s"\n')
+    own_machine.service.send(signal.SIGHUP)
+    own_machine.service.until(lambda: "the configuration was read again" in own_machine.service.log)
+    page = opened(own_machine)
+    assert not shown(page, "#forecasts")
+    with GrowingProgram(own_machine.gpu) as growing:
+
+        def said() -> str:
+            growing.grow()
+            return str(page.run("document.getElementById('forecasts').innerText"))
+
+        page.until(said)
+        assert re.match(r"GPU 0 full in .* at this rate", said())
+        assert f"pid {growing.pid} grows by" in said()
+        page.run("location.hash = 'gpu=1'")
+        page.until("document.getElementById('forecasts').hidden")
+        page.run("location.hash = ''")
+        page.until(said)
+    page.until("document.getElementById('forecasts').hidden")

@@ -227,6 +227,8 @@ def no_panel_is_dead(prometheus: Prometheus) -> None:
         expression = re.sub(r"\$(job|instance|gpu)\b", ".*", query)
         assert "$" not in expression
         prometheus.query(expression)
+        if "vram_gpu_full_" in expression:
+            continue  # a forecast needs a leak, and minutes: tests/serve/test_forecasts.py has both
         unfiltered = re.sub(r" (>|==) 0\b| or vector\(0\)", "", expression)
         prometheus.until(lambda unfiltered=unfiltered: prometheus.query(unfiltered))
     for variable in dashboard["templating"]["list"]:

@@ -80,7 +80,11 @@ def test_a_file_means_what_it_says():
 def test_the_guides_examples_are_policies():
     guide = (Path(__file__).parents[2] / "docs/guides/policies.md").read_text()
     examples = [block.partition("```")[0] for block in guide.split("```toml\n")[1:]]
-    assert [policy.do for text in examples for policy in read(text)] == ["end-leftovers", "end-orphans"]
+    assert [policy.do for text in examples for policy in read(text)] == [
+        "end-leftovers",
+        "end-orphans",
+        "before-oom",
+    ]
     (orphans,) = read(examples[1])
     assert orphans == replace(orphans, after_s=3600.0, idle_s=1800.0, notice_s=900.0, mode="dry-run")
 

@@ -65,10 +65,12 @@ def _read(table: Any, at: int) -> Policy:
         match=_read_match(known.table("match"), f"{where}: match", kind),
         grace_s=known.duration("grace", 10.0, least=0.1, most=600.0),
         unpark_after_s=known.duration("unpark-after", 60.0, least=0.0),
-        again_after_s=known.duration("again-after", 86400.0, least=60.0),
+        again_after_s=known.duration("again-after", kind.again_after_s or 86400.0, least=60.0),
         idle_s=known.duration("idle", 1800.0, least=1.0),
         notice_s=known.duration("notice", 900.0, most=7 * 86400.0),
         notify=_read_notify(known.table("notify"), f"{where}: notify"),
+        full_in_s=known.duration("full-in", 600.0, least=1.0),
+        min_free_bytes=known.size("min-free"),
     )
     _require_meant(policy, kind, where)
     return policy

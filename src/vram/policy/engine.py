@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.model.forecast import Forecast
 from vram.model.ledger import Ledger
 from vram.model.moment import Moment
 from vram.policy.config import MAX_PER_HOUR
@@ -68,7 +69,8 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     ``longest_pause_s`` is how long two readings may lie apart to count as one after the other. ``cpu_s`` has
     for each process of an orphaned job the CPU time of all that it consists of: of itself, of the part of the
     job that started it, and of each process below these. One that is not there could not be
-    read. ``own_pids`` are the service and its ancestors.
+    read. ``own_pids`` are the service and its ancestors. ``agreed`` are the processes that may be asked for
+    memory before a GPU is full.
     """
 
     ledger: Ledger
@@ -79,6 +81,8 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     allowed: frozenset[Identity] = frozenset()
     cpu_s: Mapping[Identity, Mapping[Identity, CpuTime]] = {}
     own_pids: frozenset[int] = frozenset()
+    forecasts: tuple[Forecast, ...] = ()
+    agreed: frozenset[Identity] = frozenset()
 
 
 class _Delay:
@@ -291,12 +295,22 @@ class PolicyEngine:
             yield from self._of_subject(policy, subject, mine[subject.key], reading.moment)
 
     def _subjects(self, policy: Policy, reading: PolicyReading) -> tuple[Subject, ...]:
-        seen, about = self._seen, (reading.allowed, reading.own_pids)
+        seen = self._seen
+        about = (reading.allowed, reading.own_pids, reading.forecasts, reading.agreed)
         if seen is None or seen[0] is not reading.ledger or seen[1] != about:
             seen = self._seen = (reading.ledger, about, {})
         if policy not in seen[2]:
             seen[2][policy] = tuple(
-                subjects(policy, reading.ledger, reading.allowed, self._names, self._jobs, reading.own_pids)
+                subjects(
+                    policy,
+                    reading.ledger,
+                    reading.allowed,
+                    self._names,
+                    self._jobs,
+                    reading.own_pids,
+                    reading.forecasts,
+                    reading.agreed,
+                )
             )
         return seen[2][policy]
 
@@ -308,7 +322,7 @@ class PolicyEngine:
         self, policy: Policy, subject: Subject, delay: _Delay, moment: Moment
     ) -> Iterator[Decision]:
         kind = KINDS[policy.do]
-        if kind.is_message and self._was_told(policy, subject, moment):
+        if (kind.is_message or kind.again_after_s) and self._was_told(policy, subject, moment):
             return
         verdict: Verdict = "act" if policy.mode == "act" else "dry-run"
         do, more = self._after_notice(policy, subject, moment) if kind.gives_notice else (kind.action, "")
@@ -434,6 +448,7 @@ class PolicyEngine:
             by_gpu=subject.by_gpu,
             code=subject.code,
             evidence=subject.evidence,
+            told=subject.told,
             grace_s=policy.grace_s,
             notice_s=policy.notice_s if do == "announce" else 0.0,
         )

@@ -79,6 +79,10 @@ class Policy(Struct, frozen=True, kw_only=True):
     notice_s: float = 900.0
     """Of a kind that tells the owner before it acts: so long before."""
     notify: NotifyConfig = NotifyConfig()
+    full_in_s: float = 600.0
+    """Of before-oom: it acts where a GPU is full so soon at the rate of now,"""
+    min_free_bytes: int = 0
+    """or where less than this is free."""
 
 
 def matches_any(patterns: Sequence[str], text: str | None) -> bool:
@@ -103,7 +107,10 @@ def _matches_everything(pattern: str) -> bool:
 Identity = tuple[int, int]
 """A pid and the start time of the process that is meant."""
 
-DecidedAction = Literal["end", "park", "unpark", "warn", "alert", "announce"]
+Relief = Literal["trim", "release"]
+"""What an owner can agree to, for the time before a GPU is full."""
+
+DecidedAction = Literal["end", "park", "unpark", "relieve", "warn", "alert", "announce"]
 MESSAGES: tuple[DecidedAction, ...] = ("warn", "alert", "announce")
 """An owner is announced what will be done; the others are all that is done."""
 Verdict = Literal["act", "dry-run", "capped", "refused"]
@@ -160,6 +167,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     grace_s: float = 10.0
     notice_s: float = 0.0
     """Of an announcement: so long after it the rest is done."""
+    told: tuple[PolicyTarget, ...] = ()
+    """Of a relief: those that grow, whose owners are warned."""
     status: DecisionStatus = "decided"
     message: str = ""
     digest: str | None = None

@@ -11,6 +11,7 @@ from vram.diagnosis.tracker import KnownHold, Tracker
 from vram.ledger.holds import find_holds
 from vram.ledger.jobs import HeldByJob, find_held_jobs
 from vram.ledger.processes import identity
+from vram.model.forecast import Forecast
 from vram.model.hold import Hold
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.policy.policy import (
@@ -18,6 +19,7 @@ from vram.policy.policy import (
     DecidedAction,
     Identity,
     NotifyConfig,
+    Policy,
     PolicyMatch,
     PolicyTarget,
     matches_any,
@@ -38,6 +40,8 @@ class Subject(Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...] = ()
     evidence: tuple[str, ...] = ()
     by_gpu: tuple[int, ...] = ()
+    told: tuple[PolicyTarget, ...] = ()
+    """Whose owners are warned, besides what is done with the holders."""
     works: bool = False
     """One of the holders runs, or a GPU that one of them is on reports work, or does not say."""
 
@@ -221,17 +225,21 @@ PEOPLE = (
 """The keys of a match that chooses among processes."""
 
 
-class Situation(Struct, frozen=True):
-    """A reading, the names of its ghosts and jobs, and the processes whose owners let them be parked.
+class Situation(Struct, frozen=True, kw_only=True):
+    """A reading, the policy that is asked, and the names of the reading's ghosts and jobs.
 
-    ``own_pids`` are the service and its ancestors.
+    ``allowed`` are the processes whose owners let them be parked, ``agreed`` those that may be asked for
+    memory before a GPU is full; ``own_pids`` are the service and its ancestors.
     """
 
+    policy: Policy
     ledger: Ledger
     names: GhostNames
     jobs: JobNames
     allowed: Collection[Identity] = ()
     own_pids: Collection[int] = ()
+    forecasts: tuple[Forecast, ...] = ()
+    agreed: Collection[Identity] = ()
 
 
 class PolicyKind(Struct, frozen=True, kw_only=True):
@@ -253,6 +261,9 @@ class PolicyKind(Struct, frozen=True, kw_only=True):
     check_notify: Callable[[NotifyConfig, str], None] | None = None
     waits_for_room: bool = False
     """Whether it acts only while a request waits for room."""
+    again_after_s: float | None = None
+    """After so long it does the same again about the same; ``again-after`` in its table. None: messages alone
+    keep to that."""
     only_idle: bool = False
     """Whether it acts only on processes that were idle for a time, ``idle`` in its table."""
     gives_notice: bool = False

@@ -152,6 +152,12 @@ def command(holder: Holder) -> str:
     return one_line(holder.command or "") or ("" if not holder.alive else "command not readable")
 
 
+def without_folder(command: str) -> str:
+    """Return *command* without the folder of its program."""
+    program, blank, rest = command.partition(" ")
+    return (program.rpartition("/")[2] or program) + blank + rest
+
+
 def one_line(command: str) -> str:
     """Return the first words of a *command* that has several lines; any other one as it is.
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vram.model.hold import STATES
 from vram.report.layout import RenderOptions
-from vram.report.phrases import one_line
+from vram.report.phrases import one_line, without_folder
 from vram.report.process_rows import JobRow, ProcessRow
 from vram.units import size
 
@@ -62,8 +62,7 @@ def row_size(row: ProcessRow) -> str:
 
 def command_line(row: ProcessRow) -> str:
     """Return the command line without the folder of its program, in one line."""
-    program, blank, rest = one_line(row.command or "-").partition(" ")
-    return (program.rpartition("/")[2] or program) + blank + rest
+    return without_folder(one_line(row.command or "-"))
 
 
 def _pid(row: ProcessRow) -> str:

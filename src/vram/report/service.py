@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from vram.model.forecast import Forecast
 from vram.report.escape import inert
+from vram.report.forecast import forecast_text
 from vram.units import duration, size
 
 _MAX_LENGTH = 200
@@ -68,6 +70,7 @@ class ServiceStatus(Struct, frozen=True, kw_only=True):
     health: HealthState
     policies: PoliciesState
     waiting: tuple[WaiterState, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
 
 
 def status(found: ServiceStatus, most_decisions: int) -> str:
@@ -82,6 +85,8 @@ def _lines(found: ServiceStatus, most_decisions: int) -> Iterator[str]:
     for part in health.parts:
         if part.status != "ok":
             yield f"  {part.name}: {part.status}: {part.message}"
+    for forecast in found.forecasts:
+        yield f"forecast  {forecast_text(forecast, health.good_age_s or 0.0)}"
     for each in found.waiting:
         where = f"GPU {', '.join(map(str, each.gpus))}" if each.gpus else "any GPU"
         has = "has room" if each.is_served else "waits"

@@ -29,6 +29,7 @@ from vram.units import parse_duration, parse_size
 PORT = 9838
 MAX_BYTES = 1 << 20
 MIN_S, MAX_S = 0.5, 3600.0
+MIN_AFTER_S = 1.0
 _FILE = "serve.toml"
 
 
@@ -84,6 +85,16 @@ class ShowConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkno
     commands: Literal["as-proc", "never", "always"] = "as-proc"
 
 
+class ForecastConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Growth is forecast when it has lasted for ``after``; the first so long of a program does not count."""
+
+    after: str = "5min"
+
+    @property
+    def after_s(self) -> float:
+        return parse_duration(self.after)
+
+
 class KubernetesConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Events on pods and the node, from inside a pod.
 
@@ -102,6 +113,7 @@ class ServeConfig(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     http: HttpConfig = HttpConfig()
     socket: SocketConfig = SocketConfig()
     history: HistoryConfig = HistoryConfig()
+    forecast: ForecastConfig = ForecastConfig()
     textfile: TextfileConfig = TextfileConfig()
     show: ShowConfig = ShowConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
@@ -172,9 +184,10 @@ def parse(data: bytes, path: str) -> ServeConfig:
 
 def _require_units(tables: dict[str, Any]) -> None:
     """Raise UsageError where a size or a duration is a bare number, or cannot be read."""
-    history = tables.get("history", {})
+    history, forecast = tables.get("history", {}), tables.get("forecast", {})
     values: tuple[tuple[str, Any, Callable[[str], float]], ...] = (
         ("interval", tables.get("interval"), parse_duration),
+        ("forecast.after", forecast.get("after") if isinstance(forecast, dict) else None, parse_duration),
         ("history.keep", history.get("keep") if isinstance(history, dict) else None, parse_duration),
         ("history.most", history.get("most") if isinstance(history, dict) else None, parse_size),
     )
@@ -190,6 +203,10 @@ def check(config: ServeConfig) -> None:
     """Raise UsageError where a value cannot be meant."""
     if not MIN_S <= config.interval_s <= MAX_S:
         raise UsageError(f"interval is {config.interval!r}", hint="choose from 0.5s to 1h; 5s is usual")
+    if not MIN_AFTER_S <= config.forecast.after_s <= MAX_S:
+        raise UsageError(
+            f"forecast.after is {config.forecast.after!r}", hint="choose from 1s to 1h; 5min is usual"
+        )
     if config.history.keep_s < 3600:
         raise UsageError(
             f"history.keep is {config.history.keep}", hint="one hour at least; or enabled = false"

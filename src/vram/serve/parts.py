@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.files import write_file
+from vram.serve.forecast_part import ForecastPart
 from vram.serve.history_part import HistoryPart
 from vram.serve.kubernetes_part import KubernetesPart
 from vram.serve.part import ServicePart
@@ -41,6 +42,7 @@ class TextfilePart(ServicePart):
 # What answers clients is started last: they never meet half a service.
 PARTS: tuple[Callable[[Service], ServicePart], ...] = (
     HistoryPart,
+    ForecastPart,
     TextfilePart,
     KubernetesPart,
     PolicyPart,

@@ -134,7 +134,12 @@ class Service:
     @property
     def stale_after_s(self) -> float:
         """From which age on the last good reading means that the service does not work."""
-        return 3 * self.config.interval_s + 2 * self.most_reading_s + MAX_STRETCH_S
+        return self.longest_pause_s + MAX_STRETCH_S
+
+    @property
+    def longest_pause_s(self) -> float:
+        """How long two readings may lie apart to count as one after the other."""
+        return 3 * self.config.interval_s + 2 * self.most_reading_s
 
     def age_of(self, reading: Reading | None) -> float | None:
         return None if reading is None else self.clock.now().since(reading.moment)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from vram.diagnosis.engine import diagnose
 from vram.model.change import Change
 from vram.model.finding import Finding
+from vram.model.forecast import GrowingHold
 from vram.model.history import Held, UserWaste
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.process import ParkedProcess
@@ -27,7 +28,7 @@ from vram.serve.config import ShowConfig
 Shown = Literal["everything", "commands", "users", "nothing"]
 """What all users see of the process of another user: all, command and user, the user, or its pid alone."""
 
-_Named = TypeVar("_Named", Holder, Change, Held, ParkedProcess, PolicyTarget)
+_Named = TypeVar("_Named", Holder, Change, Held, ParkedProcess, PolicyTarget, GrowingHold)
 _Working = TypeVar("_Working", Holder, Change, Held)
 
 

@@ -25,6 +25,7 @@ from vram.host.ports import Host
 from vram.live_reader import LiveReading
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger, known_bytes
+from vram.report.forecast import forecast_text
 from vram.report.job_rows import ORPHANS, rows_by_job
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import JobRow, ProcessRow, rows
@@ -32,6 +33,7 @@ from vram.report.process_table import age
 from vram.report.screen import problem_lines, unseen
 from vram.top.actions import ActionName, ActionRequest, PreparedAction, prepare
 from vram.top.dialogs import KEYS, LEFT_OUT_FIRST, Notice, Question, Running, error_text, help_text
+from vram.top.forecasts import TopForecasts
 from vram.top.panels import DetailsPanel, GpuPanel, History, KeyBar, TextPanel, trend
 from vram.top.table import ProcessTable, TableHeader, formatted, trend_width
 from vram.top.terminal_app import TerminalApp
@@ -100,6 +102,7 @@ class TopApp(TerminalApp):
         narrow: Callable[[Ledger], Ledger] | None = None,
         read_only: str = "",
         clock: Callable[[], float] = time.monotonic,
+        forecasts: TopForecasts | None = None,
     ) -> None:
         """*host* makes the machine that actions act on; *read_only* says why there are none.
 
@@ -117,6 +120,7 @@ class TopApp(TerminalApp):
         self._clock = clock
         self.view = ViewState()
         self.history = History(every_s)
+        self.forecasts = forecasts or TopForecasts(every_s)
         self.ledger: Ledger | None = None
         self.findings: tuple[Finding, ...] = ()
         self.refreshes = 0
@@ -204,7 +208,9 @@ class TopApp(TerminalApp):
             if self.ledger is None:
                 self._show_facts()
             else:
-                has_new_point = self.history.add(self._clock(), self._figures)
+                now = self._clock()
+                self.forecasts.take(self.ledger, now, failed=reading.error is not None)
+                has_new_point = self.history.add(now, self._figures)
                 if reading.ledger is not None:
                     self._show()
                 else:
@@ -235,7 +241,7 @@ class TopApp(TerminalApp):
         if self.ledger is None or not self.is_running:
             return
         self._show_facts()
-        self.query_one(GpuPanel).show(self.ledger, self.history, self.options)
+        self._show_gpus()
         self._show_lines()
         self._show_problem()
         self._show_details()
@@ -245,10 +251,16 @@ class TopApp(TerminalApp):
         assert self.ledger is not None
         self._show_facts()
         if has_new_point:
-            self.query_one(GpuPanel).show(self.ledger, self.history, self.options)
+            self._show_gpus()
         shown = (self._shown_ages, self._shown_cpu_percent)
         if has_new_point or (self._ages(), self._cpu_percent) != shown:
             self._draw_lines()
+
+    def _show_gpus(self) -> None:
+        assert self.ledger is not None
+        age_s = self.forecasts.age_s(self._clock())
+        full = [forecast_text(each, age_s) for each in self.forecasts.forecasts]
+        self.query_one(GpuPanel).show(self.ledger, self.history, self.options, full)
 
     def _show_facts(self) -> None:
         options = self.options

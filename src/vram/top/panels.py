@@ -209,8 +209,12 @@ class GpuPanel(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         yield TextPanel(id="gpu-bars")
 
-    def show(self, ledger: Ledger, history: History, options: RenderOptions) -> None:
-        self.query_one("#gpu-bars", TextPanel).set_lines(gpu_texts(ledger, history, options))
+    def show(
+        self, ledger: Ledger, history: History, options: RenderOptions, forecasts: Sequence[str] = ()
+    ) -> None:
+        """*forecasts* say which GPUs will be full; they stand below the bars."""
+        full = [Text(options.short(each, options.width), style="yellow", no_wrap=True) for each in forecasts]
+        self.query_one("#gpu-bars", TextPanel).set_lines([*gpu_texts(ledger, history, options), *full])
 
 
 def gpu_texts(ledger: Ledger, history: History, options: RenderOptions) -> list[Text]:

@@ -149,6 +149,7 @@ def _meaning(config: ServeConfig, where: Places, named: str | None) -> str:
         ("socket", where.socket if config.socket.enabled else "off"),
         ("state", where.state),
         ("history", history if config.history.enabled else "off"),
+        ("forecasts", f"of growth that lasts {config.forecast.after}"),
         ("textfile", config.textfile.path or "off"),
         ("commands", f"shown to readers over TCP: {config.show.commands}"),
         *((("events", "on the node and its pods, in Kubernetes"),) if config.kubernetes.events else ()),

@@ -24,6 +24,8 @@ from vram.model.finding import Finding, Harm
 from vram.model.hold import STATES
 from vram.model.ledger import KINDS, MEANINGS, Entry, Ledger, known_bytes
 from vram.model.moment import Moment
+from vram.report.escape import inert
+from vram.report.forecast import forecast_text
 from vram.report.json import encode
 from vram.report.layout import KIND_STYLES
 from vram.report.process_rows import ProcessRow, rows
@@ -48,6 +50,13 @@ TYPES = {
 }
 
 
+class PageForecast(Struct, frozen=True, kw_only=True):
+    """When a GPU will be full, in words that are true when they are sent."""
+
+    gpu: int
+    text: str
+
+
 class PageNow(Struct, frozen=True, kw_only=True):
     """Whether what a page shows is still true. ``reading`` names the newest one; null: nothing was read yet.
 
@@ -68,6 +77,7 @@ class PageNow(Struct, frozen=True, kw_only=True):
     """Whether it is recorded and can be asked."""
     policies: str | None
     """Names the policies and their decisions as they are now: another name, and there is something new."""
+    forecasts: tuple[PageForecast, ...]
 
 
 class _Kept(NamedTuple):
@@ -138,8 +148,20 @@ def _now(service: Service, request: HttpRequest) -> HttpResponse:
             error=state.last.error if state.last else None,
             history=service.config.history.enabled,
             policies=_policies_name(service),
+            forecasts=tuple(_forecasts(service)),
         )
     )
+
+
+def _forecasts(service: Service) -> Iterator[PageForecast]:
+    from vram.serve.forecast_part import ForecastPart
+    from vram.serve.web.routes import tcp_viewer
+
+    part = service.part(ForecastPart.name)
+    if isinstance(part, ForecastPart) and part.made is not None:
+        age_s = service.clock.now().since(part.made)
+        for each in part.report(tcp_viewer(service)).forecasts:
+            yield PageForecast(gpu=each.gpu, text=inert(forecast_text(each, age_s)))
 
 
 def _policies_name(service: Service) -> str | None:

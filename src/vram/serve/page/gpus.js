@@ -5,7 +5,7 @@ import { arrange, exact, setText } from "./elements.js";
 import { inOrder, kindOf, paint, sums, swatch } from "./words.js";
 
 const cards = new Map(); // by label
-let shown = [];
+let shown = [], forecasts = [];
 
 export function drawGpus(reading) {
   shown = reading.gpus;
@@ -23,6 +23,19 @@ export function drawGpus(reading) {
   drawLegend();
   arrange(byId("gaps"), reading.gaps.map((gap) => element("li", null, gap)));
   byId("gaps").hidden = !reading.gaps.length;
+}
+
+// When each GPU will be full: said anew with every answer, for the time until then runs on.
+export function drawForecasts(given) {
+  forecasts = given;
+  const ofGpu = forecasts.filter(({ gpu }) => state.gpu === "" || gpu === Number(state.gpu));
+  const items = [...byId("forecasts").children];
+  arrange(byId("forecasts"), ofGpu.map(({ text }, at) => {
+    const item = items[at] ?? element("li");
+    setText(item, text);
+    return item;
+  }));
+  byId("forecasts").hidden = !ofGpu.length;
 }
 
 function drawSum() {
@@ -113,6 +126,7 @@ function tipOf(gpu, pointed) {
 export function startGpus() {
   draws(["gpu"], () => {
     for (const card of cards.values()) card.name.setAttribute("aria-pressed", String(state.gpu === String(card.gpu.gpu)));
+    drawForecasts(forecasts);
   });
   addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
 }

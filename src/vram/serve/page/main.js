@@ -5,7 +5,7 @@ import { duration, setText, when } from "./elements.js";
 import { startAddress } from "./address.js";
 import { Poll, ask, serviceNow, setClock } from "./service.js";
 import { learn, words } from "./words.js";
-import { drawGpus, startGpus } from "./gpus.js";
+import { drawForecasts, drawGpus, startGpus } from "./gpus.js";
 import { drawFindings, drawSince, startFindings } from "./findings.js";
 import { drawAges, drawProcesses, startProcesses } from "./processes.js";
 import { keepUp, setGpus, startChart } from "./chart.js";
@@ -52,6 +52,7 @@ function onAnswer({ now, reading }) {
     drawAges();
     drawSince();
   }
+  drawForecasts(now.forecasts);
   keepUp(now, Boolean(reading));
   keepPolicies(now.policies);
   drawStatus();

@@ -22,18 +22,32 @@ from vram.errors import AuditUnavailable, NotPermitted, VramError
 from vram.host.local.processes import LocalSignals
 from vram.ledger.jobs import find_held_jobs
 from vram.ledger.processes import processes
+from vram.model.forecast import Forecast
 from vram.model.ledger import Ledger
+from vram.model.plan import OutcomeStatus
 from vram.policy.config import read_policies
 from vram.policy.engine import HOUR_S, PolicyEngine, PolicyReading
-from vram.policy.kinds import KINDS
-from vram.policy.policy import AllowedProcess, Decision, DecisionStatus, Identity, PolicyMemory
+from vram.policy.kinds import KINDS, before_oom
+from vram.policy.policy import (
+    AllowedProcess,
+    Decision,
+    DecisionStatus,
+    Identity,
+    PolicyMemory,
+    PolicyTarget,
+    Relief,
+)
 from vram.reclaim import audit, state
 from vram.reclaim.candidates import ORPHAN
+from vram.reclaim.device_state import available_bytes
+from vram.serve.forecast_part import ForecastPart
 from vram.serve.part import PartHealth, ServicePart, counter, gauge
+from vram.serve.policies.consent import Consents
 from vram.serve.policies.cpu_times import cpu_times
+from vram.serve.policies.relief import relieve
 from vram.serve.policies.reports import notice
 from vram.serve.socket.become import RunAs
-from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of
+from vram.serve.socket.peers import Peer, agreed_to, identify_own, opted_in, owner_of
 from vram.serve.socket.waiting import WaitingList
 from vram.serve.socket.worker import WorkerAnswer, WorkerRequest
 from vram.serve.socket.worker_process import failed, own_rights, start_worker
@@ -50,11 +64,9 @@ _LOCK = "policy-action.lock"
 _MEMORY = "policies.json"
 _MAX_NBYTES, _SCHEMA = 8 << 20, 1  # of that
 _MAX_MESSAGE_LENGTH = 500
-_END_S, _MOVE_S, _TELL_S = 60.0, 900.0, 120.0
+_END_S, _MOVE_S, _RELIEVE_S, _TELL_S = 60.0, 900.0, 120.0, 120.0
 _MAX_ALLOWED = 64
 _MAX_PLANNED = 32
-# What a process was started with may still change by an exec soon after; so often it is read again.
-_ASK_AGAIN_S = 60.0
 _REFUSALS = (
     *(
         "NoSuchProcess",
@@ -85,7 +97,8 @@ class PolicyPart(ServicePart):
         self._trouble = ""
         self._not_before = 0.0
         self._lock = -1
-        self._opted_in: dict[Identity, tuple[bool, float]] = {}
+        self._opted_in = Consents(opted_in)
+        self._agreed = Consents(lambda *each: not agreed_to(*each).isdisjoint(before_oom.RELIEFS))
 
     # ---- as a part of the service ----
 
@@ -139,12 +152,18 @@ class PolicyPart(ServicePart):
             ledger=ledger,
             moment=reading.moment,
             good=reading.error is None,
-            longest_pause_s=3 * self._service.config.interval_s + 2 * self._service.most_reading_s,
+            longest_pause_s=self._service.longest_pause_s,
             waiters=self.waiting.waiters,
             allowed=self._find_allowed(ledger),
             cpu_s=cpu_times(self._orphans(ledger)),
             own_pids=LocalSignals().self_and_ancestors(),
+            forecasts=(forecasts := self._forecasts()),
+            agreed=self._find_agreed(ledger, forecasts),
         )
+
+    def _forecasts(self) -> tuple[Forecast, ...]:
+        part = self._service.part(ForecastPart.name)
+        return part.forecasts if isinstance(part, ForecastPart) else ()
 
     def _orphans(self, ledger: Ledger) -> dict[Identity, int | None]:
         """The processes of orphaned jobs and who started each, where a policy asks whether they work."""
@@ -183,17 +202,25 @@ class PolicyPart(ServicePart):
             for each in processes(ledger).values()
             if each.idle and each.holder.started_at is not None
         ]
-        boot = self._service.clock.now().boot
-        self._opted_in = {each: self._read_consent(each, boot) for each in idle}
         said = {each.identity for each in self.engine.memory.allowed}
-        return frozenset(each for each in idle if self._opted_in[each][0] or each in said)
+        by_environment = self._opted_in.among(idle, self._service.clock.now().boot)
+        return by_environment | frozenset(each for each in idle if each in said)
 
-    def _read_consent(self, identity: Identity, boot: float) -> tuple[bool, float]:
-        """What its environment says, and when that was read."""
-        known = self._opted_in.get(identity)
-        if known is not None and boot - known[1] < _ASK_AGAIN_S:
-            return known
-        return opted_in(*identity), boot
+    def _find_agreed(self, ledger: Ledger, forecasts: tuple[Forecast, ...]) -> frozenset[Identity]:
+        """Those on GPUs that may be full soon whose owners let them be asked for memory then."""
+        policies = [each for each in self.engine.policies if each.do == before_oom.KIND.name]
+        if not policies:
+            return frozenset()
+        free, full = available_bytes(ledger), {each.gpu for each in forecasts}
+        full |= {
+            gpu for gpu, nbytes in free.items() if any(nbytes < each.min_free_bytes for each in policies)
+        }
+        there = [
+            (each.pid, each.holder.started_at)
+            for each in (processes(ledger).values() if full else ())
+            if each.holder.started_at is not None and not full.isdisjoint(each.gpus)
+        ]
+        return self._agreed.among(there, self._service.clock.now().boot)
 
     def _is_allowed(self, identity: Identity) -> bool:
         """Read anew, right before it is parked."""
@@ -286,7 +313,9 @@ class PolicyPart(ServicePart):
             return await self._park(decision)
         if decision.do == "unpark":
             return await self._unpark(decision)
-        return await self._tell(decision, host_name)
+        if decision.do == "relieve":
+            return await self._relieve(decision, host_name)
+        return await self._tell(decision, host_name, decision.targets)
 
     async def _end(self, decision: Decision) -> WorkerAnswer:
         self._require_nobody_acts()
@@ -338,21 +367,40 @@ class PolicyPart(ServicePart):
             self.engine.unparked(target.identity)
         return answer
 
-    def _move(self, job: Any, decision: Decision, owner: RunAs) -> WorkerRequest:
+    def _move(
+        self, job: Any, decision: Decision, owner: RunAs, target: PolicyTarget | None = None
+    ) -> WorkerRequest:
         own, parked = owner.uid == os.geteuid(), self.engine.memory.parked
+        targets = decision.targets if target is None else (target,)
         return WorkerRequest(
             job=job,
             state=self._service.places.state if own else None,
             deadline_s=self._service.reader_options.deadline_s,
-            targets=tuple(target.identity for target in decision.targets),
-            by_pid=next((each.by_pid for each in parked if each.target == decision.targets[0]), 0),
+            targets=tuple(each.identity for each in targets),
+            by_pid=next((each.by_pid for each in parked if each.target == targets[0]), 0),
         )
 
-    async def _tell(self, decision: Decision, host_name: str) -> WorkerAnswer:
+    async def _relieve(self, decision: Decision, host_name: str) -> WorkerAnswer:
+        async def ask(relief: Relief, target: PolicyTarget, owner: RunAs) -> WorkerAnswer:
+            return await self._run_worker(self._move(relief, decision, owner, target), owner, _RELIEVE_S)
+
+        async def tell() -> WorkerAnswer:
+            return await self._tell(decision, host_name, decision.told)
+
+        is_told = bool(decision.told) and self._tells_somebody(decision)
+        return await relieve(decision, ask, tell if is_told else None, _status)
+
+    def _tells_somebody(self, decision: Decision) -> bool:
+        notify = [each.notify for each in self.engine.policies if each.name == decision.policy]
+        return any(each.terminals or each.mail or each.webhook for each in notify)
+
+    async def _tell(
+        self, decision: Decision, host_name: str, targets: tuple[PolicyTarget, ...]
+    ) -> WorkerAnswer:
         policy = next((each for each in self.engine.policies if each.name == decision.policy), None)
         if policy is None:
             return WorkerAnswer(is_last=True, status="not-needed", message="the policy was removed meanwhile")
-        owners = [owner_of(*target.identity) for target in decision.targets]
+        owners = [owner_of(*target.identity) for target in targets]
         uids = tuple(dict.fromkeys(owner.uid for owner in owners if owner is not None))
         message = notice(decision, host_name, uids)
         order = WorkerRequest(job="notify", message=message, notify=policy.notify)
@@ -395,7 +443,7 @@ class PolicyPart(ServicePart):
         self._service.log.info(f"policy {done.policy!r}: {done.do}: {done.reason}: {status}: {message}")
 
 
-def _status(answer: WorkerAnswer) -> DecisionStatus:
+def _status(answer: WorkerAnswer) -> OutcomeStatus:
     if answer.error is None:
         return answer.status or "failed"
     return "refused" if answer.error.name in _REFUSALS else "failed"

@@ -12,12 +12,12 @@ from vram.errors import VramError
 from vram.host.ports import Host
 from vram.ledger.processes import processes
 from vram.model.ledger import Ledger
-from vram.policy.kinds import KINDS, subjects
+from vram.policy.kinds import KINDS, before_oom, subjects
 from vram.policy.policy import Decision, Policy, PolicyMatch, PolicyMode
 from vram.policy.subjects import Subject
 from vram.reclaim.device_state import read_and_diagnose
 from vram.report.escape import inert
-from vram.serve.socket.peers import opted_in
+from vram.serve.socket.peers import agreed_to, opted_in
 from vram.serve.socket.worker import Notification
 from vram.serve.viewer import Viewer
 from vram.units import duration, size
@@ -84,10 +84,10 @@ def _policy_report(policy: Policy, who: Viewer) -> PolicyReport:
 
 def _decision(decision: Decision, who: Viewer) -> Decision:
     """Evidence and messages name processes in sentences: they are shown to those who may see them all."""
-    targets = tuple(map(who.named, decision.targets))
-    if targets == decision.targets:
+    targets, told = tuple(map(who.named, decision.targets)), tuple(map(who.named, decision.told))
+    if (targets, told) == (decision.targets, decision.told):
         return decision
-    return replace(decision, targets=targets, evidence=(), message="")
+    return replace(decision, targets=targets, told=told, evidence=(), message="")
 
 
 # ---- to owners and administrators ----
@@ -109,6 +109,12 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notific
             "Evidence:",
             *(f"  {line}" for line in decision.evidence[:5]),
         ]
+    elif decision.do == "relieve":
+        title = f"vram on {host_name}: {where} is nearly full"
+        lines = [f"{decision.reason}.", "What grows is yours:"]
+        lines += [f"  pid {target.pid}  {target.command or ''}" for target in decision.told]
+        lines += [f"  {line}" for line in decision.evidence[:5]]
+        lines += [f"Which line: vram attach {decision.told[0].pid}, then vram top"] if decision.told else []
     else:
         title = f"vram on {host_name}: {size(decision.nbytes)} of a dead process is held on {where}"
         lines = [f"It has been held for {duration(decision.held_s)}, by:"]
@@ -127,7 +133,7 @@ def notice(decision: Decision, host_name: str, uids: tuple[int, ...]) -> Notific
         **({"ends_in_s": decision.notice_s} if decision.do == "announce" else {}),
         "processes": [
             {"pid": each.pid, "user": inert(each.user or ""), "command": inert(each.command or "")}
-            for each in decision.targets
+            for each in decision.told or decision.targets
         ],
         "evidence": [inert(line) for line in decision.evidence],
     }
@@ -161,7 +167,7 @@ def preview(policies: tuple[Policy, ...], host: Host, deadline_s: float) -> Iter
 
 def _found(policy: Policy, ledger: Ledger, host: Host) -> tuple[Subject, ...]:
     allowed, own_pids = _find_allowed(policy, ledger), host.signals.self_and_ancestors()
-    return tuple(subjects(policy, ledger, allowed, own_pids=own_pids))
+    return tuple(subjects(policy, ledger, allowed, own_pids=own_pids, agreed=_find_agreed(policy, ledger)))
 
 
 def _describe(policy: Policy) -> str:
@@ -182,6 +188,17 @@ def _whom(subject: Subject) -> str:
         for each in subject.targets
     )
     return f"{people}: {subject.what}" if people else subject.what
+
+
+def _find_agreed(policy: Policy, ledger: Ledger) -> frozenset[tuple[int, int]]:
+    """Who may be asked for memory before a GPU is full."""
+    if policy.do != before_oom.KIND.name:
+        return frozenset()
+    return frozenset(
+        (each.pid, each.holder.started_at)
+        for each in processes(ledger).values()
+        if each.holder.started_at is not None and agreed_to(each.pid, each.holder.started_at)
+    )
 
 
 def _find_allowed(policy: Policy, ledger: Ledger) -> frozenset[tuple[int, int]]:

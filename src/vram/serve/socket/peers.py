@@ -20,6 +20,7 @@ from vram.payloads.procfs import ProcessFolder
 from vram.serve.socket.become import RunAs
 
 OPT_IN = b"VRAM_ALLOW_PARK=idle"
+AGREES = b"VRAM_ALLOW_BEFORE_OOM="
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
 _MAX_GROUPS = 256  # Python asks for 1,024 bytes at most
 _OVERFLOW_UID = 65534
@@ -197,11 +198,23 @@ def _numbers(field: bytes | None) -> list[int]:
 
 def opted_in(pid: int, started_at: int) -> bool:
     """Whether its owner started it with VRAM_ALLOW_PARK=idle, and so allows that it is parked when idle."""
+    return OPT_IN in _environment(pid, started_at)
+
+
+def agreed_to(pid: int, started_at: int) -> frozenset[str]:
+    """What its owner started it with in VRAM_ALLOW_BEFORE_OOM: "trim", "release", or both with a comma."""
+    said = [each for each in _environment(pid, started_at) if each.startswith(AGREES)]
+    words = said[0].removeprefix(AGREES).decode("ascii", "replace").split(",") if said else []
+    return frozenset(word.strip() for word in words if word.strip())
+
+
+def _environment(pid: int, started_at: int) -> list[bytes]:
+    """What it was started with; nothing where that cannot be read, or the pid is another process's now."""
     try:
         with ProcessFolder("/proc", pid) as folder:
             stat = folder.stat()
             if stat is None or stat.started_at != started_at or stat.state == "D":
-                return False
-            return OPT_IN in (folder.read("environ", _MAX_ENVIRONMENT) or b"").split(b"\0")
+                return []
+            return (folder.read("environ", _MAX_ENVIRONMENT) or b"").split(b"\0")
     except OSError:
-        return False
+        return []

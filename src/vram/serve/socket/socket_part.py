@@ -17,6 +17,7 @@ from msgspec import Raw
 from vram import folders
 from vram.errors import AlreadyRunning, CannotListen, UsageError, VramError
 from vram.report import json
+from vram.serve.forecast_part import ForecastPart
 from vram.serve.part import ServicePart, counter, gauge
 from vram.serve.policies.policy_part import PolicyPart
 from vram.serve.policies.reports import policies_report
@@ -108,6 +109,12 @@ class SocketPart(ServicePart):
         assert isinstance(part, PolicyPart)
         return part
 
+    @property
+    def _forecasts(self) -> ForecastPart:
+        part = self._service.part(ForecastPart.name)
+        assert isinstance(part, ForecastPart)
+        return part
+
     def _viewer(self, peer: Peer) -> Viewer:
         return viewer(peer.uid, self._service.config.show, self._service.reader_options.proc_root)
 
@@ -121,6 +128,7 @@ class SocketPart(ServicePart):
                 "you": {"uid": client.peer.uid},
                 "health": service_health(self._service),
                 "policies": policies_report(self._policies, who),
+                "forecasts": self._forecasts.report(who).forecasts,
                 "waiting": [
                     {
                         "uid": each.uid,

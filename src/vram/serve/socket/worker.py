@@ -28,7 +28,19 @@ MAX_ANSWER = 16 << 20
 
 _RANK: tuple[OutcomeStatus, ...] = ("done", "not-needed", "refused", "failed", "unkillable")
 
-WorkerJob = Literal["plan", "run", "end", "end-orphans", "park", "unpark", "recover", "notify"]
+WorkerJob = Literal[
+    "plan",
+    "run",
+    "end",
+    "end-orphans",
+    "park",
+    "trim",
+    "release",
+    "unpark",
+    "recover",
+    "notify",
+    "growing-line",
+]
 
 
 class Notification(Struct, frozen=True, kw_only=True):
@@ -233,6 +245,17 @@ def _park(request: WorkerRequest) -> None:
     _finish(draft, None if request.dry_run else _execute(draft, request))
 
 
+def _relieve(request: WorkerRequest) -> None:
+    """Trim one process, or have a server release its memory, if it is still the one that was meant."""
+    from vram.reclaim import plan
+
+    ((pid, started_at),) = request.targets
+    only: StepKind = "trim" if request.job == "trim" else "release"
+    draft = plan(only=only, pids=(pid,), deadline_s=request.deadline_s)
+    _require_same(draft, pid, started_at)
+    _finish(draft, None if request.dry_run else _execute(draft, request))
+
+
 def _require_same(draft: Draft, pid: int, started_at: int) -> None:
     for step in draft.plan.steps:
         process = step.target.process if step.target else None
@@ -285,13 +308,26 @@ def _notify(request: WorkerRequest) -> None:
     _say(WorkerAnswer(is_last=True, status="done" if done else "failed", message=message))
 
 
+def _growing_line(request: WorkerRequest) -> None:
+    """Which line of a process grows, as its recording has it; nothing where it is not recorded."""
+    from vram.host.local import LocalHost
+    from vram.trace.growing import growing_line
+
+    ((pid, started_at),) = request.targets
+    line = growing_line(pid) if LocalHost().proc.started_at(pid) == started_at else None
+    _say(WorkerAnswer(is_last=True, status="done", message=line or ""))
+
+
 _JOBS = {
     "plan": _plan,
     "run": _run,
     "end": _end,
     "end-orphans": _end_orphans,
     "park": _park,
+    "trim": _relieve,
+    "release": _relieve,
     "unpark": _unpark,
     "recover": _recover,
     "notify": _notify,
+    "growing-line": _growing_line,
 }

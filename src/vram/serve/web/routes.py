@@ -18,6 +18,7 @@ from vram.model.hold import Hold
 from vram.model.ledger import Ledger
 from vram.model.moment import rfc3339
 from vram.report import json, process_rows
+from vram.serve.forecast_part import ForecastPart
 from vram.serve.history_part import HISTORY_ROUTES
 from vram.serve.part import Health, PartHealth, ServicePart, counter, gauge
 from vram.serve.state import NumberedChange, Reading
@@ -255,6 +256,14 @@ def _ghost_report(service: Service, finding: Finding, holds: Sequence[Hold]) -> 
     )
 
 
+def _forecasts(service: Service, request: HttpRequest) -> HttpResponse:
+    part = service.part(ForecastPart.name)
+    assert isinstance(part, ForecastPart)
+    return _of_reading(
+        service, "forecasts", lambda: json.encode(part.report(tcp_viewer(service)), compact=True)
+    )
+
+
 def _policies(service: Service, request: HttpRequest) -> HttpResponse:
     from vram.serve.policies.policy_part import PolicyPart
     from vram.serve.policies.reports import policies_report
@@ -304,6 +313,7 @@ ROUTES: dict[str, Handler] = {
     "/api/v1/ps": _ps,
     "/api/v1/changes": _changes,
     "/api/v1/ghosts": _ghosts,
+    "/api/v1/forecasts": _forecasts,
     "/api/v1/policies": _policies,
     **HISTORY_ROUTES,
 }

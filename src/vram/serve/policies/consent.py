@@ -1,0 +1,29 @@
+"""What owners agreed to when they started a process: asked of its environment again and again, and seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from vram.policy.policy import Identity
+
+# What a process was started with may still change by an exec soon after; so often it is read again.
+_ASK_AGAIN_S = 60.0
+
+
+class Consents:
+    """*agrees* says of a process whether its owner does; only those that are there are remembered."""
+
+    def __init__(self, agrees: Callable[[int, int], bool]) -> None:
+        self._agrees = agrees
+        self._known: dict[Identity, tuple[bool, float]] = {}
+
+    def among(self, there: Iterable[Identity], boot: float) -> frozenset[Identity]:
+        """Those of *there* whose owners agree."""
+        self._known = {each: self._ask(each, boot) for each in there}
+        return frozenset(each for each, (agrees, _) in self._known.items() if agrees)
+
+    def _ask(self, identity: Identity, boot: float) -> tuple[bool, float]:
+        known = self._known.get(identity)
+        if known is not None and boot - known[1] < _ASK_AGAIN_S:
+            return known
+        return self._agrees(*identity), boot
