@@ -2,7 +2,7 @@
 
 A stopped process runs again after SIGCONT: by `fg`, by `kill -CONT`, by a shell that exits. While its memory
 is away an ordinary call would kill it. So its own threads are traced for as long as it sleeps: a traced
-thread that has stopped runs on only when its tracer says so. SIGCONT then waits, and is a wish to wake it.
+thread that has stopped runs on only when its tracer says so. SIGCONT then waits, and asks to wake it.
 The driver's own threads are left to the checkpoint worker. Where the waker is killed, the kernel stops the
 threads as before.
 """
