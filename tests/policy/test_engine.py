@@ -305,7 +305,7 @@ def test_other_policies_begin_anew_and_the_same_go_on():
 
 IDLE = ledger(gpu(process(50, 60 * GIB), process(30, 10 * GIB, user="bob")))
 PARK = policy(do="park-idle", match={"users": ["*"]}, all=True, unpark_after="30s")
-ALLOWED = frozenset({(50, 500)})
+ALLOWED = {"park": frozenset({(50, 500)})}
 WAITER = Waiter(number=1, uid=1001, nbytes=40 * GIB)
 
 
@@ -319,8 +319,9 @@ def test_an_idle_process_is_parked_only_for_somebody_who_waits():
 @pytest.mark.parametrize(
     ("found", "allowed", "waiter"),
     [
-        (IDLE, frozenset(), WAITER),
-        (IDLE, frozenset({(50, 501)}), WAITER),
+        (IDLE, {}, WAITER),
+        (IDLE, {"park": frozenset({(50, 501)})}, WAITER),
+        (IDLE, {"sleep": ALLOWED["park"]}, WAITER),
         (IDLE, ALLOWED, replace(WAITER, nbytes=75 * GIB)),
         (IDLE, ALLOWED, replace(WAITER, nbytes=5 * GIB)),
         (IDLE, ALLOWED, replace(WAITER, gpus=(3,))),

@@ -104,7 +104,9 @@ def test_a_dry_run_says_whom_it_would_ask_and_touches_nobody(serving: Start, pla
     agreed = place.subject("reading", **{AGREES: "trim"})
     service = serving(table("dry-run", min_free="1000GiB"))
     checked = place.vram("serve", "--check-config", "--config", tmp_path / "serve.toml").stdout
-    assert re.search(rf"now: would trim, or ask to release, pid {agreed.pid} .*: GPU 0 nearly full", checked)
+    assert re.search(
+        rf"now: would trim, ask to release, or put to sleep, pid {agreed.pid} .*: GPU 0 nearly full", checked
+    )
     said = decided(service)
     assert (said["verdict"], [each["pid"] for each in said["targets"]]) == ("dry-run", [agreed.pid])
     service.readings(4)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 import pytest
 
 from tests.needs import needs
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import started_at
+from vram.policy.policy import Consent
 from vram.serve.socket import peers
 from vram.serve.socket.peers import Peer, identify_own, opted_in, owner_of, peer_of, require_may_act
 
@@ -127,17 +129,20 @@ def _as_somebody() -> None:
     os.setresuid(4101, 4101, 4101)
 
 
+@pytest.mark.parametrize("what", get_args(Consent))
 @pytest.mark.parametrize(
     ("value", "allowed"), [("idle", True), ("yes", False), ("idle2", False), ("", False), (None, False)]
 )
-def test_consent_is_one_word_in_the_environment(value: str | None, allowed: bool):
-    environment = {"PATH": "/bin", **({} if value is None else {"VRAM_ALLOW_PARK": value})}
+def test_consent_is_one_word_in_the_environment(what: Consent, value: str | None, allowed: bool):
+    environment = {"PATH": "/bin", **({} if value is None else {f"VRAM_ALLOW_{what.upper()}": value})}
     code = "print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, env=environment) as program:
         assert program.stdout is not None
         program.stdout.readline()  # before, its environment may still be that of the test, or empty
         began = started_at(program.pid)
         assert began is not None
-        assert opted_in(program.pid, began) is allowed
-        assert not opted_in(program.pid, began + 1)
+        assert opted_in(what, program.pid, began) is allowed
+        assert not opted_in(what, program.pid, began + 1)
+        others = set(get_args(Consent)) - {what}
+        assert not any(opted_in(other, program.pid, began) for other in others)
         program.kill()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ class UsersMachine:
                 path.chmod(0o777 if path.is_dir() else 0o666)
         self._make_homes()
         self.service: RunningService | None = None
+        self._programs: list[subprocess.Popen[Any]] = []
 
     def _make_homes(self) -> None:
         lines = Path("/etc/passwd").read_text().splitlines()
@@ -76,6 +78,17 @@ class UsersMachine:
             )
         )
         return self.service
+
+    def set_policies(self, policies: str) -> None:
+        """Have the service use these from now on."""
+        assert self.service is not None
+        (self.folder / "serve.toml").write_text(policies)
+        self.service.send(signal.SIGHUP)
+
+    def end_programs(self) -> None:
+        """End all that users started, before the machine's own end."""
+        for process in self._programs:
+            _end(process)
 
     def _script(self) -> str:
         """Open the closed folders on the way to what every user needs, and nothing else in them."""
@@ -121,6 +134,7 @@ class UsersMachine:
         process = subprocess.Popen(
             [*self.enter(user), *argv], env=self.environment(user, **more), cwd="/", **options
         )
+        self._programs.append(process)
         self._stack.callback(_end, process)
         return process
 

@@ -81,9 +81,14 @@ class Bedroom:
         return False
 
     def until_waker_ended(self) -> None:
-        for path in self.folder.glob("waker-*.lock"):
-            with path.open("rb") as file:
-                until(lambda file=file: _is_free(file.fileno()))  # type: ignore[misc]
+        until_waker_ended(self.folder)
+
+
+def until_waker_ended(folder: Path) -> None:
+    """Come back when none runs that has its state in *folder*."""
+    for path in folder.glob("waker-*.lock"):
+        with path.open("rb") as file:
+            until(lambda file=file: _is_free(file.fileno()))  # type: ignore[misc]
 
 
 def _is_free(file: int) -> bool:

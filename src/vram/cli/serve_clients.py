@@ -1,4 +1,4 @@
-"""``vram serve status|free|allow-park``: ask a running service, over its socket."""
+"""``vram serve status|free|allow-park|allow-sleep``: ask a running service, over its socket."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from vram.model.plan import Draft, Outcome
     from vram.serve.socket.client import ServeClient
 
-_ALLOW_PARK_EPILOG = """\
-Only the owner of a process can allow this. VRAM_ALLOW_PARK=idle in the environment of a
+_ALLOW_EPILOG = """\
+Only the owner of a process can allow this. {variable}=idle in the environment of a
 process says the same at its start. It has an effect only where the administrator has a
-policy park-idle. While it is parked, `vram park` lists it and `vram unpark` resumes it."""
+policy {policy}. {more}"""
 _DECISIONS = 10
 
 
@@ -114,25 +114,52 @@ def _read_report(data: bytes) -> Reclaimed:
     return Reclaimed(draft, report.receipt, report.left)
 
 
-# ---- allow-park ----
+# ---- allow-park, allow-sleep ----
 
 
-def _add_allow_park_arguments(parser: Parser) -> None:
-    parser.epilog = _ALLOW_PARK_EPILOG
-    parser.add_pid("pid", help="your process")
-    parser.add_flag("--revoke", help="do not allow it any more")
-    add_socket_argument(parser)
+class _Allow(NamedTuple):
+    """What the owner of a process can allow while that is idle."""
+
+    do: str
+    epilog: str
+    done: str
+    revoked: str
+
+    def add_arguments(self, parser: Parser) -> None:
+        parser.epilog = self.epilog
+        parser.add_pid("pid", help="your process")
+        parser.add_flag("--revoke", help="do not allow it any more")
+        add_socket_argument(parser)
+
+    def run(self, args: Namespace) -> int:
+        from vram.serve.socket.client import ServeClient
+
+        with ServeClient(args.socket) as client:
+            client.data(self.do, pid=args.pid, revoke=args.revoke)
+        emit(f"pid {args.pid} {self.revoked if args.revoke else self.done}\n")
+        return ExitCode.OK
 
 
-def _allow_park(args: Namespace) -> int:
-    from vram.serve.socket.client import ServeClient
-
-    with ServeClient(args.socket) as client:
-        client.data("allow-park", pid=args.pid, revoke=args.revoke)
-    done = "is not parked by policies any more" if args.revoke else "may be parked while it is idle"
-    emit(f"pid {args.pid} {done}\n")
-    return ExitCode.OK
-
+_PARK = _Allow(
+    "allow-park",
+    _ALLOW_EPILOG.format(
+        variable="VRAM_ALLOW_PARK",
+        policy="park-idle",
+        more="While it is parked, `vram park` lists it and `vram unpark` resumes it.",
+    ),
+    "may be parked while it is idle",
+    "is not parked by policies any more",
+)
+_SLEEP = _Allow(
+    "allow-sleep",
+    _ALLOW_EPILOG.format(
+        variable="VRAM_ALLOW_SLEEP",
+        policy="sleep-idle",
+        more="While it sleeps, `vram sleep` lists it; a request, or `vram wake`,\nwakes it.",
+    ),
+    "may be put to sleep when it has been idle",
+    "is not put to sleep by policies any more",
+)
 
 WORDS = {
     "status": ServeWord(
@@ -143,7 +170,12 @@ WORDS = {
     ),
     "allow-park": ServeWord(
         "let your process be parked while it is idle and somebody waits for room",
-        _add_allow_park_arguments,
-        _allow_park,
+        _PARK.add_arguments,
+        _PARK.run,
+    ),
+    "allow-sleep": ServeWord(
+        "let your process be put to sleep when it has been idle, until it is wanted",
+        _SLEEP.add_arguments,
+        _SLEEP.run,
     ),
 }

@@ -20,6 +20,7 @@ from vram.policy.config import MAX_PER_HOUR
 from vram.policy.kinds import KINDS, park_idle, subjects
 from vram.policy.policy import (
     MESSAGES,
+    Consent,
     DecidedAction,
     Decision,
     DecisionStatus,
@@ -67,10 +68,10 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     """What decisions are made from. ``good``: the ledger was read just now, and nothing failed.
 
     ``longest_pause_s`` is how long two readings may lie apart to count as one after the other. ``cpu_s`` has
-    for each process of an orphaned job the CPU time of all that it consists of: of itself, of the part of the
-    job that started it, and of each process below these. One that is not there could not be
-    read. ``own_pids`` are the service and its ancestors. ``agreed`` are the processes that may be asked for
-    memory before a GPU is full.
+    for each process of an orphaned job, and for each that may be put to sleep, the CPU time of all that it
+    consists of: of itself, of the part of the job that started it, and of each process below these. One that
+    is not there could not be read. ``own_pids`` are the service and its ancestors. ``agreed`` are the
+    processes that may be asked for memory before a GPU is full.
     """
 
     ledger: Ledger
@@ -78,7 +79,7 @@ class PolicyReading(Struct, frozen=True, kw_only=True):
     good: bool = True
     longest_pause_s: float = 60.0
     waiters: tuple[Waiter, ...] = ()
-    allowed: frozenset[Identity] = frozenset()
+    allowed: Mapping[Consent, frozenset[Identity]] = {}
     cpu_s: Mapping[Identity, Mapping[Identity, CpuTime]] = {}
     own_pids: frozenset[int] = frozenset()
     forecasts: tuple[Forecast, ...] = ()
@@ -203,6 +204,9 @@ class PolicyEngine:
         if self.busy is not None and self.busy.number == decision.number:
             self.busy = None
         key = (decision.policy, decision.subject)
+        if decision.do == "sleep":
+            # It sleeps, or works after all: when it is awake, it must be idle for as long again.
+            self._delays.pop(key, None)
         if status == "unkillable":
             self.memory.unkillable.append(decision.subject)
             del self.memory.unkillable[:-_MAX_REMEMBERED]

@@ -107,10 +107,13 @@ def _matches_everything(pattern: str) -> bool:
 Identity = tuple[int, int]
 """A pid and the start time of the process that is meant."""
 
-Relief = Literal["trim", "release"]
+Relief = Literal["trim", "release", "sleep"]
 """What an owner can agree to, for the time before a GPU is full."""
 
-DecidedAction = Literal["end", "park", "unpark", "relieve", "warn", "alert", "announce"]
+Consent = Literal["park", "sleep"]
+"""What may be done with a process while it is idle only where its owner allows it."""
+
+DecidedAction = Literal["end", "park", "unpark", "sleep", "relieve", "warn", "alert", "announce"]
 MESSAGES: tuple[DecidedAction, ...] = ("warn", "alert", "announce")
 """An owner is announced what will be done; the others are all that is done."""
 Verdict = Literal["act", "dry-run", "capped", "refused"]
@@ -220,12 +223,13 @@ class ParkedByPolicy(Struct, frozen=True, kw_only=True):
 
 
 class AllowedProcess(Struct, frozen=True):
-    """A process whose owner allowed over the socket that it is parked when idle."""
+    """A process whose owner allowed over the socket that it is parked, or put to sleep, when idle."""
 
     pid: int
     started_at: int
     uid: int
     boot_id: str
+    what: Consent = "park"
 
     @property
     def identity(self) -> Identity:

@@ -10,12 +10,13 @@ from msgspec import Struct
 from vram.diagnosis.tracker import KnownHold, Tracker
 from vram.ledger.holds import find_holds
 from vram.ledger.jobs import HeldByJob, find_held_jobs
-from vram.ledger.processes import identity
+from vram.ledger.processes import ProcessMemory, identity, is_healthy
 from vram.model.forecast import Forecast
 from vram.model.hold import Hold
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.policy.policy import (
     MESSAGES,
+    Consent,
     DecidedAction,
     Identity,
     NotifyConfig,
@@ -178,6 +179,16 @@ def _fits(match: PolicyMatch, holder: Holder) -> bool:
     )
 
 
+def may_be_moved(process: ProcessMemory, ledger: Ledger) -> bool:
+    """Whether all that *process* holds is known and its own, on GPUs whose driver can move it to the host."""
+    whole = (gpu for gpu in ledger.gpus if gpu.driver == "nvidia" and not gpu.instances)
+    on_nvidia = {gpu.index for gpu in whole if gpu.has_own_memory}
+    alone = not process.co_holders and not process.uses_mps and process.certain
+    known = all(process.charged_by_gpu.values()) and set(process.gpus) <= on_nvidia
+    is_ours_to_move = process.protected is None and is_healthy(process.holder)
+    return bool(process.charged) and alone and known and is_ours_to_move
+
+
 def holders_key(kind: str, holders: Iterable[Holder]) -> str:
     """A name that is the same in every reading with these *holders*."""
     return f"{kind} " + ",".join(sorted(f"{each.pid}@{each.started_at}" for each in holders))
@@ -228,8 +239,8 @@ PEOPLE = (
 class Situation(Struct, frozen=True, kw_only=True):
     """A reading, the policy that is asked, and the names of the reading's ghosts and jobs.
 
-    ``allowed`` are the processes whose owners let them be parked, ``agreed`` those that may be asked for
-    memory before a GPU is full; ``own_pids`` are the service and its ancestors.
+    ``allowed`` are the processes whose owners allow what the policy does, ``agreed`` those that may be asked
+    for memory before a GPU is full; ``own_pids`` are the service and its ancestors.
     """
 
     policy: Policy
@@ -259,6 +270,8 @@ class PolicyKind(Struct, frozen=True, kw_only=True):
     find: Callable[[Situation], Iterator[Subject]]
     check_match: Callable[[PolicyMatch, str], None] | None = None
     check_notify: Callable[[NotifyConfig, str], None] | None = None
+    consent: Consent | None = None
+    """What the owner of a process must have allowed."""
     waits_for_room: bool = False
     """Whether it acts only while a request waits for room."""
     again_after_s: float | None = None

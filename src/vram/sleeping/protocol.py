@@ -33,6 +33,7 @@ class WakerError(Struct, frozen=True, kw_only=True):
     """Why something was not done, as the error in the waker had it."""
 
     message: str
+    name: str = ""
     hint: str = ""
     exit_code: int = 3
 
@@ -50,8 +51,10 @@ class WakerRefusal(VramError):
 
     def __init__(self, error: WakerError) -> None:
         super().__init__(error.message, hint=error.hint)
+        self.name = error.name
         self.exit_code = error.exit_code  # type: ignore[assignment]
 
 
 def error_of(error: VramError) -> WakerError:
-    return WakerError(message=str(error), hint=error.hint, exit_code=int(error.exit_code))
+    name = type(error).__name__
+    return WakerError(message=str(error), name=name, hint=error.hint, exit_code=int(error.exit_code))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from vram.model.forecast import Forecast
 from vram.model.ledger import Ledger
@@ -12,23 +12,32 @@ from vram.policy.kinds import (
     end_leftovers,
     end_orphans,
     park_idle,
+    sleep_idle,
     warn_owner,
 )
-from vram.policy.policy import Identity, Policy
+from vram.policy.policy import Consent, Identity, Policy
 from vram.policy.subjects import GhostNames, JobNames, PolicyKind, Situation, Subject, is_meant, spares
 
 __all__ = ["KINDS", "PolicyKind", "subjects"]
 
 KINDS = {
     each.KIND.name: each.KIND
-    for each in (end_leftovers, end_orphans, park_idle, before_oom, warn_owner, alert_unexplained)
+    for each in (
+        end_leftovers,
+        end_orphans,
+        park_idle,
+        sleep_idle,
+        before_oom,
+        warn_owner,
+        alert_unexplained,
+    )
 }
 
 
 def subjects(
     policy: Policy,
     ledger: Ledger,
-    allowed: Collection[Identity] = (),
+    allowed: Mapping[Consent, Collection[Identity]] = {},
     names: GhostNames | None = None,
     jobs: JobNames | None = None,
     own_pids: Collection[int] = (),
@@ -45,7 +54,7 @@ def subjects(
         ledger=ledger,
         names=names,
         jobs=jobs,
-        allowed=allowed,
+        allowed=allowed.get(kind.consent, ()) if kind.consent else (),
         own_pids=own_pids,
         forecasts=forecasts,
         agreed=agreed,

@@ -15,8 +15,8 @@ from vram.policy.subjects import PolicyKind, Situation, Subject
 from vram.reclaim.device_state import available_bytes
 from vram.units import duration, size
 
-RELIEFS: tuple[Relief, ...] = ("trim", "release")
-"""What processes are asked for, least harm first. Putting idle programs to sleep belongs after these."""
+RELIEFS: tuple[Relief, ...] = ("trim", "release", "sleep")
+"""What processes are asked for, least harm first. Only one that is idle is put to sleep."""
 
 
 def _nearly_full(situation: Situation) -> Iterator[Subject]:
@@ -41,7 +41,7 @@ def _subject(
         parts.append(f"{size(left)} free")
     growing = soon.growing if soon is not None else ()
     agreed = [each for each in processes(situation.ledger).values() if _may_be_asked(each, gpu, situation)]
-    parts += [] if agreed else ["no process there agreed to a trim or a release"]
+    parts += [] if agreed else ["no process there agreed to release memory"]
     return Subject(
         key=f"nearly full {gpu.uuid or f'GPU {gpu.index}'}",
         what=f"GPU {gpu.index} nearly full: {'; '.join(parts)}",
@@ -85,6 +85,6 @@ KIND = PolicyKind(
     again_after_s=900.0,
     keys=("full-in", "min-free", "again-after", "notify"),
     match_keys=("gpus",),
-    preview="trim, or ask to release,",
+    preview="trim, ask to release, or put to sleep,",
     find=_nearly_full,
 )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
-from vram.ledger.processes import ProcessMemory, is_healthy, processes
-from vram.policy.subjects import PEOPLE, PolicyKind, Situation, Subject, evidence_of, holders_key
+from vram.ledger.processes import processes
+from vram.policy.subjects import (
+    PEOPLE,
+    PolicyKind,
+    Situation,
+    Subject,
+    evidence_of,
+    holders_key,
+    may_be_moved,
+)
 from vram.units import size
 
 
 def _idle(situation: Situation) -> Iterator[Subject]:
-    ledger = situation.ledger
-    whole = (gpu for gpu in ledger.gpus if gpu.driver == "nvidia" and not gpu.instances)
-    on_nvidia = {gpu.index for gpu in whole if gpu.has_own_memory}
-    for process in processes(ledger).values():
+    for process in processes(situation.ledger).values():
         holder = process.holder
-        if (process.pid, holder.started_at) not in situation.allowed or not _may_be_parked(
-            process, on_nvidia
-        ):
+        is_allowed = (process.pid, holder.started_at) in situation.allowed
+        if not is_allowed or not process.idle or not may_be_moved(process, situation.ledger):
             continue
         gpus = tuple(sorted(process.charged_by_gpu))
         yield Subject(
@@ -31,19 +35,6 @@ def _idle(situation: Situation) -> Iterator[Subject]:
         )
 
 
-def _may_be_parked(process: ProcessMemory, on_nvidia: Collection[int]) -> bool:
-    alone = not process.co_holders and not process.uses_mps and process.certain
-    known = all(process.charged_by_gpu.values()) and set(process.gpus) <= set(on_nvidia)
-    return (
-        process.idle
-        and bool(process.charged)
-        and alone
-        and known
-        and process.protected is None
-        and is_healthy(process.holder)
-    )
-
-
 KIND = PolicyKind(
     name="park-idle",
     action="park",
@@ -52,5 +43,6 @@ KIND = PolicyKind(
     match_keys=PEOPLE,
     preview="park, once others wait for room,",
     find=_idle,
+    consent="park",
     waits_for_room=True,
 )

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import get_args
 
-from vram.policy.policy import Identity
+from vram.ledger.processes import processes
+from vram.model.ledger import Ledger
+from vram.policy.policy import Consent, Identity
+
+CONSENTS: tuple[Consent, ...] = get_args(Consent)
 
 # What a process was started with may still change by an exec soon after; so often it is read again.
 _ASK_AGAIN_S = 60.0
@@ -27,3 +32,12 @@ class Consents:
         if known is not None and boot - known[1] < _ASK_AGAIN_S:
             return known
         return self._agrees(*identity), boot
+
+
+def may_be_allowed(ledger: Ledger, what: Consent) -> list[Identity]:
+    """The processes whose owners are asked about *what*; about parking, those that are idle already."""
+    return [
+        (each.pid, each.holder.started_at)
+        for each in processes(ledger).values()
+        if each.charged and each.holder.started_at is not None and (each.idle or what != "park")
+    ]

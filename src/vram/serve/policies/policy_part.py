@@ -12,6 +12,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +31,7 @@ from vram.policy.engine import HOUR_S, PolicyEngine, PolicyReading
 from vram.policy.kinds import KINDS, before_oom
 from vram.policy.policy import (
     AllowedProcess,
+    Consent,
     Decision,
     DecisionStatus,
     Identity,
@@ -42,12 +44,13 @@ from vram.reclaim.candidates import ORPHAN
 from vram.reclaim.device_state import available_bytes
 from vram.serve.forecast_part import ForecastPart
 from vram.serve.part import PartHealth, ServicePart, counter, gauge
-from vram.serve.policies.consent import Consents
+from vram.serve.policies.consent import CONSENTS, Consents, may_be_allowed
 from vram.serve.policies.cpu_times import cpu_times
 from vram.serve.policies.relief import relieve
 from vram.serve.policies.reports import notice
 from vram.serve.socket.become import RunAs
 from vram.serve.socket.peers import Peer, agreed_to, identify_own, opted_in, owner_of
+from vram.serve.socket.protocol import PlanWords
 from vram.serve.socket.waiting import WaitingList
 from vram.serve.socket.worker import WorkerAnswer, WorkerRequest
 from vram.serve.socket.worker_process import failed, own_rights, start_worker
@@ -97,7 +100,7 @@ class PolicyPart(ServicePart):
         self._trouble = ""
         self._not_before = 0.0
         self._lock = -1
-        self._opted_in = Consents(opted_in)
+        self._opted_in = {what: Consents(partial(opted_in, what)) for what in CONSENTS}
         self._agreed = Consents(lambda *each: not agreed_to(*each).isdisjoint(before_oom.RELIEFS))
 
     # ---- as a part of the service ----
@@ -154,8 +157,8 @@ class PolicyPart(ServicePart):
             good=reading.error is None,
             longest_pause_s=self._service.longest_pause_s,
             waiters=self.waiting.waiters,
-            allowed=self._find_allowed(ledger),
-            cpu_s=cpu_times(self._orphans(ledger)),
+            allowed=(allowed := {what: self._find_allowed(ledger, what) for what in CONSENTS}),
+            cpu_s=cpu_times({**dict.fromkeys(allowed["sleep"]), **self._orphans(ledger)}),
             own_pids=LocalSignals().self_and_ancestors(),
             forecasts=(forecasts := self._forecasts()),
             agreed=self._find_agreed(ledger, forecasts),
@@ -167,7 +170,7 @@ class PolicyPart(ServicePart):
 
     def _orphans(self, ledger: Ledger) -> dict[Identity, int | None]:
         """The processes of orphaned jobs and who started each, where a policy asks whether they work."""
-        if not any(KINDS[policy.do].only_idle for policy in self.engine.policies):
+        if not any(KINDS[policy.do].gives_notice for policy in self.engine.policies):
             return {}
         return {
             (each.pid, each.started_at): each.job.head if each.job is not None else None
@@ -176,35 +179,35 @@ class PolicyPart(ServicePart):
             if job.is_orphan and each.started_at is not None
         }
 
-    # ---- who may be parked ----
+    # ---- what owners allow ----
 
-    def allow(self, pid: int, peer: Peer, *, revoke: bool) -> Identity:
-        """Remember that its owner lets *pid* be parked when idle. Raises where *peer* is not that owner."""
+    def allow(self, what: Consent, pid: int, peer: Peer, *, revoke: bool) -> Identity:
+        """Remember that *peer* allows *what* while *pid* is idle. Raises where that is not its owner."""
         identity = identify_own(pid, peer)
         memory = self.engine.memory
-        others = [each for each in memory.allowed if each.identity != identity and owner_of(*each.identity)]
-        if sum(each.uid == peer.uid for each in others) >= _MAX_ALLOWED and not revoke:
+        same = (what, identity)
+        others = [
+            each for each in memory.allowed if (each.what, each.identity) != same and owner_of(*each.identity)
+        ]
+        mine = sum((each.uid, each.what) == (peer.uid, what) for each in others)
+        if mine >= _MAX_ALLOWED and not revoke:
             raise NotPermitted(
                 f"you have allowed it for {_MAX_ALLOWED} processes already", hint="take one back: --revoke"
             )
         boot_id = self._service.clock.now().boot_id
-        added = () if revoke else (AllowedProcess(*identity, peer.uid, boot_id),)
+        added = () if revoke else (AllowedProcess(*identity, peer.uid, boot_id, what),)
         memory.allowed = [*others, *added]
         save_memory(memory)
         return identity
 
-    def _find_allowed(self, ledger: Ledger) -> frozenset[Identity]:
-        """Those whose owner said so: at the start, in the environment, or over the socket."""
-        if not any(KINDS[policy.do].waits_for_room for policy in self.engine.policies):
+    def _find_allowed(self, ledger: Ledger, what: Consent) -> frozenset[Identity]:
+        """Those whose owner allows *what*: at the start, in the environment, or over the socket."""
+        if not any(KINDS[policy.do].consent == what for policy in self.engine.policies):
             return frozenset()
-        idle = [
-            (each.pid, each.holder.started_at)
-            for each in processes(ledger).values()
-            if each.idle and each.holder.started_at is not None
-        ]
-        said = {each.identity for each in self.engine.memory.allowed}
-        by_environment = self._opted_in.among(idle, self._service.clock.now().boot)
-        return by_environment | frozenset(each for each in idle if each in said)
+        there = may_be_allowed(ledger, what)
+        said = {each.identity for each in self.engine.memory.allowed if each.what == what}
+        by_environment = self._opted_in[what].among(there, self._service.clock.now().boot)
+        return by_environment | frozenset(each for each in there if each in said)
 
     def _find_agreed(self, ledger: Ledger, forecasts: tuple[Forecast, ...]) -> frozenset[Identity]:
         """Those on GPUs that may be full soon whose owners let them be asked for memory then."""
@@ -222,9 +225,14 @@ class PolicyPart(ServicePart):
         ]
         return self._agreed.among(there, self._service.clock.now().boot)
 
-    def _is_allowed(self, identity: Identity) -> bool:
-        """Read anew, right before it is parked."""
-        return opted_in(*identity) or any(each.identity == identity for each in self.engine.memory.allowed)
+    def _require_allowed(self, what: Consent, target: PolicyTarget) -> RunAs:
+        """The owner of *target*, read anew right before; raises where that owner does not allow *what*."""
+        owner = owner_of(*target.identity)
+        allowed = self.engine.memory.allowed
+        by_socket = any((each.what, each.identity) == (what, target.identity) for each in allowed)
+        if owner is None or not (by_socket or opted_in(what, *target.identity)):
+            raise NotPermitted(f"pid {target.pid} has ended, changed its user, or does not allow it any more")
+        return owner
 
     # ---- decisions ----
 
@@ -313,6 +321,8 @@ class PolicyPart(ServicePart):
             return await self._park(decision)
         if decision.do == "unpark":
             return await self._unpark(decision)
+        if decision.do == "sleep":
+            return await self._sleep(decision)
         if decision.do == "relieve":
             return await self._relieve(decision, host_name)
         return await self._tell(decision, host_name, decision.targets)
@@ -339,10 +349,11 @@ class PolicyPart(ServicePart):
 
     async def _park(self, decision: Decision) -> WorkerAnswer:
         (target,) = decision.targets
-        owner = owner_of(*target.identity)
-        if owner is None or not self._is_allowed(target.identity):
+        try:
+            owner = self._require_allowed("park", target)
+        except NotPermitted:
             self.engine.unparked(target.identity)
-            raise NotPermitted(f"pid {target.pid} has ended, changed its user, or does not allow it any more")
+            raise
         answer = await self._run_worker(self._move("park", decision, owner), owner, _MOVE_S, parks=decision)
         if _status(answer) == "refused":
             self.engine.unparked(target.identity)
@@ -367,6 +378,12 @@ class PolicyPart(ServicePart):
             self.engine.unparked(target.identity)
         return answer
 
+    async def _sleep(self, decision: Decision) -> WorkerAnswer:
+        """From then on it is in the care of its owner's waker: nothing of it is remembered here."""
+        (target,) = decision.targets
+        owner = self._require_allowed("sleep", target)
+        return await self._run_worker(self._move("sleep", decision, owner), owner, _MOVE_S)
+
     def _move(
         self, job: Any, decision: Decision, owner: RunAs, target: PolicyTarget | None = None
     ) -> WorkerRequest:
@@ -374,15 +391,18 @@ class PolicyPart(ServicePart):
         targets = decision.targets if target is None else (target,)
         return WorkerRequest(
             job=job,
-            state=self._service.places.state if own else None,
+            # What sleeps is in the care of its owner's waker, with the state of the owner's own vram.
+            state=self._service.places.state if own and job != "sleep" else None,
             deadline_s=self._service.reader_options.deadline_s,
+            words=PlanWords(gpus=decision.gpus if job == "sleep" else ()),
             targets=tuple(each.identity for each in targets),
             by_pid=next((each.by_pid for each in parked if each.target == targets[0]), 0),
         )
 
     async def _relieve(self, decision: Decision, host_name: str) -> WorkerAnswer:
         async def ask(relief: Relief, target: PolicyTarget, owner: RunAs) -> WorkerAnswer:
-            return await self._run_worker(self._move(relief, decision, owner, target), owner, _RELIEVE_S)
+            limit_s = _MOVE_S if relief == "sleep" else _RELIEVE_S
+            return await self._run_worker(self._move(relief, decision, owner, target), owner, limit_s)
 
         async def tell() -> WorkerAnswer:
             return await self._tell(decision, host_name, decision.told)

@@ -39,11 +39,16 @@ async def relieve(
             answer = await ask(relief, target, owner)
             freed += answer.freed_bytes or 0
             worst = max(worst, status_of(answer), key=_STATUSES.index)
-            what = answer.error.message if answer.error else size(answer.freed_bytes or 0)
-            said.append(f"{relief} of pid {target.pid}: {what}")
+            said.append(f"{relief} of pid {target.pid}: {_what_came_of_it(answer)}")
     if tell is not None:
         answer = await tell()
         worst = max(worst, status_of(answer), key=_STATUSES.index)
         said.append(answer.error.message if answer.error else answer.message)
     message = "; ".join(said) or "no process there agrees to it"
     return WorkerAnswer(is_last=True, status=worst, message=message, freed_bytes=freed)
+
+
+def _what_came_of_it(answer: WorkerAnswer) -> str:
+    if answer.error is not None:
+        return answer.error.message
+    return answer.message if answer.freed_bytes is None and answer.message else size(answer.freed_bytes or 0)

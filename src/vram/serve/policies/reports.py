@@ -13,10 +13,11 @@ from vram.host.ports import Host
 from vram.ledger.processes import processes
 from vram.model.ledger import Ledger
 from vram.policy.kinds import KINDS, before_oom, subjects
-from vram.policy.policy import Decision, Policy, PolicyMatch, PolicyMode
+from vram.policy.policy import Consent, Decision, Policy, PolicyMatch, PolicyMode
 from vram.policy.subjects import Subject
 from vram.reclaim.device_state import read_and_diagnose
 from vram.report.escape import inert
+from vram.serve.policies.consent import may_be_allowed
 from vram.serve.socket.peers import agreed_to, opted_in
 from vram.serve.socket.worker import Notification
 from vram.serve.viewer import Viewer
@@ -201,12 +202,9 @@ def _find_agreed(policy: Policy, ledger: Ledger) -> frozenset[tuple[int, int]]:
     )
 
 
-def _find_allowed(policy: Policy, ledger: Ledger) -> frozenset[tuple[int, int]]:
-    """Whose environment allows parking; what was allowed over a socket only the running service knows."""
-    if not KINDS[policy.do].waits_for_room:
-        return frozenset()
-    return frozenset(
-        (each.pid, each.holder.started_at)
-        for each in processes(ledger).values()
-        if each.idle and each.holder.started_at is not None and opted_in(each.pid, each.holder.started_at)
-    )
+def _find_allowed(policy: Policy, ledger: Ledger) -> dict[Consent, frozenset[tuple[int, int]]]:
+    """Whose environment allows it; what was allowed over a socket only the running service knows."""
+    what = KINDS[policy.do].consent
+    if what is None:
+        return {}
+    return {what: frozenset(each for each in may_be_allowed(ledger, what) if opted_in(what, *each))}

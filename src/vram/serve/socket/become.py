@@ -57,6 +57,12 @@ def become(text: str) -> None:
         sys.addaudithook(_refuse_programs)
 
 
+def enter_cgroups(memberships: str) -> None:
+    """Be in these control groups from now on; where that cannot be, start no program any more."""
+    if not join_cgroups(memberships):
+        sys.addaudithook(_refuse_programs)
+
+
 def _refuse_programs(event: str, _: object) -> None:
     if event in _STARTS_A_PROGRAM:
         raise NotPermitted(

@@ -17,9 +17,10 @@ from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted
 from vram.payloads.procfs import ProcessFolder
+from vram.policy.policy import Consent
 from vram.serve.socket.become import RunAs
 
-OPT_IN = b"VRAM_ALLOW_PARK=idle"
+_OPT_INS: dict[Consent, bytes] = {"park": b"VRAM_ALLOW_PARK=idle", "sleep": b"VRAM_ALLOW_SLEEP=idle"}
 AGREES = b"VRAM_ALLOW_BEFORE_OOM="
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
 _MAX_GROUPS = 256  # Python asks for 1,024 bytes at most
@@ -196,19 +197,19 @@ def _numbers(field: bytes | None) -> list[int]:
     return [int(word) for word in (field or b"").split() if word.isdigit()]
 
 
-def opted_in(pid: int, started_at: int) -> bool:
-    """Whether its owner started it with VRAM_ALLOW_PARK=idle, and so allows that it is parked when idle."""
-    return OPT_IN in _environment(pid, started_at)
+def opted_in(what: Consent, pid: int, started_at: int) -> bool:
+    """Whether its owner started it with VRAM_ALLOW_PARK=idle or VRAM_ALLOW_SLEEP=idle, and so allows it."""
+    return _OPT_INS[what] in environment(pid, started_at)
 
 
 def agreed_to(pid: int, started_at: int) -> frozenset[str]:
-    """What its owner started it with in VRAM_ALLOW_BEFORE_OOM: "trim", "release", or both with a comma."""
-    said = [each for each in _environment(pid, started_at) if each.startswith(AGREES)]
+    """What its owner started it with in VRAM_ALLOW_BEFORE_OOM: of "trim", "release", "sleep", with commas."""
+    said = [each for each in environment(pid, started_at) if each.startswith(AGREES)]
     words = said[0].removeprefix(AGREES).decode("ascii", "replace").split(",") if said else []
     return frozenset(word.strip() for word in words if word.strip())
 
 
-def _environment(pid: int, started_at: int) -> list[bytes]:
+def environment(pid: int, started_at: int) -> list[bytes]:
     """What it was started with; nothing where that cannot be read, or the pid is another process's now."""
     try:
         with ProcessFolder("/proc", pid) as folder:

@@ -51,12 +51,12 @@ class WorkerError(Struct, frozen=True, kw_only=True):
     exit_code: int = 3
 
 
-RequestedThing = Literal["status", "why", "plan", "run", "wait", "allow-park", "decisions"]
+RequestedThing = Literal["status", "why", "plan", "run", "wait", "allow-park", "allow-sleep", "decisions"]
 
 
 class SocketRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. ``words`` and ``digest`` are for plan and run, ``nbytes`` and ``gpus`` for wait, and
-    ``pid`` for allow-park."""
+    ``pid`` for allow-park and allow-sleep."""
 
     schema: int
     do: RequestedThing

@@ -9,6 +9,7 @@ import socket
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import Raw
 
 from vram import folders
 from vram.errors import AlreadyRunning, CannotListen, UsageError, VramError
+from vram.policy.policy import Consent
 from vram.report import json
 from vram.serve.forecast_part import ForecastPart
 from vram.serve.part import ServicePart, counter, gauge
@@ -66,7 +68,8 @@ class SocketPart(ServicePart):
                 "plan": runner.plan,
                 "run": runner.run,
                 "wait": self._wait,
-                "allow-park": self._allow_park,
+                "allow-park": partial(self._allow, "park"),
+                "allow-sleep": partial(self._allow, "sleep"),
             },
             service.log.error,
         )
@@ -153,11 +156,11 @@ class SocketPart(ServicePart):
     async def _decisions(self, client: Connection, request: SocketRequest) -> None:
         await client.last(policies_report(self._policies, self._viewer(client.peer)))
 
-    async def _allow_park(self, client: Connection, request: SocketRequest) -> None:
+    async def _allow(self, what: Consent, client: Connection, request: SocketRequest) -> None:
         require_may_act(client.peer)
         if not 0 < request.pid < 1 << 22:
             raise UsageError("there is no such pid", hint="`vram who` lists them")
-        pid, started_at = self._policies.allow(request.pid, client.peer, revoke=request.revoke)
+        pid, started_at = self._policies.allow(what, request.pid, client.peer, revoke=request.revoke)
         await client.last({"schema": 1, "pid": pid, "started_at": started_at, "allowed": not request.revoke})
 
     async def _wait(self, client: Connection, request: SocketRequest) -> None:

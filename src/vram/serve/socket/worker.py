@@ -20,7 +20,8 @@ from vram import untrusted
 from vram.errors import CannotPark, ExitCode, Refused, UsageError, VramError, WorldChanged
 from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, StepKind
 from vram.policy.policy import NotifyConfig
-from vram.serve.socket.become import become
+from vram.serve.socket.become import become, enter_cgroups
+from vram.serve.socket.peers import environment, owner_of
 from vram.serve.socket.protocol import PlanWords, WorkerError, require_sound
 
 MAX_REQUEST = 256 << 10
@@ -36,6 +37,7 @@ WorkerJob = Literal[
     "park",
     "trim",
     "release",
+    "sleep",
     "unpark",
     "recover",
     "notify",
@@ -256,6 +258,48 @@ def _relieve(request: WorkerRequest) -> None:
     _finish(draft, None if request.dry_run else _execute(draft, request))
 
 
+def _sleep(request: WorkerRequest) -> None:
+    """Have its owner's waker put one process to sleep, if it is still the one that was meant, and idle.
+
+    The waker outlives us, in that process's control group. What its owner has chosen for it there is kept.
+    """
+    from vram.model.sleeping import SleepOptions
+    from vram.sleeping import client
+    from vram.sleeping.protocol import WakerRefusal
+
+    (target,) = request.targets
+    if client.identify([target[0]]) != [target]:
+        raise WorldChanged(f"pid {target[0]} is a different process now")
+    owner = owner_of(*target)
+    enter_cgroups(owner.cgroups if owner is not None else "")
+    _keep_state_as(target)
+    known = next((each for each in client.listed() if target[0] in each.pids), None)
+    if known is not None and known.state != "awake":
+        _say(WorkerAnswer(is_last=True, status="not-needed", message="it sleeps already"))
+        return
+    try:
+        (asleep,) = client.ask("sleep", [target], known.options if known is not None else SleepOptions())
+    except WakerRefusal as error:
+        if error.name != "Works":
+            raise CannotPark(str(error), hint=error.hint) from error
+        _say(WorkerAnswer(is_last=True, status="not-needed", message=str(error)))
+        return
+    gpus = request.words.gpus
+    freed = sum(share.nbytes for share in asleep.shares if not gpus or share.gpu in gpus)
+    message = "it sleeps until it is wanted"
+    _say(WorkerAnswer(is_last=True, status="done", message=message, freed_bytes=freed))
+
+
+def _keep_state_as(target: tuple[int, int]) -> None:
+    """Keep state where that process's owner keeps it, who looks for the waker there."""
+    said = [each for each in environment(*target) if each.startswith(b"XDG_STATE_HOME=/")]
+    path = os.fsdecode(said[0].partition(b"=")[2]) if said else ""
+    with suppress(OSError, ValueError):
+        # In a container it may mean another folder, or none.
+        if path and os.stat(path).st_uid == os.geteuid():
+            os.environ["XDG_STATE_HOME"] = path
+
+
 def _require_same(draft: Draft, pid: int, started_at: int) -> None:
     for step in draft.plan.steps:
         process = step.target.process if step.target else None
@@ -326,6 +370,7 @@ _JOBS = {
     "park": _park,
     "trim": _relieve,
     "release": _relieve,
+    "sleep": _sleep,
     "unpark": _unpark,
     "recover": _recover,
     "notify": _notify,
