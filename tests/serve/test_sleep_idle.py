@@ -136,6 +136,22 @@ def test_the_service_killed_it_sleeps_on_and_is_woken_by_a_request(serving: Star
     assert get(port, "/later") == "before /later"
 
 
+def test_what_the_services_own_user_has_asleep_is_counted(
+    bedroom: Bedroom, tmp_path: Path, stack: ExitStack
+) -> None:
+    program, _ = bedroom.server()
+    bedroom.machine.worker()
+    environment = {"XDG_STATE_HOME": str(bedroom.machine.state_home)}
+    running = RunningService(tmp_path, bedroom.machine.gpu, "--deadline", "60s", environment=environment)
+    service = stack.enter_context(running)
+    service.until(lambda: service.metrics()["vram_sleeping_programs",] == 0)
+    bedroom.sleep(program.pid)
+    service.until(lambda: service.metrics()["vram_sleeping_programs",] == 1)
+    assert service.metrics()["vram_parked_processes",] == 1
+    bedroom.wake(program.pid)
+    service.until(lambda: service.metrics()["vram_sleeping_programs",] == 0)
+
+
 NEARLY_FULL = """
 [[policy]]
 name = "room"

@@ -142,6 +142,8 @@ def _of_ledger(service: Service, reading: Reading, ledger: Ledger) -> Iterator[M
     yield gauge("vram_findings", "causes that were found, by rule", findings, "code", "severity")
     what = "processes whose GPU memory lies in host memory"
     yield gauge("vram_parked_processes", what, len(ledger.parked))
+    asleep = sum(each.asleep for each in ledger.parked)
+    yield gauge("vram_sleeping_programs", "processes of the service's own user that sleep", asleep)
 
 
 def _by_kind(entries: Iterable[Entry]) -> Iterable[tuple[str, int]]:
