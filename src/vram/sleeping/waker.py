@@ -481,10 +481,9 @@ class Waker:
     async def _set(self, program: SleepingProgram, state: SleepState) -> None:
         if program.state != state:
             program.state, program.since = state, time.time()
-            why = f": {program.trouble}" if program.trouble else ""
-            if state == "waking" and program.reason is not None:
-                why = f": {msgspec.json.encode(program.reason).decode()}"
-            self._log(f"pid {', '.join(map(str, program.pids))} {state}{why}")
+            why = records.fields_of(program.reason) if state == "waking" else program.trouble
+            pids = ", ".join(map(str, program.pids))
+            self._log(f"pid {pids} {state}: {why}" if why else f"pid {pids} {state}")
             self._write()
         async with program.changed:
             program.changed.notify_all()
