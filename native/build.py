@@ -103,7 +103,9 @@ LIBRARIES = (
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 STRICT = ("-Werror",)
 # For `make sanitize`: an access out of bounds, a use after free or undefined behaviour ends the program.
+# -O1 is what the sanitizers' authors advise: less is optimized away unseen, and it compiles in half the time.
 SANITIZE = (
+    "-O1",
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
