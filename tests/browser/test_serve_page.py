@@ -280,7 +280,7 @@ def test_a_click_on_a_moment_shows_who_held_what_then(machine: Machine, opened: 
         page.click(left + width - 11, top + height / 2)
         page.until("document.getElementById('moment').dataset.shown")
         holders = text(page, "#holders")
-        assert str(pid) in holders
+        assert str(pid) in holders, text(page, "#moment")
         assert "python contexts.py reset 2GiB" in holders
         assert "still held" in holders
         assert state(page)["on"] == "0"
