@@ -63,7 +63,8 @@ test: $(VENV)/ready-test native ## the whole suite; no GPU needed. Installs noth
 		$(RUN)/python tools/pycuda_wheel.py --install; wait
 	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
-# What depends on the interpreter: what other versions broke before. `make matrix` runs everything on all of them.
+# What depends on the interpreter: what other versions broke before. Programs on further versions of Python are the
+# suite's: whichever one starts them, they run the same. `make matrix` runs everything on all of them.
 OF_THE_INTERPRETER := tests/guard tests/inside tests/tracer tests/history tests/cli tests/pytest_plugin \
 	tests/reach/test_payload.py tests/reach/test_agent.py tests/reach/test_remote_exec.py \
 	tests/serve/test_http.py tests/serve/test_socket.py tests/doctor/test_other_eyes.py tests/release/test_faults.py \
@@ -73,7 +74,7 @@ interpreter: ## those parts with PYTHON=, in an environment of their own
 	@$(MAKE) --no-print-directory VENV=.build/$(notdir $(PYTHON)) interpreter-here
 
 interpreter-here: $(VENV)/ready-interpreter native
-	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(OF_THE_INTERPRETER) $(ARGS)
+	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal --this-python $(OF_THE_INTERPRETER) $(ARGS)
 
 test-tools: ## Debian's packages that some tests drive: a browser, Slurm, shells...; needs root, says what it installs
 	@tools/get-test-tools

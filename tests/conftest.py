@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import skipped
+from tests import interpreters, skipped
 from tests.faults.record import TALLY, Recorder, Tally
 from tests.needs import skip_without
 from vram.virtualgpu import VirtualGpu, folder
@@ -46,6 +46,7 @@ settings.load_profile("steady")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     skipped.add_option(parser)
+    interpreters.add_option(parser)
     parser.addoption("--real-gpu", action="store_true", help="play on this machine's own GPU")
     parser.addoption("--faults-page", metavar="FILE", help="write what the tests of the fault table did")
 
@@ -82,6 +83,10 @@ def _second_thread() -> Iterator[None]:
     yield
     done.set()
     thread.join()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    interpreters.leave_out_other_pythons(config, items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interpreters import finder
+from tests.interpreters import finder, versions_in
 
 TOOL = Path(__file__).parents[1] / "tools" / "pythons.py"
 VERSION = "9.9"  # which no machine has
@@ -101,3 +101,17 @@ def test_the_home_of_the_password_database_counts_too(
     assert finder.homes() == [str(tmp_path), own]
     monkeypatch.delenv("HOME")
     assert finder.homes() == [own]
+
+
+@pytest.mark.parametrize(
+    ("test", "versions"),
+    [
+        ("test_frames[3.13]", {"3.13"}),
+        ("test_frames[busy-3.13t]", {"3.13t"}),
+        ("test_frames[2.7-3.10]", {"2.7", "3.10"}),
+        ("test_sizes[3.5GiB]", set()),
+        ("test_frames", set()),
+    ],
+)
+def test_the_versions_of_a_test(test: str, versions: set[str]) -> None:
+    assert versions_in(test) == versions

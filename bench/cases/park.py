@@ -40,7 +40,8 @@ print(time.monotonic() - began)
 def run(turns: int) -> list[Row]:
     moves: dict[str, list[float]] = {"park": [], "unpark": []}
     commands: dict[str, list[float]] = {"park": [], "unpark": [], "raw park": [], "raw unpark": []}
-    with _private_state(), _holder(GIB) as pid:
+    with private_state(), holder(GIB) as process:
+        pid = str(process.pid)
         for _ in range(turns):
             for verb, calls in CALLS.items():
                 took_s, answer = _timed([sys.executable, "-c", RAW, pid, *calls])
@@ -51,14 +52,14 @@ def run(turns: int) -> list[Row]:
                 moves[verb].append(moved["took_s"] - moved["driver_s"])
                 commands[verb].append(took_s - moved["driver_s"])
     return [
-        *(Row(f"vram {verb} adds to the calls", _middle(moves[verb]), "s", target=ADDED_S) for verb in CALLS),
+        *(Row(f"vram {verb} adds to the calls", middle(moves[verb]), "s", target=ADDED_S) for verb in CALLS),
         *(_whole(verb, commands) for verb in CALLS),
     ]
 
 
 def _whole(verb: str, commands: dict[str, list[float]]) -> Row:
-    smallest = _middle(commands[f"raw {verb}"])
-    return Row(f"vram {verb}, whole command", _middle(commands[verb]), "s", "smallest program", smallest)
+    smallest = middle(commands[f"raw {verb}"])
+    return Row(f"vram {verb}, whole command", middle(commands[verb]), "s", "smallest program", smallest)
 
 
 def _timed(command: list[str]) -> tuple[float, str]:
@@ -71,13 +72,13 @@ def _timed(command: list[str]) -> tuple[float, str]:
     return took_s, done.stdout
 
 
-def _middle(figures: list[float]) -> float:
+def middle(figures: list[float]) -> float:
     return sorted(figures)[len(figures) // 2]
 
 
 @contextmanager
-def _holder(nbytes: int) -> Iterator[str]:
-    """A process with memory on every GPU, by its pid."""
+def holder(nbytes: int) -> Iterator[subprocess.Popen[str]]:
+    """A process with memory on every GPU."""
     with subprocess.Popen(
         [sys.executable, str(HOLDER), str(nbytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -85,18 +86,18 @@ def _holder(nbytes: int) -> Iterator[str]:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise CompanyRefused("a process that holds memory could not be started")
-        yield str(process.pid)
+        yield process
         process.stdin.close()
 
 
 @contextmanager
-def _private_state() -> Iterator[None]:
+def private_state() -> Iterator[str]:
     """A journal and an audit log of the benchmark's own."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a waker may write still
         before = os.environ.get("XDG_STATE_HOME")
         os.environ["XDG_STATE_HOME"] = folder
         try:
-            yield
+            yield folder
         finally:
             del os.environ["XDG_STATE_HOME"]
             if before is not None:

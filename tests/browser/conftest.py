@@ -24,6 +24,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
+def browser_with_tabs() -> Iterator[Browser]:
+    program = find(with_tabs=True)
+    if program is None:
+        skip_without("browser", "there is no Chromium with tabs here, where a page can be hidden")
+    with started(program) as running:
+        yield running
+
+
+@pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
     """Write the page of a trace and open it; afterwards it must have been quiet, and alone."""
     pages: list[Page] = []

@@ -82,8 +82,10 @@ def opened(browser: Browser) -> Iterator[OpenPage]:
     """Open a page of the service; afterwards it must have been quiet, and have asked nobody else."""
     pages: list[tuple[Page, str, bool]] = []
 
-    def open_page(machine: Machine, state: str = "", *, quiet: bool = True, **options: Any) -> Page:
-        page = browser.open(machine.address + state, **options)
+    def open_page(
+        machine: Machine, state: str = "", *, quiet: bool = True, within: Browser = browser, **options: Any
+    ) -> Page:
+        page = within.open(machine.address + state, **options)
         pages.append((page, machine.address, quiet))
         page.until(DRAWN)
         return page
@@ -279,7 +281,7 @@ def test_a_click_on_a_moment_shows_who_held_what_then(machine: Machine, opened: 
         page.click(left + width - 11, top + height / 2)
         page.until("document.getElementById('moment').dataset.shown")
         holders = text(page, "#holders")
-        assert str(pid) in holders
+        assert str(pid) in holders, text(page, "#moment")
         assert "python contexts.py reset 2GiB" in holders
         assert "still held" in holders
         assert state(page)["on"] == "0"
@@ -513,9 +515,9 @@ def test_an_idle_page_asks_little(machine: Machine, opened: OpenPage) -> None:
     assert len(machine.service.request("/page/now.json")[1]) < 400
 
 
-def test_a_hidden_page_does_not_ask(machine: Machine, opened: OpenPage, browser: Browser) -> None:
-    page = opened(machine)
-    other = opened(machine)
+def test_a_hidden_page_does_not_ask(machine: Machine, browser_with_tabs: Browser, opened: OpenPage) -> None:
+    page = opened(machine, within=browser_with_tabs)
+    other = opened(machine, within=browser_with_tabs)
     other.send("Page.bringToFront")
     page.until("document.hidden")
     asked, of_other = requests(page, "/page/now.json"), requests(other, "/page/now.json")

@@ -154,7 +154,7 @@ ROWS = (
     ),
     Row(
         40,
-        "the waker, its standby or a checkpoint worker is killed while requests come for programs that sleep",
+        "the waker or its standby is killed while requests come for programs that sleep",
         "every request is answered, and rightly",
     ),
 )

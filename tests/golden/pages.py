@@ -29,6 +29,7 @@ from tests.fleet import snapshots as fleet_snapshots
 from tests.history import written
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from tests.patience import PATIENCE_S
+from tests.sleeping.conftest import until_wakers_ended
 from tests.trace_report import steady_traces, training_traces
 from vram.cli.app import main
 from vram.doctor.checks import examine
@@ -474,6 +475,12 @@ def _released(situation: Situation) -> str:
     )
 
 
+def _without_waker(folder: Path) -> str:
+    """Its checkpoint worker has the GPU open: what follows shows who has."""
+    until_wakers_ended(folder / "state" / "vram")
+    return ""
+
+
 def _live(situation: Situation) -> dict[str, str]:
     vram = situation.vram
     train, serve = situation.start("train", 4101), situation.start("serve", 4202)
@@ -488,7 +495,7 @@ def _live(situation: Situation) -> dict[str, str]:
         "park": lambda: vram("park", train) + vram("park") + vram("park", "--tree"),
         "unpark": lambda: vram("unpark", train) + vram("unpark", train),
         "sleep": lambda: vram("sleep", train) + vram("sleep") + vram("sleep", "--check"),
-        "wake": lambda: vram("wake", train) + vram("wake", train),
+        "wake": lambda: vram("wake", train) + vram("wake", train) + _without_waker(situation.folder),
         "borrow": lambda: (
             vram("borrow", "18GiB", "--", "echo", "it runs") + vram("borrow", "40GiB", "--", "true")
         ),

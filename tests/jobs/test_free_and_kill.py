@@ -144,6 +144,21 @@ def test_a_job_is_parked_as_one(machine: JobsMachine) -> None:
     assert machine.states(read()) == {"worker0": "healthy", "worker1": "healthy"}
 
 
+def test_a_job_sleeps_as_one_and_a_word_to_one_part_wakes_all(machine: JobsMachine) -> None:
+    machine.start(machine.command("$python $here/pool.py spawn $socket"))
+    machine.wait_for("head", "worker0", "worker1")
+    pids = {machine["worker0"].pid, machine["worker1"].pid}
+    done = machine.vram("sleep", "--job", machine["head"].pid, "--json")
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    (program,) = json.loads(done.stdout)["sleeping"]
+    assert {target["process"]["pid"] for target in program["targets"]} == pids
+    assert {share["nbytes"] > 0 for share in program["shares"]} == {True}
+    assert set(machine.states(read()).values()) <= {"asleep", "parked"}
+    machine["worker1"].tell()
+    until(lambda: json.loads(machine.vram("sleep", "--json").stdout)["sleeping"] == [], max_pause_s=0.1)
+    assert machine["worker0"].lives
+
+
 def test_who_is_of_no_job_is_said(machine: JobsMachine) -> None:
     machine.start(machine.command("$python $worker it"))
     machine.wait_for("it")

@@ -15,7 +15,7 @@ import pytest
 from tests.serve.running import RunningService
 from tests.serve.users import ROOT, UsersMachine, needs_root
 from tests.sleeping import programs
-from tests.sleeping.conftest import Bedroom, bedroom, get, is_paused, machine, until_waker_ended
+from tests.sleeping.conftest import Bedroom, bedroom, get, is_paused, machine, until_wakers_ended
 from tests.virtualgpu.programs import source
 from vram.virtualgpu import VirtualGpu
 
@@ -207,7 +207,7 @@ def users(virtual_gpu: VirtualGpu) -> Iterator[UsersMachine]:
         made = UsersMachine(virtual_gpu, stack)
         yield made
         made.end_programs()
-        until_waker_ended(_state(made, "alice"))
+        until_wakers_ended(_state(made, "alice"))
 
 
 def _state(users: UsersMachine, user: str) -> Path:

@@ -80,12 +80,9 @@ class Bedroom:
                 os.close(folder)
         return False
 
-    def until_waker_ended(self) -> None:
-        until_waker_ended(self.folder)
 
-
-def until_waker_ended(folder: Path) -> None:
-    """Come back when none runs that has its state in *folder*."""
+def until_wakers_ended(folder: Path) -> None:
+    """Come back when no waker has its lock in this state folder: with its last program it ends by itself."""
     for path in folder.glob("waker-*.lock"):
         with path.open("rb") as file:
             until(lambda file=file: _is_free(file.fileno()))  # type: ignore[misc]
@@ -120,4 +117,4 @@ def bedroom(machine: Machine) -> Iterator[Bedroom]:
     made = Bedroom(machine)
     yield made
     machine.end_programs()
-    made.until_waker_ended()
+    until_wakers_ended(made.folder)

@@ -123,7 +123,7 @@ def test_it_sleeps_whenever_it_is_idle(bedroom: Bedroom) -> None:
     assert listed["wakes"] == 3
     assert len(listed["last_wake_s"]) == 3
     bedroom.wake("--forget", program.pid)
-    assert bedroom.listed() == []
+    bedroom.until(program, None)
     assert get(port) == "before /"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs
-from tests.patience import until, until_readable
+from tests.patience import must_end, until, until_readable
 from vram.children import LocalPidHandle
 from vram.errors import CannotPark, NotPermitted
 from vram.host.local.waits import LocalWaits
@@ -183,3 +183,32 @@ def test_another_user_may_not() -> None:
             denied = LocalWaits().read(handle).denied
             os._exit(0 if denied == "no permission to copy its open files" else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_named_pipe_and_no_other_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "requests")
+    os.mkfifo(path)
+    program = f"requests = os.open({path!r}, os.O_RDWR); other = open('/etc/passwd')"
+    assert [file.address for file in files(program, "pipe")] == ["", path]
+
+
+def test_a_socket_that_lingers_holds_no_reader_up() -> None:
+    """The last copy of a socket with unsent bytes: its close would wait for as long as its owner has set."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        program = f"""
+ours = socket.create_connection({server.getsockname()!r})
+ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, __import__("struct").pack("2i", 1, 600))
+ours.setblocking(False)
+try:
+    while ours.send(b"x" * 65536):
+        pass
+except BlockingIOError:
+    pass
+"""
+        with running(program) as (process, handle), server.accept()[0]:
+            process.send_signal(signal.SIGSTOP)
+            watch = LocalWaits().watch(handle)
+            process.kill()
+            process.wait()
+            with must_end():
+                watch.close()

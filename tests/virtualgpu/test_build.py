@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import needs
+from tests.needs import BUILT, needs
 
 NATIVE = Path(__file__).parents[2] / "native"
 SCAN = Path("host/local/lib/libvramscan.so")
@@ -80,6 +80,30 @@ def test_it_builds_again_only_when_something_changed(checkout: Path, tmp_path: P
     assert calls(folder) == ["cc"] * 3
 
 
+def test_what_was_compiled_without_a_warning_is_not_compiled_again_to_look_for_some(
+    checkout: Path, tmp_path: Path
+) -> None:
+    strict = ("--strict", "--into", str(tmp_path / "strict"))
+    compiler = recording_compiler(tmp_path / "bin", "cc")
+    for words in ((), strict):
+        assert build(checkout, *words, CC=str(compiler)).returncode == 0
+    assert calls(compiler.parent) == ["cc"]
+    (checkout / "native" / "procscan" / "answer.c").write_text("int answer(void) { return 43; }\n")
+    assert build(checkout, *strict, CC=str(compiler)).returncode == 0
+    assert calls(compiler.parent) == ["cc"] * 2
+
+
+def test_what_the_compiler_warned_of_is_an_error_where_that_is_asked_for(
+    checkout: Path, tmp_path: Path
+) -> None:
+    (checkout / "native" / "procscan" / "answer.c").write_text("static int unused(void) { return 42; }\n")
+    done = build(checkout, CC="cc")
+    assert (done.returncode, "unused" in done.stderr) == (0, True)
+    assert build(checkout, CC="cc").stderr == "", "it is not built again"
+    strict = build(checkout, "--strict", "--into", str(tmp_path / "strict"), CC="cc")
+    assert (strict.returncode, "unused" in strict.stderr) == (1, True)
+
+
 def test_without_any_compiler_it_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
     done = build(checkout, PATH=str(tmp_path / "nothing"))
     assert done.returncode == 1
@@ -137,9 +161,11 @@ def test_without_its_compiler_it_says_what_to_install(checkout: Path, tmp_path: 
 
 
 @needs("aarch64-linux-gnu-gcc")
-def test_libraries_for_aarch64_are_for_aarch64(tmp_path: Path) -> None:
-    words = ("--target", "aarch64-linux-gnu", "--into", str(tmp_path), "--strict")
+def test_libraries_for_aarch64_are_for_aarch64() -> None:
+    """In the folder of `make lint`, which makes the same: what it has compiled from these sources stays."""
+    folder = BUILT / "strict-arm"
+    words = ("--target", "aarch64-linux-gnu", "--into", str(folder), "--strict")
     subprocess.run([sys.executable, NATIVE / "build.py", *words], check=True, capture_output=True)
-    for library in tmp_path.rglob("lib*.so*"):
+    for library in folder.rglob("lib*.so*"):
         assert library.read_bytes()[18] == 183, library  # EM_AARCH64
-    assert (tmp_path / "reach" / "lib" / "libvramvisitor.so").exists()
+    assert (folder / "reach" / "lib" / "libvramvisitor.so").exists()

@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from vram.model.inside import Via
+from vram.payloads.procfs import read_stat
 from vram.reach import cpython, elf
 from vram.reach.attachment import (
     attach,
@@ -86,13 +87,21 @@ def _request_and_wait(
         if interface.requested and has_ended(pidfd, ENDING_S):
             raise died(process.pid) from error
         raise
-    except BaseException:
+    except BaseException as error:
         drop.cancel()
+        if isinstance(error, UnsafeToAttach) and interface.requested and _is_ending(process.pid, pidfd):
+            raise died(process.pid) from error
         # Where it cannot be withdrawn, the script that it names stays there, empty.
         with suppress(UnsafeToAttach):
             if _was_withdrawn(interface) or _was_withdrawn(interface):
                 drop.close_script()
         raise
+
+
+def _is_ending(pid: int, pidfd: int) -> bool:
+    """Whether it has ended, or is about to: its main thread has ended, and the others follow at once."""
+    seen = read_stat(pid)
+    return has_ended(pidfd, ENDING_S if seen is None or seen.state in "ZX" else 0.0)
 
 
 def _was_withdrawn(interface: DebuggerInterface) -> bool:

@@ -20,11 +20,11 @@ from vram.report.phrases import one_line
 from vram.units import counted, duration, size
 
 _MAX_ADDRESSES = 4
-_HIDDEN: dict[HiddenWait, str] = {
-    "time": "wait with a time-out, which comes late until it is awake",
-    "shared memory": "wait for memory that another process changes",
-    "io_uring": "wait for what they asked of the kernel by io_uring",
-    "running": "run",
+# What a check says of waits that no open file shows: a heading, and where.
+_HIDDEN: dict[HiddenWait, tuple[str, str]] = {
+    "time": ("comes late", "time-outs, in"),
+    "shared memory": ("not visible", "changes of memory that processes share, awaited by"),
+    "io_uring": ("not visible", "answers of the kernel by io_uring, awaited by"),
 }
 _ARRIVED = {
     "listening": "a connection",
@@ -77,7 +77,7 @@ def _cells(each: Sleeper, now: str, options: RenderOptions) -> tuple[str, ...]:
         each.state,
         str(each.wakes),
         wake_time(each.last_wake_s[-1]) if each.last_wake_s else "",
-        options.short(one_line(each.targets[0].command), max(12, options.width - 64)),
+        options.short(one_line(each.targets[0].command), max(12, options.width - 54)),
     )
 
 
@@ -92,10 +92,8 @@ def _whole(sleepers: Sequence[Sleeper]) -> str:
     if not asleep:
         return f"{counted(len(sleepers), 'program')}, awake. They sleep when they are idle."
     held = sum(each.nbytes for each in asleep)
-    return (
-        f"{counted(len(asleep), 'program')} asleep, {size(held)} in host memory. A request wakes them,"
-        " or `vram wake PID`."
-    )
+    asleep_now = f"{counted(len(asleep), 'program')} asleep, {size(held)} in host memory"
+    return f"{asleep_now}; woken by requests, or by `vram wake PID`."
 
 
 def wake_time(seconds: float) -> str:
@@ -165,11 +163,10 @@ def _readable(address: str) -> str:
 def check_text(check: SleepCheck) -> RenderableType:
     """What ``vram sleep --check`` prints."""
     lines = [("wakes it", woken_by(check.waits, check.options.ports))]
-    lines += [
-        (("comes late" if kind == "time" else "not visible"), f"{counted(count, 'thread')} {words}")
-        for kind, words in _HIDDEN.items()
-        if (count := sum(each.hidden.get(kind, 0) for each in check.waits)) and kind != "running"
-    ]
+    for kind, (name, words) in _HIDDEN.items():
+        count = sum(each.hidden.get(kind, 0) for each in check.waits)
+        if count:
+            lines.append((name, f"{words} {counted(count, 'thread')}"))
     unread = [file for each in check.waits for file in each.files or () if file.unread]
     if unread:
         lines.append(

@@ -23,10 +23,11 @@ from vram.payloads import ptrace
 from vram.payloads.procfs import ProcessFolder, is_driver_thread
 
 # A traced thread that was killed keeps its process from ending until it is reaped.
-REAP_S = 0.02
+REAP_S = 0.1
 _NO_THREAD = 0x20000000  # of waitpid: only what this thread traces, no children of other threads
 _STOP_S = 2.0
 _PAUSE_S = 0.0005
+_STOPPED = frozenset("Tt")
 
 
 class CannotTrace(Exception):
@@ -82,9 +83,11 @@ class ThreadHolder:
                 job.done(error)
 
     def _hold(self, pid: int) -> None:
+        if any(state not in _STOPPED for state in _own_threads(pid).values()):
+            raise CannotTrace("it is not stopped")
         held = self._held.setdefault(pid, set())
         try:
-            while fresh := [tid for tid in _own_threads(pid) if tid not in held]:
+            while fresh := _own_threads(pid).keys() - held:
                 for tid in fresh:
                     with suppress(ProcessLookupError):  # it has ended
                         ptrace.request(ptrace.SEIZE, tid)
@@ -114,35 +117,15 @@ class ThreadHolder:
         self._held.clear()
 
 
-def _own_threads(pid: int) -> list[int]:
-    found = []
-    with ProcessFolder("/proc", pid) as folder:
-        for name in folder.names("task"):
-            seen = folder.stat(int(name))
-            if seen is not None and not is_driver_thread(seen.name) and seen.state not in "ZX":
-                found.append(int(name))
-    return found
-
-
-def driver_thread(pid: int) -> int | None:
-    """A thread of the driver's in it, which is not held: it shows whether the process was continued."""
+def _own_threads(pid: int) -> dict[int, str]:
+    """The threads of the program itself that live, and what they do."""
+    found = {}
     with suppress(OSError), ProcessFolder("/proc", pid) as folder:
         for name in folder.names("task"):
             seen = folder.stat(int(name))
-            if seen is not None and is_driver_thread(seen.name):
-                return int(name)
-    return None
-
-
-def was_continued(pid: int, driver_thread: int | None) -> bool:
-    """Whether SIGCONT has come since it was stopped."""
-    with suppress(OSError, ValueError), ProcessFolder("/proc", pid) as folder:
-        pending = int(folder.status().get(b"ShdPnd", b"0"), 16)
-        if pending >> (signal.SIGCONT - 1) & 1:
-            return True
-        seen = folder.stat(driver_thread) if driver_thread is not None else None
-        return seen is not None and seen.state not in "TtZX"
-    return False
+            if seen is not None and not is_driver_thread(seen.name) and seen.state not in "ZX":
+                found[int(name)] = seen.state
+    return found
 
 
 def _wait_for_stop(tid: int) -> None:

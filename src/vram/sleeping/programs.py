@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Sequence
 
@@ -12,26 +11,14 @@ from vram.children import LocalPidHandle
 from vram.model.parking import GpuShare
 from vram.model.plan import Target
 from vram.model.sleeping import Sleeper, SleepOptions, SleepState, WakeReason
-from vram.payloads.procfs import ProcessFolder, read_stat
+from vram.payloads.procfs import read_stat
 from vram.reclaim.journal import ProcessClaim
 from vram.sleeping import moves, records, turns
-from vram.sleeping.hold import driver_thread, was_continued
+from vram.sleeping.signals import StoppedProcess
 
 # A program that uses less of a processor is idle: some wake up now and then to see whether they still have
 # to.
 IDLE_SHARE, IDLE_SLACK_S = 0.02, 0.01
-# Signals that do not want the program.
-_HARMLESS = frozenset(
-    (
-        signal.SIGSTOP,
-        signal.SIGTSTP,
-        signal.SIGTTIN,
-        signal.SIGTTOU,
-        signal.SIGCHLD,
-        signal.SIGWINCH,
-        signal.SIGURG,
-    )
-)
 _TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
 
 
@@ -65,7 +52,7 @@ class SleepingProgram:
         self.changed = asyncio.Condition()
         self.task: asyncio.Task[None] | None = None
         self._cpu_s: float | None = None
-        self._driver_threads: dict[int, int | None] = {}
+        self._stopped: list[StoppedProcess] = []
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -96,8 +83,14 @@ class SleepingProgram:
         self._cpu_s, self.used_at = None, time.monotonic()
 
     def note_stop(self) -> None:
-        """It has been stopped: remember by what it shows whether it is continued by hand."""
-        self._driver_threads = {pid: driver_thread(pid) for pid in self.pids}
+        """Its processes have been stopped."""
+        self.forget_stop()
+        self._stopped = [StoppedProcess(pid) for pid in self.pids]
+
+    def forget_stop(self) -> None:
+        for each in self._stopped:
+            each.close()
+        self._stopped = []
 
     def has_ended(self) -> bool:
         return all(handle.ended() for handle in self.handles)
@@ -109,6 +102,7 @@ class SleepingProgram:
 
     def close(self) -> None:
         self.release_claims()
+        self.forget_stop()
         if self.asleep is not None:
             self.asleep.close()
         for handle in self.handles:
@@ -154,24 +148,4 @@ class SleepingProgram:
 
     def signal_that_waits(self) -> str:
         """The signal that waits for one of its processes; nothing where there is none."""
-        for pid in self.pids:
-            try:
-                with ProcessFolder("/proc", pid) as folder:
-                    status = folder.status()
-            except OSError:
-                continue
-            pending = int(status.get(b"ShdPnd", b"0"), 16) | int(status.get(b"SigPnd", b"0"), 16)
-            for number in range(1, 65):
-                if pending >> (number - 1) & 1 and number not in _HARMLESS:
-                    return _signal_name(number)
-            stopped = status.get(b"State", b"T")[:1] in (b"T", b"t", b"Z", b"X")
-            if not stopped or was_continued(pid, self._driver_threads.get(pid)):
-                return "SIGCONT"
-        return ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+        return next(filter(None, (each.signal() for each in self._stopped)), "")

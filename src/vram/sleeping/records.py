@@ -100,6 +100,15 @@ def write(host: Host, programs: tuple[SleepRecord, ...]) -> None:
         os.close(folder)
 
 
+def fields_of(reason: WakeReason | None) -> str:
+    """A reason as the log has it: its fields, for people who look for one."""
+    if reason is None:
+        return ""
+    file = reason.file
+    about = (file.kind, file.address, f"fd {file.fd}") if file else (reason.signal, reason.detail)
+    return " ".join(filter(None, (reason.cause, *about)))
+
+
 def log(host: Host, line: str) -> None:
     """Add a line to what the waker did and why, which users read; a full disk is no reason to fail."""
     name = f"sleeping-{name_here(host)}.log"

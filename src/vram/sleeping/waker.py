@@ -43,7 +43,7 @@ LINGER_S = 2.0
 LOCK_S = 2.0
 # How often the processes of sleeping programs are looked at for a signal that waits, and for whether they are
 # still stopped; with many of them less often, so that a thousand cost next to nothing.
-LOOK_S, LOOKS_PER_S = 0.25, 400
+LOOK_S, LOOKS_PER_S = 0.25, 150
 IDLE_LOOK_S = 0.5
 # A program that could not be put to sleep, or woken, is tried again after this, and later and later.
 RETRY_S, MAX_RETRY_S = 0.2, 10.0
@@ -275,6 +275,7 @@ class Waker:
                 program.trouble = f"{type(error).__name__}: {error}"
                 self._log(traceback.format_exc())
                 await asyncio.sleep(MAX_RETRY_S)
+                self._adopt(program, "an error in vram")
         self._drop(program)
 
     async def _until_to_sleep(self, program: SleepingProgram) -> bool:
@@ -294,8 +295,8 @@ class Waker:
                     await asyncio.wait_for(program.changed.wait(), max(retry_s, min(left_s, 1.0)))
         return False
 
-    async def _put_to_sleep(self, program: SleepingProgram, *, for_room: bool = False) -> bool:
-        """Whether it is asleep. Who asked for it learns why it is not."""
+    async def _put_to_sleep(self, program: SleepingProgram) -> None:
+        """Who asked for it learns why it stays awake, where it does."""
         asked, program.sleep_asked = program.sleep_asked, None
         anyway, program.anyway = program.anyway, False
         await self._set(program, "going to sleep")
@@ -315,16 +316,29 @@ class Waker:
             elif program.trouble and program.options.idle_s is not None:
                 # Tried again, and not at once: what keeps it awake seldom changes.
                 program.used_at += MAX_RETRY_S
-            return False
+            self._adopt(program, str(error))
+            return
         self._begin_watch(program, asleep)
         program.trouble = ""
         program.shares = tuple(share for entry in asleep.entries for share in entry.shares)
         await self._set(program, "asleep")
         self._moved.set()
         self.lanes.warm_up()
-        if asked is not None and not asked.done():
-            asked.set_result(True)
-        return True
+        for each in (asked, program.sleep_asked):  # one may have come meanwhile
+            if each is not None and not each.done():
+                each.set_result(True)
+        program.sleep_asked = None
+
+    def _adopt(self, program: SleepingProgram, trouble: str) -> None:
+        """It may be asleep all the same, and could not be brought back: then it is wanted at once."""
+        entries = self._entries_of(program)
+        if entries and program.asleep is None and not program.has_ended():
+            self._begin_watch(program, moves.Asleep(entries, {}))
+            program.want(WakeReason(cause="other", detail=trouble))
+
+    def _entries_of(self, program: SleepingProgram) -> list[Parked]:
+        found = [self.journal.find(pid) for pid in program.pids]
+        return [entry for entry in found if entry is not None and entry.purpose == "sleep"]
 
     def _begin_watch(self, program: SleepingProgram, asleep: moves.Asleep) -> None:
         program.asleep = asleep
@@ -368,8 +382,8 @@ class Waker:
                     missing = error.missing if isinstance(error, NoRoom) else {}
                     try_at, retry_s = time.monotonic() + retry_s, min(2 * retry_s, MAX_RETRY_S)
                 if missing and self._is_first(program):
-                    turn = await self._make_room(program, missing)
-                    if turn.sleep:
+                    turn, has_slept = await self._make_room(program, missing)
+                    if has_slept:
                         try_at = 0.0
                         continue
                     program.trouble = f"{program.trouble.partition(';')[0]}; {turn.why}"
@@ -409,6 +423,7 @@ class Waker:
     def _note_wake(self, program: SleepingProgram, began: float) -> None:
         now = time.monotonic()
         program.asleep = None
+        program.forget_stop()
         program.trouble = ""
         program.wakes += 1
         if program.wanted_at is not None:
@@ -431,8 +446,10 @@ class Waker:
             with suppress(CannotTrace):  # it is stopped all the same, until it is continued by hand
                 self.holder.hold(handle)
 
-    async def _make_room(self, program: SleepingProgram, missing: Mapping[str, int]) -> turns.Turn:
-        """Put others to sleep for it, where that is due."""
+    async def _make_room(
+        self, program: SleepingProgram, missing: Mapping[str, int]
+    ) -> tuple[turns.Turn, bool]:
+        """Put others to sleep for it, where that is due; also, whether one of them does."""
         began = time.monotonic()
         awake = [each for each in self.programs.values() if each.state == "awake" and each is not program]
         turn = turns.make_room(
@@ -441,10 +458,10 @@ class Waker:
             began - (program.wanted_at or began),
             max(self.budgets[uuid].wait_s(began) for uuid in missing),
         )
-        if turn.sleep:
-            await asyncio.gather(*(self._ask_to_sleep(self.programs[number]) for number in turn.sleep))
+        slept = await asyncio.gather(*(self._ask_to_sleep(self.programs[number]) for number in turn.sleep))
+        if any(slept):
             program.made_room_s += time.monotonic() - began
-        return turn
+        return turn, any(slept)
 
     async def _ask_to_sleep(self, program: SleepingProgram) -> bool:
         asked = program.sleep_asked
@@ -464,10 +481,9 @@ class Waker:
     async def _set(self, program: SleepingProgram, state: SleepState) -> None:
         if program.state != state:
             program.state, program.since = state, time.time()
-            why = f": {program.trouble}" if program.trouble else ""
-            if state == "waking" and program.reason is not None:
-                why = f": {msgspec.json.encode(program.reason).decode()}"
-            self._log(f"pid {', '.join(map(str, program.pids))} {state}{why}")
+            why = records.fields_of(program.reason) if state == "waking" else program.trouble
+            pids = ", ".join(map(str, program.pids))
+            self._log(f"pid {pids} {state}: {why}" if why else f"pid {pids} {state}")
             self._write()
         async with program.changed:
             program.changed.notify_all()
@@ -506,7 +522,7 @@ class Waker:
     async def _look_for_work(self) -> None:
         last = time.monotonic()
         while True:
-            await asyncio.sleep(IDLE_LOOK_S)
+            await asyncio.sleep(max(IDLE_LOOK_S, len(self.programs) / LOOKS_PER_S))
             now = time.monotonic()
             for program in self.programs.values():
                 if program.state == "awake":
@@ -516,9 +532,8 @@ class Waker:
     # ---- what outlives us ----
 
     def _write(self) -> None:
-        with suppress(
-            AuditUnavailable
-        ):  # the disk is full: a waker that is killed now forgets what is newest
+        # Where the disk is full, a waker that is killed forgets what is newest.
+        with suppress(AuditUnavailable):
             records.write(self.host, tuple(each.record() for each in self.programs.values()))
 
     def _restore(self) -> None:
@@ -529,31 +544,29 @@ class Waker:
         with Parking(LocalHost()) as parking:
             parking.recover()
         for record in found:
-            try:
-                program = self._add(
-                    record.targets,
-                    [
-                        moves.open_process(each.process.pid, each.process.started_at)
-                        for each in record.targets
-                    ],
-                    record.options,
-                )
-            except VramError:
-                continue
-            program.shares = record.shares
-            program.wakes, program.last_wake_s, program.reason = (
-                record.wakes,
-                record.last_wake_s,
-                record.reason,
-            )
-            entries = [entry for pid in program.pids if (entry := self.journal.find(pid)) is not None]
-            if entries:
-                self._resume_sleep(program, entries, record)
-            self._lead(program)
+            handles = []
+            for target in record.targets:
+                with suppress(VramError):  # it has ended meanwhile
+                    handles.append(moves.open_process(target.process.pid, target.process.started_at))
+            if handles:
+                self._go_on(record, handles)
         self._write()
 
+    def _go_on(self, record: records.SleepRecord, handles: Sequence[LocalPidHandle]) -> None:
+        living = {handle.pid for handle in handles}
+        targets = [target for target in record.targets if target.process.pid in living]
+        program = self._add(targets, handles, record.options)
+        program.shares, program.wakes = record.shares, record.wakes
+        program.last_wake_s, program.reason = record.last_wake_s, record.reason
+        entries = self._entries_of(program)
+        if entries:
+            self._resume_sleep(program, entries, record)
+        if len(targets) < len(record.targets):
+            program.want(WakeReason(cause="ended"))
+        self._lead(program)
+
     def _resume_sleep(
-        self, program: SleepingProgram, entries: Sequence[Any], record: records.SleepRecord
+        self, program: SleepingProgram, entries: Sequence[Parked], record: records.SleepRecord
     ) -> None:
         asleep = moves.Asleep(entries, {(pid, fd): count for pid, fd, count in record.ignored})
         program.state = "asleep"

@@ -12,10 +12,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.hardware.tracer.pace import STALLED
 from vram.host.local.system_info import cupti_places
 from vram.model.trace import CallStack, LeakSite, TraceView
 from vram.trace.frameworks import with_frameworks
@@ -34,10 +35,15 @@ class Started(NamedTuple):
 
     process: subprocess.Popen[str]
     folder: Path
+    again: Callable[[], Started]
 
     def finish(self, timeout_s: float = 60.0) -> str:
-        """Wait for its end; return what it printed."""
+        """Wait for its end; return what it printed. One that a busy machine stalled is started again."""
         output, errors = self.process.communicate(timeout=timeout_s)
+        if self.process.returncode == STALLED:
+            for part in self.folder.glob("trace.*.part"):
+                part.unlink()
+            return self.again().finish(timeout_s)
         assert self.process.returncode == 0, errors[-3000:]
         return output
 
@@ -80,7 +86,7 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
-    return Started(process, folder)
+    return Started(process, folder, lambda: start(argv, folder, base, stacks=stacks, **variables))
 
 
 def read(folder: Path) -> TraceView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.virtualgpu.checkpoints import NANOSLEEP
 from tests.virtualgpu.cupti.programs import result
 from vram.virtualgpu import VirtualGpu
 
@@ -118,14 +119,18 @@ def test_a_checkpoint_does_not_stop_a_callback_inside_a_call(virtual_gpu: Virtua
     virtual_gpu.fail("cuDevicePrimaryCtxRetain", slow_s=1000)
     program = """
         cuda.cuInit(0)
-        answers, inside, place = [], threading.Event(), c_uint64()
+        answers, place = [], c_uint64()
+
+        def sleeps_in_the_call(thread):
+            with open(f"/proc/self/task/{thread.native_id}/syscall") as file:
+                return file.read().startswith(os.environ["NANOSLEEP"])
 
         def lock():
-            inside.wait()
+            while not sleeps_in_the_call(threads[0]):
+                pass
             answers.append(cuda.cuCheckpointProcessLock(os.getpid(), None))
 
         def retain():
-            inside.set()
             cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0)
 
         def use(cbid, context):
@@ -144,4 +149,4 @@ def test_a_checkpoint_does_not_stop_a_callback_inside_a_call(virtual_gpu: Virtua
         [thread.join() for thread in threads]
         tell(answers)
     """
-    assert result(virtual_gpu, program) == [0, 0]
+    assert result(virtual_gpu, program, NANOSLEEP=f"{NANOSLEEP} ") == [0, 0]

@@ -35,6 +35,8 @@ MAX_FILES = 16384
 _TCP_INFO_NBYTES, _TCP_UNACKED_AT = 32, 24
 # No eventfd: only threads of its own write to it, the driver's among them, which run while it sleeps.
 _EVENTS = {"anon_inode:inotify"}
+_STATX_NBYTES, _STATX_MODE_AT, _STATX_TYPE = 256, 28, 1
+_AT_EMPTY_PATH, _AT_STATX_DONT_SYNC = 0x1000, 0x4000
 _IO_URING = "anon_inode:[io_uring]"
 _SOCKETS = {socket.AF_INET, socket.AF_INET6, socket.AF_UNIX}
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
@@ -89,7 +91,7 @@ class LocalWaits:
                 try:
                     files.append(_described(pid, each))
                 finally:
-                    os.close(each.copy)
+                    _close(each.copy, handle)
         except OSError as error:
             return WaitFacts(
                 pid=pid,
@@ -115,14 +117,14 @@ class LocalWatch:
     """Copies of the files of one stopped process. ``fileno`` can be read when something may have arrived."""
 
     def __init__(self, handle: LocalPidHandle, ports: Sequence[int], ignored: Mapping[int, int]) -> None:
-        self._pid = handle.pid
+        self._pid, self._handle = handle.pid, handle
         self._ignored = dict(ignored)
         self._files: dict[int, _Copied] = {}
         self._epoll = select.epoll()
         try:
             for each in _copies(handle, {}):
                 if ports and each.port not in ports:
-                    os.close(each.copy)
+                    _close(each.copy, handle)
                     continue
                 self._files[each.copy] = each
                 # Edge-triggered: what was left unread, and the end of a connection, are told once.
@@ -139,7 +141,7 @@ class LocalWatch:
         """Give up all copies: the process is about to run, or has ended."""
         self._epoll.close()
         for copy in self._files:
-            os.close(copy)
+            _close(copy, self._handle)
         self._files.clear()
 
     def __len__(self) -> int:
@@ -167,7 +169,7 @@ def _copies(handle: LocalPidHandle, hidden: dict[HiddenWait, int]) -> Iterator[_
         for fd, link in links.items():
             if link == _IO_URING:
                 hidden["io_uring"] = hidden.get("io_uring", 0) + 1
-            if not _may_wake(link) or link in own:
+            if link in own or not (_may_wake(link) or (link.startswith("/") and _is_fifo(folder, fd))):
                 continue
             copy = _getfd(handle.pidfd, fd)
             if copy is None:
@@ -175,12 +177,20 @@ def _copies(handle: LocalPidHandle, hidden: dict[HiddenWait, int]) -> Iterator[_
             try:
                 found = _classify(fd, copy, link)
             except BaseException:
-                os.close(copy)
+                _close(copy, handle)
                 raise
             if found is None:
-                os.close(copy)
+                _close(copy, handle)
                 continue
             yield found
+
+
+def _close(copy: int, handle: LocalPidHandle) -> None:
+    """Close our copy. Where the process has ended it is the last one, and SO_LINGER may hold us up."""
+    if handle.ended():
+        with suppress(OSError), socket.socket(fileno=os.dup(copy)) as last:
+            last.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("2i", 0, 0))
+    os.close(copy)
 
 
 def _own_pipes(folder: ProcessFolder, links: Mapping[int, str]) -> set[str]:
@@ -200,11 +210,27 @@ def _mode(folder: ProcessFolder, fd: int) -> int:
 
 def _may_wake(link: str) -> bool:
     """By its name in /proc alone: what is copied is judged again."""
-    return (
-        link.startswith(("socket:", "pipe:", "/dev/pts/", "/dev/tty"))
-        or link in _EVENTS
-        or (link.startswith("/") and not link.startswith(("/dev/", "/proc/", "/sys/", "/memfd:")))
-    )
+    return link.startswith(("socket:", "pipe:", "/dev/pts/", "/dev/tty")) or link in _EVENTS
+
+
+def _is_fifo(folder: ProcessFolder, fd: int) -> bool:
+    """Whether it is a named pipe, as the kernel knows without asking the file system.
+
+    A file system of a user's (FUSE) is asked at each stat, and at each close of a copy: it may never answer.
+    """
+    file = folder.open(f"fd/{fd}")
+    if file is None:
+        return False
+    try:
+        answer = ctypes.create_string_buffer(_STATX_NBYTES)
+        flags = ctypes.c_int(_AT_EMPTY_PATH | _AT_STATX_DONT_SYNC)
+        if _libc.statx(ctypes.c_int(file), b"", flags, ctypes.c_uint(_STATX_TYPE), answer):
+            return False
+        return stat.S_ISFIFO(struct.unpack_from("H", answer, _STATX_MODE_AT)[0])
+    except AttributeError:  # before glibc 2.28
+        return False
+    finally:
+        os.close(file)
 
 
 def _getfd(pidfd: int, fd: int) -> int | None:
