@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.parking.conftest import RUNNING, Machine
 from tests.sleeping import programs
 from tests.sleeping.conftest import Bedroom
+from vram.virtualgpu import VirtualGpu
 
 MANAGED = """
     cuda.start()
@@ -89,3 +92,21 @@ def test_a_part_of_another_program(bedroom: Bedroom) -> None:
     done = bedroom.machine.vram("sleep", "--job", first.pid)
     assert done.returncode == 11  # no launcher is known
     assert bedroom.states() == {first.pid: "awake"}
+
+
+class TestOnAGpuThatWorks:
+    """Whose work that is, the driver does not say: asleep, a program that waits for its kernels would stay so."""
+
+    @pytest.fixture
+    def virtual_gpu(self, native_libraries: Path) -> Iterator[VirtualGpu]:
+        with VirtualGpu.create(utilization=37) as gpu:
+            yield gpu
+
+    def test_a_program_without_work_on_a_processor_stays_awake(self, bedroom: Bedroom) -> None:
+        program = bedroom.machine.program(programs.PIPE)
+        done = bedroom.machine.vram("sleep", program.pid)
+        assert done.returncode != 0
+        assert f"GPU 0 works, for pid {program.pid} or for another program" in done.stderr
+        assert bedroom.machine.state(program.pid) == RUNNING
+        bedroom.sleep("--anyway", program.pid)
+        bedroom.wake(program.pid)

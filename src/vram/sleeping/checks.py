@@ -28,6 +28,7 @@ def check(host: Host, pids: Sequence[int], options: SleepOptions) -> SleepCheck:
             require_all(host, targets)
             moves.require_may_sleep(waits)
             moves.observe(host, handles)
+            moves.require_resting_gpus(report, pids)
         except VramError as error:
             refusal = str(error)
     finally:

@@ -25,7 +25,7 @@ from vram.model.sleeping import SleepOptions, WaitFacts, WakeFile
 from vram.reclaim import identity
 from vram.reclaim.borrow import IDLE_WINDOW_S, idled
 from vram.reclaim.parking import Parking
-from vram.reclaim.preflight import ParkOptions, identify_parkable, read_driver
+from vram.reclaim.preflight import DriverReport, ParkOptions, identify_parkable, read_driver
 from vram.units import spell_duration
 
 if TYPE_CHECKING:
@@ -136,6 +136,21 @@ def observe(host: Host, handles: Sequence[LocalPidHandle], *, anyway: bool = Fal
     return left
 
 
+def require_resting_gpus(report: DriverReport, pids: Sequence[int]) -> None:
+    """Raise Works where a GPU of theirs works: a program may wait for its own kernels and use no processor.
+
+    Asleep, nothing would wake it to go on. The driver does not say for which program a GPU works.
+    """
+    for pid in pids:
+        for share in report.shares(pid):
+            gpu = report.gpus.get(share.gpu)
+            if gpu is not None and gpu.utilization:
+                raise Works(
+                    f"GPU {share.gpu} works, for pid {pid} or for another program",
+                    hint="--anyway puts it to sleep nevertheless",
+                )
+
+
 def _limits(host: Host, pids: Sequence[int]) -> dict[int, Any]:
     return {pid: host.limits.read(pid) for pid in pids}
 
@@ -166,6 +181,8 @@ def put_to_sleep(
     require_may_sleep(waits, anyway=anyway)
     ignored = observe(host, handles, anyway=anyway)
     report = read_driver(host)
+    if not anyway:
+        require_resting_gpus(report, pids)
     orders: list[tuple[Target, tuple[GpuShare, ...]]] = []
     for target in targets:
         taken = sum(share.nbytes for _, shares in orders for share in shares)

@@ -195,7 +195,7 @@ class Waker:
                 hint=f"`vram wake --forget {others[0].pids[0]}` first",
             )
         program = same or self._open(request.targets, request.options)
-        if same is not None:
+        if same is not None and request.options != SleepOptions():
             # Asked to sleep now, it still sleeps whenever it is idle, if that was wanted before.
             idle_s = same.options.idle_s if request.options.idle_s is None else request.options.idle_s
             program.options = replace(request.options, idle_s=idle_s)
