@@ -95,7 +95,7 @@ def test_a_part_of_another_program(bedroom: Bedroom) -> None:
 
 
 class TestOnAGpuThatWorks:
-    """Whose work that is, the driver does not say: asleep, a program that waits for its kernels would stay so."""
+    """Whose work that is the driver does not say: a program that waits for its kernels would not wake."""
 
     @pytest.fixture
     def virtual_gpu(self, native_libraries: Path) -> Iterator[VirtualGpu]:
