@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.parking.conftest import BUSY, CHECKPOINTED, RUNNING, Machine, runs_on
 from tests.patience import PATIENCE_S, has_ended, until, until_readable
 from tests.sleeping import programs
@@ -204,11 +205,12 @@ def test_what_it_left_unread_before_is_no_request(bedroom: Bedroom) -> None:
     assert program.told() == "awake"
 
 
+@needs("jupyter_client", "ipykernel")
 def test_a_notebook_kernel_sleeps_and_answers(bedroom: Bedroom, tmp_path: Path) -> None:
     """Over ZeroMQ, as Jupyter asks: a cell that comes while it sleeps is run."""
-    jupyter = pytest.importorskip("jupyter_client")
-    pytest.importorskip("ipykernel")
-    manager = jupyter.KernelManager(kernel_name="python3")
+    from jupyter_client import KernelManager
+
+    manager = KernelManager(kernel_name="python3")
     manager.kernel_spec.argv[0] = sys.executable
     environment = bedroom.machine.environment(PYTHONPATH=str(Path(__file__).parents[1] / "virtualgpu"))
     manager.start_kernel(
