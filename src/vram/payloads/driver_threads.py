@@ -17,7 +17,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 from vram.payloads import ptrace
@@ -157,7 +156,7 @@ def is_stopped(pid: int) -> bool:
     """Whether no thread of the program itself runs."""
     threads = {tid: stat.state for tid, stat in _threads(pid).items() if not is_driver_thread(stat.name)}
     return bool(threads) and all(
-        state in "TZX" or (state == "t" and not _tracers(pid, [tid])) for tid, state in threads.items()
+        state in "TZX" or (state == "t" and _is_held_by_parent(pid, tid)) for tid, state in threads.items()
     )
 
 
@@ -183,17 +182,29 @@ def resume(pidfd: int) -> None:
 
 def tracer_of(pid: int) -> int | None:
     """Who traces one of its threads, a debugger for example; our parent does not count."""
-    return next(iter(_tracers(pid)), None)
-
-
-def _tracers(pid: int, threads: Iterable[int] | None = None) -> set[int]:
-    found: set[int] = set()
     with suppress(OSError), ProcessFolder("/proc", pid) as folder:
-        for thread in folder.names("task") if threads is None else threads:
-            found.add(int(folder.status(int(thread)).get(b"TracerPid", b"0")))
-    # The kernel names the thread that traces, not its process.
-    ours = f"/proc/{os.getppid()}/task"
-    return {tracer for tracer in found if tracer and not os.path.exists(f"{ours}/{tracer}")}
+        for thread in folder.names("task"):
+            tracer = _tracer(folder, int(thread))
+            if tracer and not _is_parents(tracer):
+                return tracer
+    return None
+
+
+def _is_held_by_parent(pid: int, tid: int) -> bool:
+    """Whether our parent traces this thread. One whose tracer has just left runs on, and is not held."""
+    with suppress(OSError), ProcessFolder("/proc", pid) as folder:
+        tracer = _tracer(folder, tid)
+        return bool(tracer) and _is_parents(tracer)
+    return False
+
+
+def _tracer(folder: ProcessFolder, tid: int) -> int:
+    return int(folder.status(tid).get(b"TracerPid", b"0"))
+
+
+def _is_parents(tracer: int) -> bool:
+    """The kernel names the thread that traces, not its process."""
+    return os.path.exists(f"/proc/{os.getppid()}/task/{tracer}")
 
 
 def _threads(pid: int) -> dict[int, Stat]:

@@ -99,8 +99,14 @@ class ThreadHolder:
 
     def _detach(self, pid: int) -> None:
         for tid in self._held.pop(pid, ()):
-            with suppress(OSError):
-                ptrace.request(ptrace.DETACH, tid)
+            with suppress(OSError):  # it has ended
+                try:
+                    ptrace.request(ptrace.DETACH, tid)
+                except ProcessLookupError:
+                    # It had not stopped yet: left traced, it would never run again.
+                    ptrace.request(ptrace.INTERRUPT, tid)
+                    _wait_for_stop(tid)
+                    ptrace.request(ptrace.DETACH, tid)
 
     def _reap(self) -> None:
         """Let those that were killed end."""
